@@ -1,0 +1,61 @@
+"""Streaming token-to-speech: discrete speech tokens in, 24 kHz audio out, while the tokens still arrive.
+
+model = Token2Wav.load("CosyVoice3-folder")
+stream = model.stream(Voice(prompt_tokens, prompt_mel, speaker_embedding))
+for chunk in stream.push(tokens) + stream.finish():
+    play(chunk.audio)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from token2wav.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
+
+if TYPE_CHECKING:
+    from token2wav.config import RuntimeConfig, StreamConfig
+    from token2wav.model import Token2Wav
+    from token2wav.streaming.session import AudioChunk
+    from token2wav.streaming.stream import Stream
+    from token2wav.voice import Voice
+
+_LAZY = {  # what needs torch or YAML is imported when it is first asked for
+    "AudioChunk": "token2wav.streaming.session",
+    "RuntimeConfig": "token2wav.config",
+    "Stream": "token2wav.streaming.stream",
+    "StreamConfig": "token2wav.config",
+    "Token2Wav": "token2wav.model",
+    "Voice": "token2wav.voice",
+}
+
+__all__ = [
+    "AudioChunk",
+    "CheckpointError",
+    "ConfigError",
+    "EngineError",
+    "InputError",
+    "LimitError",
+    "RuntimeConfig",
+    "Stream",
+    "StreamClosedError",
+    "StreamConfig",
+    "Token2Wav",
+    "Token2WavError",
+    "Voice",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'token2wav' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

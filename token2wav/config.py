@@ -1,0 +1,119 @@
+"""Typed, frozen configuration of the service: how streams are cut, what they run on, and their bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from token2wav.config_values import all_positive, from_mapping
+from token2wav.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """How streams are cut into chunks.
+
+    Attributes:
+        hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps `hop_tokens`;
+            `lead` takes as many tokens as audio is already ahead of playback.
+        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block).
+        max_hop_tokens: upper bound of a hop.
+        tail: attention mask of the last chunk. `streaming`, like every other chunk, makes the audio independent of
+            chunking; `full` repeats the public loop, which runs it under the full mask.
+        phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
+            `reference` repeats the public float32 rounding, which drifts (0.4 rad after 300 s).
+    """
+
+    hop: Literal["growing", "fixed", "lead"] = "growing"
+    hop_tokens: int = 25
+    max_hop_tokens: int = 100
+    tail: Literal["streaming", "full"] = "streaming"
+    phase: Literal["exact", "reference"] = "exact"
+
+    def __post_init__(self) -> None:
+        all_positive(self, "stream")
+        if self.max_hop_tokens < self.hop_tokens:
+            raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is below hop_tokens {self.hop_tokens}")
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """What the model runs on.
+
+    Attributes:
+        device: `auto` (CUDA where torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
+        threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
+    """
+
+    device: str = "auto"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        kind, _, index = self.device.partition(":")
+        if self.device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
+            raise ConfigError(f"runtime.device: '{self.device}' is not auto, cpu, cuda or cuda:N")
+        if self.threads < 0:
+            raise ConfigError(f"runtime.threads: {self.threads} is negative")
+
+
+@dataclass(frozen=True)
+class LimitConfig:
+    """Bounds that the server enforces before any work starts.
+
+    Attributes:
+        streams: utterances open at once.
+        request_tokens: tokens in one request.
+        stream_tokens: tokens of one utterance (15000 are 10 minutes).
+        queued_requests: requests of one utterance that wait to be consumed.
+        prompt_tokens: tokens of a voice prompt (750 are 30 s).
+        idle_seconds: an utterance without a request for so long is dropped.
+    """
+
+    streams: int = 64
+    request_tokens: int = 15000
+    stream_tokens: int = 15000
+    queued_requests: int = 1024
+    prompt_tokens: int = 750
+    idle_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        all_positive(self, "limits")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The configuration file of a server; every key is optional."""
+
+    stream: StreamConfig = field(default_factory=StreamConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    limits: LimitConfig = field(default_factory=LimitConfig)
+
+
+def load_server_config(path: Path | None) -> ServerConfig:
+    """Reads a server configuration; None gives the defaults.
+
+    Raises:
+        ConfigError: unreadable, not YAML, an unknown key, or a value of the wrong type or out of range.
+    """
+    if path is None:
+        return ServerConfig()
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
+    try:
+        return from_mapping(ServerConfig, {} if data is None else data, "")
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def config_hash(*configs: Any) -> str:
+    """Twelve hexadecimal digits that identify configurations in logs and artefacts."""
+    text = json.dumps([dataclasses.asdict(config) for config in configs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,56 @@
+"""Turns parsed YAML into typed values, with messages that name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from token2wav.errors import ConfigError
+
+_Config = TypeVar("_Config")
+
+
+def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
+    """A mapping as dataclass `cls`, nested ones included; `name` is its path for messages, empty for a file."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
+    hints = get_type_hints(cls)
+    if unknown := [str(key) for key in data if key not in hints]:
+        raise ConfigError(f"{name or 'file'}: unknown key '{unknown[0]}'; known are {', '.join(hints)}")
+    values = {}
+    for key, value in data.items():
+        path = f"{name}.{key}" if name else key
+        nested = dataclasses.is_dataclass(hints[key])
+        values[key] = from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
+    return cls(**values)
+
+
+def convert(value: Any, kind: Any, name: str) -> Any:
+    """`value` as `kind` (int, float, str, Literal, or tuples of them); whole floats pass as integers."""
+    if get_origin(kind) is Literal:
+        if value in (allowed := get_args(kind)):
+            return value
+        raise ConfigError(f"{name}: '{value}' is not one of {', '.join(allowed)}")
+    if get_origin(kind) is tuple:
+        if isinstance(value, list):
+            return tuple(convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value))
+        raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int and numeric and value == int(value):
+        return int(value)
+    if kind is float and numeric:
+        return float(value)
+    if kind is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"{name}: expected {kind.__name__}, got {value!r}")
+
+
+def all_positive(config: Any, name: str) -> None:
+    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            for leaf in number if isinstance(number, tuple) else (number,):
+                if isinstance(leaf, (int, float)) and leaf <= 0:
+                    raise ConfigError(f"{name}.{item.name}: {leaf} is not positive")

@@ -1,0 +1,43 @@
+"""Every error that a user can cause: one class per kind, one sentence per message.
+
+A message says what is wrong, what was found and what is allowed. The server maps these classes to status codes in one
+table (`token2wav_server.protocol`); nothing else in the project raises to a user.
+"""
+
+from __future__ import annotations
+
+
+class Token2WavError(Exception):
+    """Base of all errors that this library raises on purpose."""
+
+
+class ConfigError(Token2WavError):
+    """A configuration file or value cannot be used."""
+
+
+class CheckpointError(Token2WavError):
+    """A model folder is incomplete, or its weights do not fit its configuration."""
+
+
+class InputError(Token2WavError):
+    """An argument of a call is not what the model takes.
+
+    Attributes:
+        field: name of the argument, as the user knows it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+class StreamClosedError(Token2WavError):
+    """The stream has ended, was cancelled, or is not known."""
+
+
+class LimitError(Token2WavError):
+    """The request is fine, but there is no room for it now; trying again later may succeed."""
+
+
+class EngineError(Token2WavError):
+    """The engine failed on valid input; the stream it happened on is lost, others are not."""

@@ -1,0 +1,171 @@
+"""Reads HyperPyYAML files (`cosyvoice3.yaml`) as plain data; nothing in them is ever imported or called.
+
+The public loader builds Python objects from such files: `!new:package.Class` calls the class, `!apply:f` calls the
+function. Here a tag is only a label on a mapping. `!ref <a> * <b>` is resolved, with arithmetic on numbers, when and
+only when a caller asks for that key, so that keys which serving does not need may hold anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from token2wav.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20  # a public file has 7 kB
+MAX_EXPRESSION_CHARS = 200  # Python's parser can be made to recurse without end by a long one
+
+_REFERENCE = re.compile(r"<([A-Za-z_]\w*)((?:\[\w+\])*)>")
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class", {"a": 1})`."""
+
+    tag: str
+    target: str
+    value: Any
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that keeps local tags (one `!`) as data; `!!python/...` stays an error."""
+
+
+def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
+    value: Any
+    if isinstance(node, yaml.MappingNode):
+        value = loader.construct_mapping(node, deep=True)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        assert isinstance(node, yaml.ScalarNode)
+        value = loader.construct_scalar(node)
+    tag, _, target = suffix.partition(":")
+    return Tagged(tag, target, value)
+
+
+_Loader.add_multi_constructor("!", _construct_tagged)
+# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in it.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class HyperYaml:
+    """The top level of one file.
+
+    Args:
+        path: the file, for messages.
+        data: its top-level mapping.
+    """
+
+    def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
+        self._path = path
+        self._data = data
+
+    @classmethod
+    def read(cls, path: Path) -> HyperYaml:
+        """Parses `path`.
+
+        Raises:
+            ConfigError: unreadable, too large, not YAML, not a mapping, or with a tag that asks for Python objects.
+        """
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so not a model configuration")
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        try:
+            data = yaml.load(text, Loader=_Loader)
+        except yaml.constructor.ConstructorError as error:
+            where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            raise ConfigError(f"{path}{where}: refused, nothing was executed: {error.problem}") from error
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a mapping at the top level, got {type(data).__name__}")
+        return cls(path, data)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._data
+
+    def resolve(self, key: str) -> Any:
+        """The value of a top-level key with every `!ref` below it replaced.
+
+        Raises:
+            ConfigError: the key, or one that it refers to, is missing, circular or not arithmetic.
+        """
+        return self._resolve(self._top(key), (key,))
+
+    def _top(self, key: str) -> Any:
+        if key not in self._data:
+            raise ConfigError(f"{self._path}: key '{key}' is missing")
+        return self._data[key]
+
+    def _resolve(self, node: Any, trail: tuple[str, ...]) -> Any:
+        if isinstance(node, Tagged):
+            if node.tag == "ref":
+                return self._reference(str(node.value), trail)
+            return Tagged(node.tag, node.target, self._resolve(node.value, trail))
+        if isinstance(node, dict):
+            return {key: self._resolve(value, trail) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self._resolve(value, trail) for value in node]
+        return node
+
+    def _reference(self, text: str, trail: tuple[str, ...]) -> Any:
+        matches = list(_REFERENCE.finditer(text))
+        if len(matches) == 1 and matches[0].group(0) == text.strip():
+            return self._look_up(matches[0], trail)
+        names = {f"ref{index}": self._look_up(match, trail) for index, match in enumerate(matches)}
+        numbered: Iterator[str] = iter(names)
+        expression = _REFERENCE.sub(lambda _: next(numbered), text).strip()
+        try:
+            if len(expression) > MAX_EXPRESSION_CHARS:
+                raise ValueError(f"longer than {MAX_EXPRESSION_CHARS} characters")
+            return _evaluate(ast.parse(expression, mode="eval").body, names)
+        except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            raise ConfigError(
+                f"{self._path}: '!ref {text}' under '{trail[0]}' is not arithmetic on numbers: {error}"
+            ) from error
+
+    def _look_up(self, match: re.Match[str], trail: tuple[str, ...]) -> Any:
+        key, path = match.group(1), re.findall(r"\[(\w+)\]", match.group(2))
+        if key in trail:
+            raise ConfigError(f"{self._path}: circular reference {' -> '.join((*trail, key))}")
+        node = self._resolve(self._top(key), (*trail, key))
+        for step in path:
+            inner = node.value if isinstance(node, Tagged) else node
+            if not isinstance(inner, dict) or step not in inner:
+                raise ConfigError(f"{self._path}: reference {match.group(0)} names nothing in this file")
+            node = inner[step]
+        return node
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
+    """Arithmetic on numbers only; `**` is left out because it can be made to take forever."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value  # type: ignore[return-value]
+    if isinstance(node, ast.Name) and type(names.get(node.id)) in (int, float):
+        return names[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand, names)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _ARITHMETIC[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
+    raise ValueError(f"only numbers, references and + - * / // % are understood, got {ast.dump(node)[:60]}")

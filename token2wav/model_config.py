@@ -1,0 +1,265 @@
+"""Typed, frozen configuration of a model, read from its `cosyvoice3.yaml` as data.
+
+It is validated here, once, before any weight is read; the rest of the code trusts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from token2wav.config_values import all_positive, convert
+from token2wav.errors import ConfigError
+from token2wav.hyperyaml import HyperYaml, Tagged
+
+MODEL_FILE = "cosyvoice3.yaml"
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """The DiT. Field names are those of `cosyvoice3.yaml`."""
+
+    dim: int
+    depth: int
+    heads: int
+    dim_head: int
+    ff_mult: int
+    mel_dim: int
+    mu_dim: int
+    spk_dim: int
+    out_channels: int
+    static_chunk_size: int
+
+    def __post_init__(self) -> None:
+        all_positive(self, "flow.decoder.estimator")
+        if self.dim % 16:
+            raise ConfigError(f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution groups")
+        if self.dim_head % 2:
+            raise ConfigError(f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need pairs")
+        if not self.mel_dim == self.mu_dim == self.out_channels == self.spk_dim:
+            raise ConfigError(
+                "flow.decoder.estimator: mel_dim, mu_dim, spk_dim and out_channels must be equal, got "
+                f"{self.mel_dim}, {self.mu_dim}, {self.spk_dim}, {self.out_channels}"
+            )
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """Tokens to mel."""
+
+    vocab_size: int
+    input_size: int
+    spk_embed_dim: int
+    token_mel_ratio: int
+    pre_lookahead_len: int
+    pre_lookahead_channels: int
+    inference_cfg_rate: float
+    estimator: EstimatorConfig
+    n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
+    lookbehind_len: int = 2
+
+    def __post_init__(self) -> None:
+        all_positive(self, "flow")
+        if self.input_size != self.estimator.mu_dim:
+            raise ConfigError(
+                f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
+            )
+        if self.estimator.static_chunk_size % self.token_mel_ratio:
+            raise ConfigError(
+                f"flow.decoder.estimator.static_chunk_size: {self.estimator.static_chunk_size} frames are not a "
+                f"whole number of tokens of {self.token_mel_ratio} frames"
+            )
+
+    @property
+    def mel_bands(self) -> int:
+        return self.estimator.mel_dim
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in one attention block: every chunk must end on a multiple of it."""
+        return self.estimator.static_chunk_size // self.token_mel_ratio
+
+    def prefix_tokens(self, prompt_tokens: int) -> int:
+        """Tokens of the blocks that lie wholly in a prompt, look-ahead included: they depend on the voice alone."""
+        return max(0, prompt_tokens - self.pre_lookahead_len) // self.block_tokens * self.block_tokens
+
+
+@dataclass(frozen=True)
+class HiFTConfig:
+    """Mel to audio: CosyVoice3's causal HiFT."""
+
+    in_channels: int
+    base_channels: int
+    nb_harmonics: int
+    sampling_rate: int
+    nsf_alpha: float
+    nsf_sigma: float
+    nsf_voiced_threshold: float
+    upsample_rates: tuple[int, ...]
+    upsample_kernel_sizes: tuple[int, ...]
+    n_fft: int
+    hop_len: int
+    resblock_kernel_sizes: tuple[int, ...]
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    source_resblock_kernel_sizes: tuple[int, ...]
+    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    lrelu_slope: float
+    audio_limit: float
+    conv_pre_look_right: int
+    f0_channels: int
+
+    def __post_init__(self) -> None:
+        all_positive(self, "hift")
+        stages = len(self.upsample_rates)
+        if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
+            raise ConfigError(
+                "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes differ in length"
+            )
+        if len(self.source_resblock_dilation_sizes) != stages:
+            raise ConfigError("hift: source_resblock_dilation_sizes needs one list per upsampling stage")
+        if len(self.resblock_dilation_sizes) != len(self.resblock_kernel_sizes):
+            raise ConfigError("hift: resblock_dilation_sizes needs one list per resblock kernel size")
+        if self.base_channels % 2**stages:
+            raise ConfigError(f"hift.base_channels: {self.base_channels} cannot be halved {stages} times")
+        if self.n_fft % 2 or self.n_fft < 2 * self.hop_len:
+            raise ConfigError(
+                f"hift.istft_params: n_fft {self.n_fft} must be even and at least twice hop_len {self.hop_len}"
+            )
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * self.hop_len
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One CosyVoice3-format model."""
+
+    flow: FlowConfig
+    hift: HiFTConfig
+    token_frame_rate: int
+
+    def __post_init__(self) -> None:
+        all_positive(self, "model")
+        if self.flow.mel_bands != self.hift.in_channels:
+            raise ConfigError(
+                f"hift.in_channels: {self.hift.in_channels} mel bands, but the flow makes {self.flow.mel_bands}"
+            )
+        if self.token_frame_rate * self.samples_per_token != self.sample_rate:
+            raise ConfigError(
+                f"sample_rate: {self.token_frame_rate} tokens per second of {self.samples_per_token} samples do not "
+                f"make {self.sample_rate} Hz"
+            )
+
+    @property
+    def sample_rate(self) -> int:
+        return self.hift.sampling_rate
+
+    @property
+    def samples_per_token(self) -> int:
+        return self.flow.token_mel_ratio * self.hift.samples_per_frame
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelConfig:
+        """Reads `cosyvoice3.yaml` of a model folder as data.
+
+        Raises:
+            ConfigError: no such folder or file, or a key that is missing, of another class or out of range.
+        """
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such model folder")
+        path = folder / MODEL_FILE
+        if not path.is_file():
+            raise ConfigError(f"{folder}: not a CosyVoice3 model folder, {MODEL_FILE} is missing")
+        document = HyperYaml.read(path)
+        try:
+            return _model_from(document)
+        except ConfigError as error:
+            message = str(error)
+            raise ConfigError(message if message.startswith(str(path)) else f"{path}: {message}") from error
+
+
+def _model_from(document: HyperYaml) -> ModelConfig:
+    flow = _Node.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
+    lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
+    decoder = flow.child("decoder", "CausalConditionalCFM")
+    solver = decoder.child("cfm_params", "DictConfig").child("content")
+    for key, supported in (("solver", "euler"), ("t_scheduler", "cosine")):
+        if (value := solver.get(key, str)) != supported:
+            raise ConfigError(f"{solver.name}.{key}: only '{supported}' is supported, got '{value}'")
+    estimator = decoder.child("estimator", "DiT")
+    hift = _Node.of(document.resolve("hift"), "hift", "CausalHiFTGenerator")
+    istft = hift.child("istft_params")
+    f0 = hift.child("f0_predictor", "CausalConvRNNF0Predictor")
+    return ModelConfig(
+        flow=FlowConfig(
+            **flow.fields(
+                "vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len", kind=int
+            ),
+            pre_lookahead_channels=lookahead.get("channels", int),
+            inference_cfg_rate=solver.get("inference_cfg_rate", float),
+            estimator=EstimatorConfig(
+                **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig)), kind=int)
+            ),
+        ),
+        hift=HiFTConfig(
+            **hift.fields(
+                "in_channels",
+                "base_channels",
+                "nb_harmonics",
+                "sampling_rate",
+                "conv_pre_look_right",
+                kind=int,
+            ),
+            **hift.fields("nsf_alpha", "nsf_sigma", "nsf_voiced_threshold", "lrelu_slope", "audio_limit", kind=float),
+            **hift.fields(
+                "upsample_rates",
+                "upsample_kernel_sizes",
+                "resblock_kernel_sizes",
+                "source_resblock_kernel_sizes",
+                kind=tuple[int, ...],
+            ),
+            **hift.fields(
+                "resblock_dilation_sizes", "source_resblock_dilation_sizes", kind=tuple[tuple[int, ...], ...]
+            ),
+            **istft.fields("n_fft", "hop_len", kind=int),
+            f0_channels=f0.get("cond_channels", int),
+        ),
+        token_frame_rate=flow.get("input_frame_rate", int),
+    )
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A mapping of the model file, with the path of keys that leads to it for messages."""
+
+    name: str
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: Any, name: str, target: str | None = None) -> _Node:
+        if target is not None:
+            found = value.target if isinstance(value, Tagged) else type(value).__name__
+            if not isinstance(value, Tagged) or value.tag != "new" or found.rpartition(".")[2] != target:
+                raise ConfigError(f"{name}: expected '!new:...{target}', got '{found}'")
+            value = value.value
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
+        return cls(name, value)
+
+    def child(self, key: str, target: str | None = None) -> _Node:
+        return _Node.of(self._value(key), f"{self.name}.{key}", target)
+
+    def get(self, key: str, kind: Any) -> Any:
+        return convert(self._value(key), kind, f"{self.name}.{key}")
+
+    def fields(self, *keys: str, kind: Any) -> dict[str, Any]:
+        return {key: self.get(key, kind) for key in keys}
+
+    def _value(self, key: str) -> Any:
+        if key not in self.data:
+            raise ConfigError(f"{self.name}.{key}: missing")
+        return self.data[key]
