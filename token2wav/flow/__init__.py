@@ -1,0 +1,1 @@
+"""Tokens to mel: conditioning, DiT estimator, ODE solver."""

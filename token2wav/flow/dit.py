@@ -1,0 +1,246 @@
+"""The DiT flow-matching estimator of CosyVoice3, stateless: whole sequence in, velocity of every frame out.
+
+Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
+Remarks with a number (Q8 ...) are quirks of the public code that checkpoints rely on; docs/parity.md lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.flow.masks import chunk_causal_mask
+from token2wav.model_config import EstimatorConfig
+
+_CONV_KERNEL = 31
+_CONV_GROUPS = 16
+_TIME_DIM = 256
+_TIME_SCALE = 1000.0
+_ROPE_BASE = 10000.0
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """All that the estimator needs to know of the ODE time.
+
+    Attributes:
+        blocks: (depth, B, 6, dim): shift, scale, gate of attention, then of the feed-forward (Q10).
+        out: (B, 2, dim): scale, then shift of the final norm (Q10: the other order).
+    """
+
+    blocks: torch.Tensor
+    out: torch.Tensor
+
+
+class TimeEmbedding(nn.Module):
+    """ODE time to a vector: 256 sinusoids, then a two-layer perceptron."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.time_mlp = nn.Sequential(nn.Linear(_TIME_DIM, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        """(B,) times in [0, 1] to (B, dim)."""
+        half = _TIME_DIM // 2
+        exponent = torch.arange(half, device=t.device).float() * -(math.log(10000.0) / (half - 1))
+        angle = _TIME_SCALE * t[:, None] * exponent.exp()[None]
+        return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
+
+
+class ConvPositionEmbedding(nn.Module):
+    """Two causal grouped convolutions that tell a frame where it is."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
+        self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, dim) to (B, T, dim)."""
+        h = x.transpose(1, 2)
+        h = self.conv1(F.pad(h, (_CONV_KERNEL - 1, 0)))
+        h = self.conv2(F.pad(h, (_CONV_KERNEL - 1, 0)))
+        return h.transpose(1, 2)
+
+
+class InputEmbedding(nn.Module):
+    """State, conditions and speaker of a frame to one vector."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.proj = nn.Linear(2 * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
+        self.conv_pos_embed = ConvPositionEmbedding(config.dim)
+
+    def forward(self, x: torch.Tensor, cond: torch.Tensor, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
+        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
+        spks = spks[:, None].expand(-1, x.shape[1], -1)
+        h = self.proj(torch.cat((x, cond, mu, spks), dim=-1))  # Q7: this order
+        return self.conv_pos_embed(h) + h
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary positions on interleaved pairs (2i, 2i + 1)."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, dim_head: int) -> None:
+        super().__init__()
+        exponent = torch.arange(0, dim_head, 2).float() / dim_head
+        self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T,) absolute frame indices to cos and sin, each (T, dim_head)."""
+        angle = positions.float()[:, None] * self.inv_freq[None]  # (T, dim_head / 2)
+        angle = angle.repeat_interleave(2, dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates head 0 of x (B, T, heads * dim_head); the other heads have no position (Q9)."""
+    head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    pairs = head.unflatten(-1, (-1, 2))
+    turned = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
+    return torch.cat((head * cos + turned * sin, rest), dim=-1)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with rotary positions on the first head."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        inner = config.heads * config.dim_head
+        self.to_q = nn.Linear(config.dim, inner)
+        self.to_k = nn.Linear(config.dim, inner)
+        self.to_v = nn.Linear(config.dim, inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
+
+    def forward(
+        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x (B, T, dim), mask broadcastable to (B, heads, T, T) or None for full attention; to (B, T, dim)."""
+        q = rotate_first_head(self.to_q(x), *rope)
+        k = rotate_first_head(self.to_k(x), *rope)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, self.to_v(x)))
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # (B, heads, T, dim_head)
+        return self.to_out[0](h.transpose(1, 2).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        inner = config.dim * config.ff_mult
+        # The position of each module is its name in checkpoints; index 1 is a dropout there.
+        up = nn.Sequential(nn.Linear(config.dim, inner), nn.GELU(approximate="tanh"))
+        self.ff = nn.Sequential(up, nn.Identity(), nn.Linear(inner, config.dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ff(x)
+
+
+class AdaNorm(nn.Module):
+    """Holds the projection from the time embedding to modulation vectors; the norm itself has no parameters."""
+
+    def __init__(self, dim: int, vectors: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim * vectors)
+        self.vectors = vectors
+
+    def modulation(self, time: torch.Tensor) -> torch.Tensor:
+        """(B, dim) time embedding to (B, vectors, dim)."""
+        return self.linear(F.silu(time)).unflatten(-1, (self.vectors, -1))
+
+
+def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """LayerNorm of x (B, T, dim) without weights, then scaled and shifted by (B, dim) vectors."""
+    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+
+
+class DiTBlock(nn.Module):
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.attn_norm = AdaNorm(config.dim, 6)
+        self.attn = Attention(config)
+        self.ff = FeedForward(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        modulation: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
+        shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
+        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, mask)
+        return x + gate_ff[:, None] * self.ff(modulated_norm(x, shift_ff, scale_ff))
+
+
+class DiT(nn.Module):
+    """The estimator: velocity of the flow at one ODE time."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.block_frames = config.static_chunk_size
+        self.time_embed = TimeEmbedding(config.dim)
+        self.input_embed = InputEmbedding(config)
+        self.rotary_embed = RotaryEmbedding(config.dim_head)
+        self.transformer_blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.depth)])
+        self.norm_out = AdaNorm(config.dim, 2)
+        self.proj_out = nn.Linear(config.dim, config.out_channels)
+
+    def modulation(self, t: torch.Tensor) -> Modulation:
+        """Modulation vectors of times t (B,)."""
+        time = self.time_embed(t)
+        blocks = [block.attn_norm.modulation(time) for block in self._blocks()]
+        return Modulation(torch.stack(blocks), self.norm_out.modulation(time))
+
+    def velocity(
+        self,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        modulation: Modulation,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """One evaluation on a whole sequence that starts with the prompt.
+
+        Args:
+            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; spks: (B, bands) speaker.
+            modulation: of the time of each row (or of one row for all).
+            mask: broadcastable to (B, heads, T, T), True where attention is allowed; None for full attention.
+
+        Returns:
+            (B, bands, T) velocity.
+        """
+        x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), cond.transpose(1, 2)
+        h = self.input_embed(x, cond, mu, spks)
+        rope = self.rotary_embed(torch.arange(h.shape[1], device=h.device))
+        for block, row in zip(self._blocks(), modulation.blocks, strict=True):
+            h = block(h, row, rope, mask)
+        scale, shift = modulation.out.unbind(1)
+        return self.proj_out(modulated_norm(h, shift, scale)).transpose(1, 2)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        mu: torch.Tensor,
+        t: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        streaming: bool = False,
+    ) -> torch.Tensor:
+        """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B, 1, T) of 0 and 1."""
+        attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
+        if streaming:
+            attend = attend & chunk_causal_mask(x.shape[2], self.block_frames, x.device)
+        return self.velocity(x, mu, spks, cond, self.modulation(t), attend) * mask
+
+    def _blocks(self) -> list[DiTBlock]:
+        return list(self.transformer_blocks)  # type: ignore[arg-type]

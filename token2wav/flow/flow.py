@@ -1,0 +1,56 @@
+"""The flow model as one module, with the parameter names of public `flow.pt` files."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.flow.dit import DiT
+from token2wav.flow.frontend import PreLookahead
+from token2wav.model_config import FlowConfig
+
+
+class _Decoder(nn.Module):
+    """Only a name: public checkpoints keep the estimator under `decoder.`."""
+
+    def __init__(self, estimator: DiT) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+
+class Flow(nn.Module):
+    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT)."""
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
+        self.pre_lookahead_layer = PreLookahead(
+            config.input_size, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
+        )
+        self.decoder = _Decoder(DiT(config.estimator))
+
+    @property
+    def estimator(self) -> DiT:
+        return self.decoder.estimator
+
+    def condition(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
+        """Conditioning of a window of tokens, equal to that part of the whole utterance's.
+
+        Args:
+            tokens: (left + n + right,) integers; `right` is the look-ahead, or 0 if `last`.
+            left: leading tokens that are context only (see `PreLookahead`).
+            last: whether the utterance ends with this window.
+
+        Returns:
+            mu, (mel_bands, ratio * n).
+        """
+        embedded = self.input_embedding(tokens)[None]  # (1, T, C)
+        hidden = self.pre_lookahead_layer(embedded, left=left, last=last)[0]  # (n, C)
+        return hidden.repeat_interleave(self.config.token_mel_ratio, dim=0).T
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Speaker embedding (192,) to the estimator's speaker vector (mel_bands,)."""
+        return self.spk_embed_affine_layer(F.normalize(embedding, dim=0))
