@@ -1,0 +1,1 @@
+"""Mel to audio."""
