@@ -1,0 +1,1 @@
+"""What runs the networks: one protocol, several implementations."""

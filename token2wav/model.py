@@ -1,0 +1,138 @@
+"""The face of the library: load a model folder, open streams, synthesise."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.config import RuntimeConfig, StreamConfig, config_hash
+from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.errors import ConfigError, InputError
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.pipeline import Pipeline
+from token2wav.streaming.stream import Stream
+from token2wav.voice import Voice, check_vocabulary, token_array
+
+log = logging.getLogger(__name__)
+
+
+class Token2Wav:
+    """A loaded model. Use `Token2Wav.load`.
+
+    Attributes:
+        config: of the model.
+        pipeline: what streams run on.
+    """
+
+    def __init__(
+        self, config: ModelConfig, flow: TorchFlowEngine, vocoder: TorchVocoderEngine, schedule: HopSchedule
+    ) -> None:
+        self.config = config
+        self.pipeline = Pipeline(config, flow, vocoder, schedule)
+        self._flow = flow
+        self._vocoder = vocoder
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        stream: StreamConfig | None = None,
+        runtime: RuntimeConfig | None = None,
+    ) -> Token2Wav:
+        """Loads a CosyVoice3-format folder: `cosyvoice3.yaml`, and `flow` and `hift` as `.safetensors` or `.pt`.
+
+        Args:
+            folder: the model folder.
+            stream: how streams are cut into chunks.
+            runtime: what to run on.
+
+        Raises:
+            ConfigError: the folder's YAML or a setting cannot be used.
+            CheckpointError: weights are missing, unreadable, or do not fit the YAML.
+        """
+        folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
+        config = ModelConfig.read(folder)
+        schedule = HopSchedule.of(stream, config.flow)
+        device = _device(runtime.device)
+        if runtime.threads:
+            torch.set_num_threads(runtime.threads)
+        flow_noise, source_noise = load_noise(folder, config)
+        model = cls(
+            config,
+            TorchFlowEngine(load_flow(folder, config).to(device), flow_noise, stream.tail),
+            TorchVocoderEngine(load_hift(folder, config).to(device), source_noise, stream.phase),
+            schedule,
+        )
+        log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
+        return model
+
+    def stream(self, voice: Voice) -> Stream:
+        """Opens a stream.
+
+        Raises:
+            InputError: the voice does not fit the model.
+        """
+        return Stream(self.pipeline, voice)
+
+    def synthesize(self, tokens: ArrayLike, voice: Voice) -> NDArray[np.float32]:
+        """Audio of a whole utterance, (960 * tokens,) float32: the very samples that a stream yields.
+
+        Args:
+            tokens: (n,) integers, n >= 1.
+            voice: of the speaker.
+
+        Raises:
+            InputError: a token or the voice does not fit the model, or there are no tokens.
+        """
+        with self.stream(voice) as stream:
+            chunks = stream.push(tokens) + stream.finish()
+        return np.concatenate([chunk.audio for chunk in chunks])
+
+    def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True) -> NDArray[np.float32]:
+        """Mel of a whole utterance computed at once, (80, 2 * tokens) float32: the reference for streams.
+
+        Args:
+            tokens: (n,) integers, n >= 1.
+            voice: of the speaker.
+            streaming: under the streaming attention mask, else under the full one.
+
+        Raises:
+            InputError: a token or the voice does not fit the model, or there are no tokens.
+        """
+        voice.check(self.config)
+        array = token_array("tokens", tokens)
+        check_vocabulary("tokens", array, self.config.flow.vocab_size)
+        if not array.size:
+            raise InputError("tokens", "empty; at least 1 is needed")
+        return self._flow.whole(array, voice, streaming=streaming).cpu().numpy()
+
+    def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
+        """Audio of a whole mel, (80, frames) to (480 * frames,) float32.
+
+        Raises:
+            InputError: another shape, no frames, or a value that is not finite.
+        """
+        array = np.array(mel, dtype=np.float32)
+        bands = self.config.flow.mel_bands
+        if array.ndim != 2 or array.shape[0] != bands or not array.shape[1]:
+            raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
+        if not np.isfinite(array).all():
+            raise InputError("mel", "holds NaN or infinite values")
+        return self._vocoder.whole(torch.from_numpy(array)).cpu().numpy()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs")
+    return device

@@ -1,0 +1,1 @@
+"""One utterance at a time: which tokens, when to run, what to send."""

@@ -1,0 +1,82 @@
+"""Tokens to audio: takes sessions through flow and vocoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
+from token2wav.errors import EngineError
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import AudioChunk, Session
+from token2wav.voice import Voice
+
+
+class Pipeline:
+    """The one place through which every chunk of every stream passes.
+
+    Args:
+        config: of the model.
+        flow: flow engine.
+        vocoder: vocoder engine.
+        schedule: when chunks run.
+    """
+
+    def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, schedule: HopSchedule) -> None:
+        self._config = config
+        self._flow = flow
+        self._vocoder = vocoder
+        self._schedule = schedule
+
+    def open(self, voice: Voice) -> Session:
+        """Starts an utterance.
+
+        Raises:
+            InputError: the voice does not fit the model.
+        """
+        voice.check(self._config)
+        flow_handle = self._flow.open(voice)
+        return Session(voice, self._config, self._schedule, flow_handle, self._vocoder.open())
+
+    def close(self, session: Session) -> None:
+        """Frees all that an utterance holds; doing so twice is harmless."""
+        session.ended = session.done = True
+        self._flow.close(session.flow_handle)
+        self._vocoder.close(session.vocoder_handle)
+
+    def advance(self, sessions: Sequence[Session]) -> list[AudioChunk]:
+        """Runs the next chunk of every session, in one batch. Each must have one (`Session.next_chunk`).
+
+        Raises:
+            EngineError: an engine failed; the sessions of this batch cannot go on.
+        """
+        chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
+        try:
+            mels = self._flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
+            new = [
+                (session.vocoder_handle, MelChunk(mel[:, self._prompt_frames(session, chunk) :], chunk.last))
+                for (session, chunk), mel in zip(chunks, mels, strict=True)
+            ]
+            audio = [samples.cpu().numpy() for samples in self._vocoder.advance(new)]
+        except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
+            raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
+        for samples in audio:
+            _check_finite(samples)
+        return [session.sent(chunk, samples) for (session, chunk), samples in zip(chunks, audio, strict=True)]
+
+    @property
+    def open_streams(self) -> int:
+        """Utterances that hold memory in either engine."""
+        return max(self._flow.open_streams, self._vocoder.open_streams)
+
+    def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
+        """Frames at the start of a chunk that belong to the prompt's last, incomplete block."""
+        return max(0, session.prompt_tokens - chunk.start) * self._config.flow.token_mel_ratio
+
+
+def _check_finite(samples: NDArray[np.float32]) -> None:
+    if not np.isfinite(samples).all():
+        raise EngineError("engine: the model produced NaN or infinite audio")

@@ -1,0 +1,84 @@
+"""The stream that users of the library hold."""
+
+from __future__ import annotations
+
+import weakref
+from types import TracebackType
+
+from numpy.typing import ArrayLike
+
+from token2wav.errors import StreamClosedError
+from token2wav.streaming.pipeline import Pipeline
+from token2wav.streaming.session import AudioChunk
+from token2wav.voice import Voice
+
+
+class Stream:
+    """Tokens in, audio out, one utterance. Made by `Token2Wav.stream`; one thread at a time.
+
+    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
+    context manager it is cancelled on the way out; what it holds is freed when it ends, is cancelled, or is dropped.
+    """
+
+    def __init__(self, pipeline: Pipeline, voice: Voice) -> None:
+        self._pipeline = pipeline
+        self._session = pipeline.open(voice)
+        self._release = weakref.finalize(self, pipeline.close, self._session)
+        self._cancelled = False
+
+    def push(self, tokens: ArrayLike) -> list[AudioChunk]:
+        """Takes any number of tokens and returns the chunks that became ready, often none.
+
+        Args:
+            tokens: (n,) integers.
+
+        Raises:
+            InputError: a token is not one of the model's; the stream stays as it was.
+            StreamClosedError: after `finish` or `cancel`.
+            EngineError: the engine failed; the stream is closed.
+        """
+        self._check_open()
+        self._session.push(tokens)
+        return self._run()
+
+    def finish(self) -> list[AudioChunk]:
+        """Ends the utterance and returns the rest of its audio; the last chunk has `final` set.
+
+        Raises:
+            InputError: there were no tokens; the stream is closed.
+            StreamClosedError: after `finish` or `cancel`.
+            EngineError: the engine failed; the stream is closed.
+        """
+        self._check_open()
+        try:
+            self._session.end()
+            return self._run()
+        finally:
+            self._release()
+
+    def cancel(self) -> None:
+        """Drops the utterance and frees what it holds; harmless at any time."""
+        self._cancelled = self._cancelled or self._release.alive
+        self._release()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise StreamClosedError(f"stream: it {'was cancelled' if self._cancelled else 'has ended'}")
+
+    def _run(self) -> list[AudioChunk]:
+        chunks: list[AudioChunk] = []
+        try:
+            while self._session.next_chunk() is not None:
+                chunks += self._pipeline.advance([self._session])
+        except BaseException:
+            self._release()
+            raise
+        return chunks

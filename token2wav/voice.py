@@ -1,0 +1,99 @@
+"""A voice: the prompt that every utterance of a speaker starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from token2wav.errors import InputError
+from token2wav.model_config import ModelConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Voice:
+    """Prompt and speaker of an utterance. Read-only copies of the arguments are kept.
+
+    Attributes:
+        prompt_tokens: (P,) int32, speech tokens of the prompt recording.
+        prompt_mel: (2 * P, 80) float32, its log-mel at 50 frames per second.
+        speaker_embedding: (192,) float32.
+
+    Raises:
+        InputError: a wrong number of dimensions, a non-integer token, a non-finite number, or nothing at all.
+    """
+
+    prompt_tokens: NDArray[np.int32]
+    prompt_mel: NDArray[np.float32]
+    speaker_embedding: NDArray[np.float32]
+
+    def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
+        tokens = token_array("prompt_tokens", prompt_tokens)
+        if not tokens.size:
+            raise InputError("prompt_tokens", "empty; a prompt needs at least 1 token")
+        object.__setattr__(self, "prompt_tokens", _frozen(tokens))
+        object.__setattr__(self, "prompt_mel", _frozen(_float_array("prompt_mel", prompt_mel, 2)))
+        object.__setattr__(self, "speaker_embedding", _frozen(_float_array("speaker_embedding", speaker_embedding, 1)))
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises InputError if this voice does not fit a model."""
+        flow = config.flow
+        check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)
+        frames = flow.token_mel_ratio * len(self.prompt_tokens)
+        if self.prompt_mel.shape != (frames, flow.mel_bands):
+            raise InputError(
+                "prompt_mel",
+                f"shape {self.prompt_mel.shape}, expected {(frames, flow.mel_bands)}: {flow.token_mel_ratio} frames of "
+                f"{flow.mel_bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
+            )
+        if self.speaker_embedding.shape != (flow.spk_embed_dim,):
+            raise InputError(
+                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({flow.spk_embed_dim},)"
+            )
+        if not self.speaker_embedding.any():
+            raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
+
+
+def token_array(field: str, tokens: ArrayLike) -> NDArray[np.int32]:
+    """Tokens of a call as (n,) int32.
+
+    Raises:
+        InputError: not one-dimensional, not integers, or out of the range of int32.
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 1:
+        raise InputError(field, f"shape {array.shape}, expected one dimension")
+    if not array.size:
+        return np.zeros(0, np.int32)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise InputError(field, f"type {array.dtype}, expected integers")
+    limits = np.iinfo(np.int32)
+    if array.min() < limits.min or array.max() > limits.max:
+        raise InputError(field, f"a value does not fit 32 bits, found {array.min()} to {array.max()}")
+    return array.astype(np.int32)
+
+
+def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
+    """Raises InputError at the first token outside 0 .. vocab_size - 1."""
+    bad = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    if bad.size:
+        raise InputError(field, f"{tokens[bad[0]]} at index {bad[0]} is outside the vocabulary 0 to {vocab_size - 1}")
+
+
+def _float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(field, f"not an array of numbers: {error}") from error
+    if array.ndim != dimensions:
+        raise InputError(field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
+    if not np.isfinite(array).all():
+        raise InputError(field, "holds NaN or infinite values")
+    return array
+
+
+def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    array.flags.writeable = False
+    return array
