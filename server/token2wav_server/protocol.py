@@ -1,0 +1,150 @@
+"""What travels between Triton and the scheduler: names of tensors and parameters, and how errors are told.
+
+Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack and torch:
+the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+from torch.utils.dlpack import from_dlpack
+
+from token2wav.errors import (
+    EngineError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
+from token2wav.streaming.session import AudioChunk
+from token2wav.voice import Voice
+
+VOICE_INPUTS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
+PARAMETERS = ("audio_format", "keep_open")
+
+# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
+STATUS: dict[type[Token2WavError], str] = {
+    InputError: "INVALID_ARG",
+    StreamClosedError: "NOT_FOUND",
+    LimitError: "UNAVAILABLE",
+    EngineError: "INTERNAL",
+}
+
+_START, _END = 1, 2  # bits of InferenceRequest.flags()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Parameters of the first request of an utterance."""
+
+    audio_format: str = "float32"
+    keep_open: bool = False
+
+    @classmethod
+    def of(cls, request: Any) -> Options:
+        """Reads request parameters; those of others (they start with `triton_` or `sequence_`) are passed over.
+
+        Raises:
+            InputError: a parameter of ours has a value that it cannot have.
+        """
+        given = json.loads(request.parameters() or "{}")
+        audio_format = given.get("audio_format", "float32")
+        if audio_format not in AUDIO_TYPES:
+            raise InputError("audio_format", f"'{audio_format}' is not one of {', '.join(AUDIO_TYPES)}")
+        keep_open = given.get("keep_open", False)
+        if not isinstance(keep_open, bool):
+            raise InputError("keep_open", f"'{keep_open}' is not a boolean")
+        return cls(audio_format, keep_open)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a request stands in its sequence. Without a sequence id it is a whole utterance."""
+
+    sequence_id: int | str
+    start: bool
+    end: bool
+
+    @classmethod
+    def of(cls, request: Any) -> Position:
+        sequence_id, flags = request.correlation_id(), request.flags()
+        if not sequence_id:
+            return cls(sequence_id, start=True, end=True)
+        return cls(sequence_id, start=bool(flags & _START), end=bool(flags & _END))
+
+
+def tensor(request: Any, name: str) -> NDArray[Any] | None:
+    """An input of a request, or None. It is a view of memory that is gone once the request is answered."""
+    found = pb_utils.get_input_tensor_by_name(request, name)
+    return None if found is None else from_dlpack(found.to_dlpack()).numpy()
+
+
+def voice_of(request: Any) -> Voice:
+    """The voice in the first request of an utterance.
+
+    Raises:
+        InputError: an input is missing or malformed.
+    """
+    arrays = []
+    for name in VOICE_INPUTS:
+        if (array := tensor(request, name)) is None:
+            raise InputError(name, "missing; the first request of an utterance carries it")
+        arrays.append(array)
+    return Voice(*arrays)
+
+
+def refuse_voice(request: Any) -> None:
+    """Raises InputError if a request that continues an utterance carries a voice."""
+    for name in VOICE_INPUTS:
+        if tensor(request, name) is not None:
+            raise InputError(name, "only the first request of an utterance carries it")
+
+
+class TritonReply:
+    """Answers one request through its response sender.
+
+    Args:
+        request: of Triton.
+        audio_format: of the audio, a key of `AUDIO_TYPES`.
+    """
+
+    def __init__(self, request: Any, audio_format: str = "float32") -> None:
+        self._sender = request.get_response_sender()
+        self._audio_format = audio_format
+
+    def send(self, chunk: AudioChunk) -> None:
+        outputs = {
+            "audio": encoded(chunk.audio, self._audio_format),
+            "chunk_index": np.array([chunk.index], np.int32),
+            "final": np.array([chunk.final]),
+        }
+        tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
+        self._sender.send(pb_utils.InferenceResponse(tensors))
+
+    def finish(self) -> None:
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def fail(self, error: Token2WavError) -> None:
+        status = getattr(pb_utils.TritonError, STATUS.get(type(error), "INTERNAL"))
+        self._sender.send(
+            pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)),
+            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+        )
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+
+def encoded(audio: NDArray[np.float32], audio_format: str) -> NDArray[Any]:
+    """Audio as it is sent; int16 is rounded, with full scale at 32767."""
+    if audio_format == "int16":
+        return np.rint(audio * 32767).astype(np.int16)
+    return audio

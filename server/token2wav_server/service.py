@@ -1,0 +1,114 @@
+"""From Triton requests to the scheduler: which request belongs to which utterance."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from token2wav.config import ServerConfig, load_server_config
+from token2wav.errors import ConfigError, InputError, StreamClosedError, Token2WavError
+from token2wav.model import Token2Wav
+from token2wav.scheduler import Scheduler, Utterance
+from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tensor, voice_of
+
+
+class Service:
+    """What the Triton model `token2wav` does.
+
+    An utterance is known by an object of the scheduler, never by the sequence id alone: an id is only a name under
+    which the requests of one client find it, and is free again when the utterance is over.
+
+    Args:
+        model: what to run.
+        config: of the server.
+    """
+
+    def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
+        self._model = model
+        self._gauge_family, self._gauges = _gauges()  # Triton drops a metric whose family is not referenced
+        self._sequences: dict[int | str, tuple[Utterance, str]] = {}
+        self._scheduler = Scheduler(model, config.limits, self._observe)
+        self._observe()
+
+    @classmethod
+    def start(cls) -> Service:
+        """Loads the model folder in TOKEN2WAV_MODEL with the settings in the file TOKEN2WAV_CONFIG, if there is one.
+
+        Raises:
+            Token2WavError: the folder or the file cannot be used.
+        """
+        folder = os.environ.get("TOKEN2WAV_MODEL")
+        if not folder:
+            raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
+        file = os.environ.get("TOKEN2WAV_CONFIG")
+        config = load_server_config(Path(file) if file else None)
+        return cls(Token2Wav.load(folder, stream=config.stream, runtime=config.runtime), config)
+
+    def handle(self, request: Any) -> None:
+        """Queues one request. Every answer, errors included, goes through its response sender."""
+        try:
+            self._handle(request)
+        except Token2WavError as error:
+            TritonReply(request).fail(error)
+
+    def close(self) -> None:
+        """Ends all utterances."""
+        self._scheduler.close()
+
+    def _handle(self, request: Any) -> None:
+        position = Position.of(request)
+        tokens = tensor(request, "tokens")
+        if tokens is None:
+            tokens = np.zeros(0, np.int32)
+        if position.start:
+            options = Options.of(request)
+            utterance = self._open(request, position, options.audio_format)
+            reply = TritonReply(request, options.audio_format)
+            self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
+            return
+        utterance, audio_format = self._find(position)
+        try:
+            refuse_voice(request)
+        except InputError as error:
+            self._scheduler.cancel(utterance, error)
+            raise
+        self._scheduler.push(utterance, tokens, TritonReply(request, audio_format), end=position.end)
+
+    def _open(self, request: Any, position: Position, audio_format: str) -> Utterance:
+        sequence_id = position.sequence_id
+        if not sequence_id:
+            return self._scheduler.open(voice_of(request))
+        if sequence_id in self._sequences:
+            raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
+        utterance = self._scheduler.open(voice_of(request), lambda: self._forget(sequence_id))
+        self._sequences[sequence_id] = utterance, audio_format
+        return utterance
+
+    def _find(self, position: Position) -> tuple[Utterance, str]:
+        try:
+            return self._sequences[position.sequence_id]
+        except KeyError:
+            raise StreamClosedError(
+                f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
+                "its first request had no sequence_start"
+            ) from None
+
+    def _forget(self, sequence_id: int | str) -> None:
+        self._sequences.pop(sequence_id, None)
+
+    def _observe(self) -> None:
+        self._gauges["scheduler"].set(self._scheduler.open_utterances)
+        self._gauges["engine"].set(self._model.pipeline.open_streams)
+
+
+def _gauges() -> tuple[Any, dict[str, Any]]:
+    family = pb_utils.MetricFamily(
+        name="token2wav_open_streams",
+        description="Utterances that are open, by who holds something for them",
+        kind=pb_utils.MetricFamily.GAUGE,
+    )
+    return family, {holder: family.Metric(labels={"holder": holder}) for holder in ("scheduler", "engine")}
