@@ -1,0 +1,62 @@
+"""Streaming gRPC client of the Triton model `token2wav`: speech tokens out, 24 kHz audio in.
+
+    from token2wav_client import Client, ClientVoice
+
+    voice = ClientVoice.load("voice.npz")
+    with Client("localhost:8001") as client:
+        for chunk in client.synthesize(token_batches, voice):   # sends while it receives
+            play(chunk.audio)
+
+    with Client("localhost:8001") as client, client.open(voice) as utterance:
+        utterance.push([17, 4711])                              # any thread
+        utterance.finish()
+        for chunk in utterance:                                 # one other thread
+            play(chunk.audio)
+
+It stands alone: numpy, soundfile, tqdm, safetensors and tritonclient are all it imports.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk
+from token2wav_client.client import Client, Health
+from token2wav_client.errors import (
+    ClientError,
+    InputError,
+    ModelNotReadyError,
+    OutputError,
+    ProtocolError,
+    ResponseTimeoutError,
+    ServerError,
+    ServerUnavailable,
+    TokenError,
+    UtteranceClosedError,
+    VoiceError,
+)
+from token2wav_client.stream import Utterance
+from token2wav_client.tokens import TokenParser
+from token2wav_client.voice import ClientVoice
+
+__all__ = [
+    "SAMPLES_PER_TOKEN",
+    "SAMPLE_RATE",
+    "AudioChunk",
+    "Client",
+    "ClientError",
+    "ClientVoice",
+    "Health",
+    "InputError",
+    "ModelNotReadyError",
+    "OutputError",
+    "ProtocolError",
+    "ResponseTimeoutError",
+    "ServerError",
+    "ServerUnavailable",
+    "TokenError",
+    "TokenParser",
+    "Utterance",
+    "UtteranceClosedError",
+    "VoiceError",
+]

@@ -1,0 +1,43 @@
+"""The fixed numbers of the audio, and one piece of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+SAMPLE_RATE = 24_000
+SAMPLES_PER_TOKEN = 960
+
+AudioFormat = Literal["float32", "int16"]
+AudioArray = npt.NDArray[np.float32] | npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioChunk:
+    """One chunk of an utterance as it arrived.
+
+    Attributes:
+        audio: samples at 24 kHz, mono, shape (samples,), float32 in [-1, 1] or int16.
+        index: 0, 1, 2 ... within the utterance.
+        final: whether it is the last chunk of the utterance.
+        arrival_s: seconds from the sending of the first tokens to the arrival of this chunk.
+        latency_s: seconds from the sending of the request that made the chunk possible to its arrival.
+            That request is the later of two that the client knows for certain: the one that carried the
+            last token heard in the chunk, and the one that the server names as answered by the chunk.
+        gap_s: seconds since the previous chunk arrived; None for the first.
+    """
+
+    audio: AudioArray
+    index: int
+    final: bool
+    arrival_s: float
+    latency_s: float
+    gap_s: float | None
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of sound in this chunk."""
+        return len(self.audio) / SAMPLE_RATE

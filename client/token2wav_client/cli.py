@@ -1,0 +1,190 @@
+"""The command `token2wav-client`: its arguments, and how its errors and exit codes reach the shell."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+
+from token2wav_client import __version__
+from token2wav_client.client import Client
+from token2wav_client.commands import health, synth
+from token2wav_client.errors import EXIT_CODES, INTERRUPTED, ClientError
+
+PROGRAM = "token2wav-client"
+
+_DEFINITIONS = """\
+times in the report:
+  arrival   seconds since the first tokens were sent
+  latency   seconds since the request was sent that made the chunk possible: the later of the one with the
+            last token heard in the chunk and the one that the server says it answers
+  gap       seconds since the previous chunk
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code (see EXIT_CODES)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except ClientError as error:
+        return _give_up(f"error: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        return _give_up("interrupted", INTERRUPTED)
+
+
+def _give_up(message: str, exit_code: int) -> int:
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    exit_codes = "exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Turn speech tokens into audio on a token2wav server, while the tokens still arrive.",
+        epilog=exit_codes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_synth(commands.add_parser, f"{_DEFINITIONS}\n{exit_codes}")
+    _add_health(commands.add_parser, exit_codes)
+    return parser
+
+
+def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
+    parser = add_parser(
+        "synth",
+        help="speak one utterance into a WAV file",
+        description="Send tokens, write the audio as it arrives, and report how it arrived.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="FILE",
+        required=True,
+        help=".npy or .json of integers, or text of <|s_123|> or integers; - for text on standard input, "
+        "sent as it comes",
+    )
+    parser.add_argument(
+        "--voice",
+        metavar="FILE",
+        required=True,
+        help=".npz or .safetensors with prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)",
+    )
+    parser.add_argument("--out", metavar="WAV", required=True, help="24 kHz mono WAV file to write")
+    parser.add_argument(
+        "--rate",
+        type=_not_negative,
+        default=0.0,
+        metavar="TOKENS/S",
+        help="send tokens at the pace of a language model, such as 25 (default: 0, as fast as they come)",
+    )
+    parser.add_argument(
+        "--tokens-per-request",
+        type=_at_least_one,
+        default=5,
+        metavar="N",
+        help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--audio-format",
+        choices=("float32", "int16"),
+        default="float32",
+        help="on the wire (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--subtype",
+        choices=("PCM_16", "FLOAT"),
+        default="PCM_16",
+        help="of the WAV file (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="report as one JSON object instead of a table")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    _add_server(parser)
+    parser.add_argument(
+        "--timeout",
+        type=_positive,
+        default=30.0,
+        metavar="S",
+        help="seconds of silence allowed while the server owes an answer (default: %(default)g)",
+    )
+    parser.set_defaults(run=_run_synth)
+
+
+def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
+    parser = add_parser(
+        "health",
+        help="ask whether the server and the model are ready",
+        description="Ask whether the server is live and ready, and the model ready. This asks for states and "
+        "synthesizes nothing.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_server(parser)
+    parser.set_defaults(run=_run_health)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url", default="localhost:8001", metavar="HOST:PORT", help="gRPC endpoint (default: %(default)s)"
+    )
+    parser.add_argument("--model", default="token2wav", metavar="NAME", help="default: %(default)s")
+    parser.add_argument(
+        "--connect-timeout",
+        type=_positive,
+        default=5.0,
+        metavar="S",
+        help="seconds in which the server must say that it is there (default: %(default)g)",
+    )
+
+
+def _run_synth(options: argparse.Namespace) -> int:
+    client = Client(
+        options.url,
+        model=options.model,
+        connect_timeout_s=options.connect_timeout,
+        response_timeout_s=options.timeout,
+    )
+    return synth(
+        client,
+        tokens=options.tokens,
+        voice=options.voice,
+        out=options.out,
+        tokens_per_second=options.rate,
+        tokens_per_request=options.tokens_per_request,
+        audio_format=options.audio_format,
+        subtype=options.subtype,
+        report_json=options.json,
+        quiet=options.quiet,
+    )
+
+
+def _run_health(options: argparse.Namespace) -> int:
+    return health(Client(options.url, model=options.model, connect_timeout_s=options.connect_timeout))
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value

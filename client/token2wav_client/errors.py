@@ -1,0 +1,78 @@
+"""Everything that can go wrong for a user of this package, each with a class, a sentence and an exit code.
+
+Messages are one sentence: what is wrong, what was expected, and where it helps, what to do.
+"""
+
+from __future__ import annotations
+
+OK = 0
+UNEXPECTED = 1
+BAD_INPUT = 2
+UNAVAILABLE = 3
+REFUSED = 4
+TIMED_OUT = 5
+INTERRUPTED = 130
+
+EXIT_CODES: dict[int, str] = {
+    OK: "the whole utterance was received (health: live and ready)",
+    UNEXPECTED: "an error that this program does not know; please report it",
+    BAD_INPUT: "wrong usage, or a token, voice or output file that cannot be used",
+    UNAVAILABLE: "no server at the address, it went away, or the model is not ready",
+    REFUSED: "the server refused or failed the utterance, or broke the protocol",
+    TIMED_OUT: "the server did not answer within --timeout",
+    INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
+}
+
+
+class ClientError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+    exit_code: int = UNEXPECTED
+
+
+class InputError(ClientError):
+    """Something that the caller handed over cannot be used."""
+
+    exit_code = BAD_INPUT
+
+
+class TokenError(InputError):
+    """Speech tokens that cannot be read: wrong text, type, shape or range."""
+
+
+class VoiceError(InputError):
+    """A voice that does not have the fields, shapes or numbers that the model needs."""
+
+
+class OutputError(InputError):
+    """The output file cannot be created or written."""
+
+
+class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, named as users speak of it
+    """Nobody answers at the address, or the server went away in the middle of a call."""
+
+    exit_code = UNAVAILABLE
+
+
+class ModelNotReadyError(ServerUnavailable):
+    """The server answers, but the model is missing, still loading, or failed to load."""
+
+
+class ServerError(ClientError):
+    """The server refused or failed the utterance; the message is the server's."""
+
+    exit_code = REFUSED
+
+
+class ProtocolError(ServerError):
+    """The server answered with something that the protocol does not allow."""
+
+
+class ResponseTimeoutError(ClientError):
+    """The server owed an answer and gave none within the time-out."""
+
+    exit_code = TIMED_OUT
+
+
+class UtteranceClosedError(ClientError):
+    """Tokens were pushed into an utterance that is already finished, cancelled or closed."""

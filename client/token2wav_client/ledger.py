@@ -1,0 +1,115 @@
+"""The books of one utterance: what was sent, what came back, what is owed. No clock and no connection."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from token2wav_client.audio import SAMPLES_PER_TOKEN, AudioChunk
+from token2wav_client.errors import ProtocolError
+from token2wav_client.wire import ReceivedChunk, Response
+
+
+class Ledger:
+    """Numbers requests, times chunks and holds the server to the protocol.
+
+    Args:
+        keep_open: the first request is answered to the end only when the utterance ends, so that it is not
+            owed before the last request was sent.
+
+    Attributes:
+        tokens: tokens sent.
+        samples: samples received.
+        ended: the last request was sent.
+        complete: the final chunk came, with all samples.
+    """
+
+    def __init__(self, keep_open: bool) -> None:
+        self.tokens = 0
+        self.samples = 0
+        self.ended = False
+        self.complete = False
+        self._keep_open = keep_open
+        self._sent_at: list[float] = []
+        self._tokens_after: list[int] = []  # tokens sent up to and with request i: sorted
+        self._unanswered: set[str] = set()
+        self._owed_since: float | None = None
+        self._started_at: float | None = None
+        self._last_arrival: float | None = None
+        self._chunks = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests sent so far; also the number of the next one."""
+        return len(self._sent_at)
+
+    @property
+    def owed_since(self) -> float | None:
+        """Since when the server owes an answer and was silent; None while it owes none."""
+        return self._owed_since
+
+    def sent(self, tokens: int, now: float, *, end: bool) -> None:
+        """Note that the next request goes out, with this many tokens."""
+        self._unanswered.add(str(self.requests))
+        self.tokens += tokens
+        self.ended = end
+        self._sent_at.append(now)
+        self._tokens_after.append(self.tokens)
+        if self._started_at is None and tokens:
+            self._started_at = now
+        if self._owed_since is None and self._owes():
+            self._owed_since = now
+
+    def received(self, response: Response, now: float) -> AudioChunk | None:
+        """Note a response; return its chunk, timed.
+
+        Raises:
+            ProtocolError: a chunk out of order, after the final one, with more or fewer samples than the
+                tokens make, or an utterance that ends without a final chunk.
+        """
+        chunk = self._timed(response.chunk, response.request_id, now) if response.chunk else None
+        if response.last_of_request:
+            self._unanswered.discard(response.request_id)
+        self._owed_since = now if self._owes() else None
+        if self.ended and not self._unanswered and not self.complete:
+            raise ProtocolError(
+                f"final: the server ended the utterance after {self._chunks} chunks, none of them final"
+            )
+        return chunk
+
+    def _owes(self) -> bool:
+        kept_open = {"0"} if self._keep_open and not self.ended else set()
+        return bool(self._unanswered - kept_open)
+
+    def _timed(self, chunk: ReceivedChunk, request_id: str, now: float) -> AudioChunk:
+        if self.complete:
+            raise ProtocolError(f"chunk_index: the server sent chunk {chunk.index} after the final one")
+        if chunk.index != self._chunks:
+            raise ProtocolError(f"chunk_index: the server sent {chunk.index}, expected {self._chunks}")
+        self._chunks += 1
+        self.samples += len(chunk.audio)
+        expected = SAMPLES_PER_TOKEN * self.tokens
+        if self.samples > expected or (chunk.final and self.samples != expected):
+            raise ProtocolError(
+                f"audio: the server sent {self.samples} samples for {self.tokens} tokens, expected {expected}"
+            )
+        if chunk.final and not self.ended:
+            raise ProtocolError("final: the server ended the utterance before its last request was sent")
+        self.complete = chunk.final
+        started_at = now if self._started_at is None else self._started_at
+        gap_s = None if self._last_arrival is None else now - self._last_arrival
+        self._last_arrival = now
+        return AudioChunk(
+            audio=chunk.audio,
+            index=chunk.index,
+            final=chunk.final,
+            arrival_s=now - started_at,
+            latency_s=now - self._sent_at[self._made_possible_by(request_id)],
+            gap_s=gap_s,
+        )
+
+    def _made_possible_by(self, request_id: str) -> int:
+        """The later of two requests: the one with the last token heard so far, the one being answered."""
+        tokens_heard = -(-self.samples // SAMPLES_PER_TOKEN)
+        carrier = bisect_left(self._tokens_after, tokens_heard)
+        answered = int(request_id) if request_id in self._unanswered else 0
+        return max(carrier, answered)

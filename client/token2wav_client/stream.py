@@ -1,0 +1,205 @@
+"""One utterance on one gRPC stream: tokens go out while audio comes in.
+
+The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one holds a
+single stream per connection, says nothing when a server ends the stream early, and leaves a thread behind per
+cancelled stream.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import numpy.typing as npt
+
+from token2wav_client.audio import AudioChunk
+from token2wav_client.errors import (
+    ClientError,
+    InputError,
+    ProtocolError,
+    ResponseTimeoutError,
+    ServerError,
+    UtteranceClosedError,
+)
+from token2wav_client.faults import explain
+from token2wav_client.ledger import Ledger
+from token2wav_client.tokens import as_tokens
+from token2wav_client.wire import Opening, build_request, read_response
+
+_GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
+
+
+class Utterance:
+    """Tokens in, chunks out. Made by `Client.open`; a context manager and an iterator of AudioChunk.
+
+    `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may iterate.
+    Iterating ends after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that
+    wait to be taken are kept in memory.
+    """
+
+    def __init__(
+        self,
+        start_call: Callable[[Iterator[Any]], Any],
+        *,
+        url: str,
+        model: str,
+        opening: Opening,
+        response_timeout_s: float,
+        on_close: Callable[[Utterance], None],
+    ) -> None:
+        self.id = str(uuid4())
+        self._url = url
+        self._model = model
+        self._opening = opening
+        self._response_timeout_s = response_timeout_s
+        self._on_close = on_close
+        # Everything below is guarded by this condition; it is notified on every change.
+        self._changed = threading.Condition()
+        self._ledger = Ledger(opening.keep_open)
+        self._chunks: deque[AudioChunk] = deque()
+        self._failure: BaseException | None = None
+        self._cancelled = False
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._call = start_call(iter(self._outbox.get, None))
+        self._receiver = threading.Thread(target=self._receive, name=f"utterance-{self.id}", daemon=True)
+        self._receiver.start()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the final chunk has arrived, with exactly 960 samples per token."""
+        return self._ledger.complete
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sent so far."""
+        return self._ledger.tokens
+
+    def push(self, tokens: npt.ArrayLike) -> None:
+        """Send tokens; never waits for the server.
+
+        The first push carries the voice, so pushing no tokens ahead of the first ones lets the server prepare
+        it in time.
+
+        Args:
+            tokens: integers, shape (tokens,).
+
+        Raises:
+            TokenError: these are no tokens.
+            UtteranceClosedError: the utterance is finished or cancelled.
+            ServerError, ServerUnavailable, ...: it has failed already.
+        """
+        self._send(tokens, end=False)
+
+    def finish(self, tokens: npt.ArrayLike = ()) -> None:
+        """Send the last tokens, if any, and say that there are no more. Raises as `push` does.
+
+        Raises:
+            InputError: the utterance has no tokens at all.
+        """
+        self._send(tokens, end=True)
+
+    def cancel(self) -> None:
+        """Stop at once and drop chunks that nobody took; iterating ends. Harmless when called again."""
+        with self._changed:
+            self._cancelled = True
+            self._chunks.clear()
+            self._stop()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop at once and let iterating raise `error`, unless the utterance is over or has failed before."""
+        with self._changed:
+            if not (self._failure or self._cancelled or self._ledger.complete):
+                self._failure = error
+                self._stop()
+
+    def close(self) -> None:
+        """End the utterance and wait for its threads: gracefully if it is complete, else by cancelling."""
+        if self.complete:
+            self._receiver.join(_GRACE_S)
+        self.cancel()
+        self._receiver.join()
+        self._on_close(self)
+
+    def __enter__(self) -> Utterance:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self
+
+    def __next__(self) -> AudioChunk:
+        with self._changed:
+            while True:
+                if self._chunks:
+                    return self._chunks.popleft()
+                if self._failure:
+                    raise self._failure
+                if self._cancelled or self._ledger.complete:
+                    raise StopIteration
+                self._wait()
+
+    def _wait(self) -> None:
+        """Wait for a change, or fail the utterance if the server is silent for too long."""
+        owed_since = self._ledger.owed_since
+        if owed_since is None:
+            self._changed.wait()
+            return
+        patience_s = owed_since + self._response_timeout_s - time.monotonic()
+        if patience_s > 0:
+            self._changed.wait(patience_s)
+        else:
+            self.fail(
+                ResponseTimeoutError(f"the server at {self._url} did not answer for {self._response_timeout_s:g} s")
+            )
+
+    def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
+        tokens = as_tokens(values)
+        with self._changed:
+            if self._failure:
+                raise self._failure
+            if self._cancelled or self._ledger.ended:
+                raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
+            if end and not self._ledger.tokens + len(tokens):
+                raise InputError("tokens: none, an utterance needs at least 1")
+            number = self._ledger.requests
+            opening = self._opening if number == 0 else None
+            request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
+            self._ledger.sent(len(tokens), time.monotonic(), end=end)
+            self._outbox.put(request)
+            if end:
+                self._outbox.put(None)
+            self._changed.notify_all()
+
+    def _stop(self) -> None:
+        self._outbox.put(None)  # releases gRPC's thread that waits for requests
+        self._call.cancel()
+        self._changed.notify_all()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._call:
+                self._accept(message, time.monotonic())
+            self.fail(ServerError(f"the server at {self._url} closed the stream before the final chunk"))
+        except ClientError as error:
+            self.fail(error)
+        except grpc.RpcError as error:
+            self.fail(explain(error, self._url))
+        except Exception as error:  # whoever iterates must learn of it, or it would wait for ever
+            self.fail(ProtocolError(f"the server's response cannot be read ({error})"))
+
+    def _accept(self, message: Any, now: float) -> None:
+        response = read_response(message, self._opening.audio_format)
+        with self._changed:
+            chunk = self._ledger.received(response, now)
+            if chunk and not self._cancelled:
+                self._chunks.append(chunk)
+            self._changed.notify_all()

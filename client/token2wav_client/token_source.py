@@ -1,0 +1,116 @@
+"""Where the command line's tokens come from: an array file, a text file, or a pipe still being written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from token2wav_client.errors import TokenError
+from token2wav_client.tokens import TokenParser, as_tokens
+
+_READ_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """Tokens in the pieces in which they become known.
+
+    Attributes:
+        pieces: iterated once; each piece is a sequence of tokens.
+        count: how many tokens there will be, or None if only the end of the text tells.
+    """
+
+    pieces: Iterator[Sequence[int]]
+    count: int | None
+
+
+def open_tokens(name: str) -> TokenSource:
+    """Open tokens for reading.
+
+    Args:
+        name: `-` for text on standard input, `*.npy` (integers, one dimension), `*.json` (list of integers),
+            or any other file (a FIFO too) as text of `<|s_123|>` or integers.
+
+    Raises:
+        TokenError: the file cannot be opened or holds no tokens. Text is read while it is used, so its errors
+            come from iterating `pieces`.
+    """
+    if name == "-":
+        # Without buffers of Python's own between the pipe and the parser.
+        return TokenSource(_read_text(FileIO(sys.stdin.fileno(), closefd=False), "standard input"), None)
+    path = Path(name)
+    readers: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".json": _read_json}
+    try:
+        if path.suffix not in readers:
+            return TokenSource(_read_text(FileIO(path), name), None)
+        tokens = as_tokens(readers[path.suffix](path))
+    except TokenError as error:
+        raise TokenError(f"{name}: {error}") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise TokenError(f"{name}: cannot read tokens ({error})") from None
+    return TokenSource(iter([tokens.tolist()]), len(tokens))
+
+
+def _read_npy(path: Path) -> Any:
+    return np.load(path, allow_pickle=False)
+
+
+def _read_json(path: Path) -> Any:
+    values = json.loads(path.read_bytes())
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
+        raise TokenError("tokens: expected a JSON list of integers")
+    return values
+
+
+def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
+    """Yield tokens as soon as their text is there: os.read returns what a pipe holds, however little."""
+    parser = TokenParser()
+    try:
+        with file:
+            while text := os.read(file.fileno(), _READ_BYTES):
+                if tokens := parser.feed(text):
+                    yield tokens
+        if tokens := parser.close():
+            yield tokens
+    except TokenError as error:
+        raise TokenError(f"{name}: {error}") from None
+    except OSError as error:
+        raise TokenError(f"{name}: cannot read tokens ({error})") from None
+
+
+def batches(pieces: Iterable[Sequence[int]], size: int) -> Iterator[Sequence[int]]:
+    """Cut pieces into batches of at most `size` tokens, without ever waiting for a batch to fill."""
+    for piece in pieces:
+        for begin in range(0, len(piece), size):
+            yield piece[begin : begin + size]
+
+
+def paced(
+    pieces: Iterable[Sequence[int]],
+    tokens_per_second: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Iterator[Sequence[int]]:
+    """Hold each batch back until a language model of that speed would have produced its last token.
+
+    Token k (from 1) is due k / tokens_per_second seconds after the first batch was asked for. A slower source
+    is never held back.
+    """
+    began = clock()
+    count = 0
+    for piece in pieces:
+        count += len(piece)
+        early = began + count / tokens_per_second - clock()
+        if early > 0:
+            sleep(early)
+        yield piece

@@ -1,0 +1,115 @@
+"""Speech tokens from text that may be cut anywhere, and the check that all tokens pass before sending."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from token2wav_client.errors import TokenError
+
+TokenArray = npt.NDArray[np.int32]
+
+MAX_TOKEN = int(np.iinfo(np.int32).max)
+MAX_DIGITS = len(str(MAX_TOKEN))
+
+# A plain integer is complete only when something follows it; `<|s_12|>` ends itself.
+_COMPLETE = re.compile(rb"<\|s_(\d{1,%d})\|>|(\d{1,%d})(?=[\s,<])|[\s,]+" % (MAX_DIGITS, MAX_DIGITS))
+_BEGUN = re.compile(rb"<(?:\|(?:s(?:_(?:\d{1,%d}\|?)?)?)?)?|\d{1,%d}" % (MAX_DIGITS, MAX_DIGITS))
+
+
+class TokenParser:
+    """Reads `<|s_123|>` and plain integers from text that arrives in pieces.
+
+    White space and commas between tokens are skipped; anything else is an error that names its position.
+    However the text is cut, the tokens are the same:
+
+        parser = TokenParser()
+        parser.feed(b"<|s_1|><|s_2")   # [1]
+        parser.feed(b"3|> 7")          # [23]
+        parser.close()                 # [7]
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._offset = 0  # bytes of the text before `_rest`
+
+    def feed(self, text: bytes) -> list[int]:
+        """Take the next piece of text and return the tokens that it completed.
+
+        Raises:
+            TokenError: naming the byte at which the text stops being tokens.
+        """
+        data = self._rest + text
+        tokens: list[int] = []
+        at = 0
+        while found := _COMPLETE.match(data, at):
+            digits = found[1] or found[2]
+            if digits:
+                tokens.append(self._token(digits, self._offset + at))
+            at = found.end()
+        if at < len(data) and not _BEGUN.fullmatch(data, at):
+            raise self._not_a_token(data[at:], self._offset + at)
+        self._rest = data[at:]
+        self._offset += at
+        return tokens
+
+    def close(self) -> list[int]:
+        """End the text and return what only its end completes: a plain integer.
+
+        Raises:
+            TokenError: if the text ends within a token.
+        """
+        rest, self._rest = self._rest, b""
+        if not rest:
+            return []
+        if not rest.isdigit():
+            raise TokenError(f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}")
+        return [self._token(rest, self._offset)]
+
+    @staticmethod
+    def _token(digits: bytes, position: int) -> int:
+        token = int(digits)
+        if token > MAX_TOKEN:
+            raise TokenError(f"tokens: {token} at byte {position} is above {MAX_TOKEN}")
+        return token
+
+    @staticmethod
+    def _not_a_token(rest: bytes, position: int) -> TokenError:
+        return TokenError(
+            f"tokens: {_excerpt(rest)} at byte {position} is neither <|s_NUMBER|> nor an integer from 0 to {MAX_TOKEN}"
+        )
+
+
+def _excerpt(text: bytes, length: int = 20) -> str:
+    shown = text[:length].decode("ascii", errors="backslashreplace")
+    return repr(shown + ("..." if len(text) > length else ""))
+
+
+def as_tokens(values: npt.ArrayLike) -> TokenArray:
+    """Check a sequence of tokens and convert it to what goes over the wire.
+
+    Args:
+        values: integers, shape (tokens,); may be empty.
+
+    Returns:
+        int32, shape (tokens,).
+
+    Raises:
+        TokenError: not integers, not one-dimensional, or outside 0 .. 2**31 - 1.
+    """
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise TokenError(f"tokens: not a list of integers ({error})") from None
+    if array.ndim != 1:
+        raise TokenError(f"tokens: shape {array.shape}, expected one dimension")
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise TokenError(f"tokens: dtype {array.dtype}, expected integers")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > MAX_TOKEN:
+        raise TokenError(f"tokens: {low if low < 0 else high} is outside 0 to {MAX_TOKEN}")
+    return array.astype(np.int32)

@@ -1,0 +1,100 @@
+"""The voice that an utterance is spoken in: what a client sends of it, checked before it is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from token2wav_client.errors import TokenError, VoiceError
+from token2wav_client.tokens import TokenArray, as_tokens
+
+MEL_BINS = 80
+FRAMES_PER_TOKEN = 2
+SPEAKER_SIZE = 192
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+
+
+@dataclass(frozen=True, eq=False)
+class ClientVoice:
+    """A speaker, given by a short prompt. Checked and converted on construction.
+
+    Attributes:
+        prompt_tokens: speech tokens of the prompt, int32, shape (P,), P >= 1.
+        prompt_mel: mel of the prompt, float32, shape (2 * P, 80), two frames per token.
+        speaker_embedding: float32, shape (192,).
+
+    Raises:
+        VoiceError: naming the field and the bound it breaks.
+    """
+
+    prompt_tokens: TokenArray
+    prompt_mel: npt.NDArray[np.float32]
+    speaker_embedding: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        try:
+            tokens = as_tokens(self.prompt_tokens)
+        except TokenError as error:
+            raise VoiceError(f"prompt_{error}") from None
+        if not len(tokens):
+            raise VoiceError("prompt_tokens: none, expected at least 1")
+        frames = FRAMES_PER_TOKEN * len(tokens)
+        object.__setattr__(self, "prompt_tokens", tokens)
+        object.__setattr__(self, "prompt_mel", _floats("prompt_mel", self.prompt_mel, (frames, MEL_BINS)))
+        embedding = _floats("speaker_embedding", self.speaker_embedding, (SPEAKER_SIZE,))
+        object.__setattr__(self, "speaker_embedding", embedding)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ClientVoice:
+        """Read a voice from a `.npz` or `.safetensors` file that holds the three fields by name.
+
+        Raises:
+            VoiceError: the file cannot be read, lacks a field, or a field is wrong.
+        """
+        path = Path(path)
+        readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+        if path.suffix not in readers:
+            raise VoiceError(f"{path}: a voice is a file that ends in {' or '.join(readers)}")
+        try:
+            arrays = readers[path.suffix](path)
+            missing = [field for field in FIELDS if field not in arrays]
+            if missing:
+                raise VoiceError(f"{missing[0]}: missing, expected the fields {', '.join(FIELDS)}")
+            return cls(**{field: arrays[field] for field in FIELDS})
+        except VoiceError as error:
+            raise VoiceError(f"{path}: {error}") from None
+        except (OSError, ValueError, TypeError, EOFError, BadZipFile, SafetensorError) as error:
+            raise VoiceError(f"{path}: cannot read the voice ({error})") from None
+
+
+def _read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    # np.load opens other formats whatever the name says; only an archive of arrays is a voice.
+    archive = np.load(path, allow_pickle=False)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise VoiceError("not an .npz archive")
+    with archive:
+        return {field: archive[field] for field in FIELDS if field in archive.files}
+
+
+def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
+    return dict(load_file(path))
+
+
+def _floats(field: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        raise VoiceError(f"{field}: dtype {array.dtype}, expected float32")
+    if array.shape != shape:
+        raise VoiceError(f"{field}: shape {array.shape}, expected {shape}")
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(array).all():
+        raise VoiceError(f"{field}: holds numbers that are not finite in float32")
+    return array

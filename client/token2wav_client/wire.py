@@ -1,0 +1,118 @@
+"""The protocol as messages: requests built, responses read. No connection and no clock here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2
+from tritonclient.utils import InferenceServerException
+
+from token2wav_client.audio import AudioArray, AudioFormat
+from token2wav_client.errors import ProtocolError, ServerError
+from token2wav_client.tokens import TokenArray
+from token2wav_client.voice import ClientVoice
+
+_DATATYPES = {"int32": "INT32", "float32": "FP32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What only the first request of an utterance carries."""
+
+    voice: ClientVoice
+    audio_format: AudioFormat
+    keep_open: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedChunk:
+    """Audio of one response: samples of shape (samples,), its place, and whether it is the last."""
+
+    audio: AudioArray
+    index: int
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response: the request that it answers, its audio if any, and whether that request is done."""
+
+    request_id: str
+    chunk: ReceivedChunk | None
+    last_of_request: bool
+
+
+def build_request(
+    model: str,
+    sequence_id: str,
+    request_id: str,
+    tokens: TokenArray,
+    *,
+    opening: Opening | None = None,
+    end: bool = False,
+) -> Any:
+    """Build the ModelInferRequest that carries `tokens`; with `opening` it is the first of its utterance."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    parameters = request.parameters
+    parameters["sequence_id"].string_param = sequence_id
+    parameters["sequence_start"].bool_param = opening is not None
+    parameters["sequence_end"].bool_param = end
+    parameters["triton_enable_empty_final_response"].bool_param = True
+    _add_input(request, "tokens", tokens)
+    if opening is not None:
+        parameters["audio_format"].string_param = opening.audio_format
+        parameters["keep_open"].bool_param = opening.keep_open
+        _add_input(request, "prompt_tokens", opening.voice.prompt_tokens)
+        _add_input(request, "prompt_mel", opening.voice.prompt_mel)
+        _add_input(request, "speaker_embedding", opening.voice.speaker_embedding)
+    return request
+
+
+def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -> None:
+    request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
+    little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    request.raw_input_contents.append(little_endian.tobytes())
+
+
+def read_response(message: Any, audio_format: AudioFormat) -> Response:
+    """Read one ModelStreamInferResponse.
+
+    Raises:
+        ServerError: it is an error response; the message is the server's.
+        ProtocolError: it is none that the protocol allows.
+    """
+    if message.error_message:
+        raise ServerError(message.error_message)
+    response = message.infer_response
+    parameters = response.parameters
+    last = "triton_final_response" in parameters and parameters["triton_final_response"].bool_param
+    chunk = _read_chunk(InferResult(response), audio_format) if response.outputs else None
+    return Response(response.id, chunk, last)
+
+
+def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
+    audio = _output(result, "audio", np.dtype(audio_format))
+    if audio.ndim != 1:
+        raise ProtocolError(f"audio: the server sent shape {audio.shape}, expected one dimension")
+    index = _output(result, "chunk_index", np.dtype(np.int32))
+    final = _output(result, "final", np.dtype(np.bool_))
+    if index.size != 1 or final.size != 1:
+        raise ProtocolError(
+            f"chunk_index, final: the server sent {index.size} and {final.size} values, expected 1 each"
+        )
+    # A copy, because the array that tritonclient hands out is a read-only view of the message.
+    return ReceivedChunk(audio.copy(), int(index.item()), bool(final.item()))
+
+
+def _output(result: Any, name: str, dtype: np.dtype[Any]) -> Any:
+    try:
+        array = result.as_numpy(name)
+    except (InferenceServerException, ValueError) as error:
+        raise ProtocolError(f"{name}: the server sent an unreadable tensor ({error})") from None
+    if array is None:
+        raise ProtocolError(f"{name}: missing in the server's response")
+    if array.dtype != dtype:
+        raise ProtocolError(f"{name}: the server sent {array.dtype}, expected {dtype}")
+    return array

@@ -1,0 +1,175 @@
+"""The command: arguments, messages, exit codes. A server that synthesizes is the end-to-end tests' business."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from token2wav_client import Client, ClientVoice, InputError, ServerUnavailable, __version__
+from token2wav_client.cli import main
+from token2wav_client.errors import EXIT_CODES
+
+
+@pytest.fixture
+def voice(tmp_path: Path, voice_arrays: dict[str, npt.NDArray[Any]]) -> str:
+    path = tmp_path / "voice.npz"
+    np.savez(path, **voice_arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> str:
+    path = tmp_path / "tokens.txt"
+    path.write_text("<|s_1|><|s_2|>")
+    return str(path)
+
+
+@pytest.fixture
+def free_url() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return url_of(probe)
+
+
+@pytest.fixture
+def mute_port() -> Iterator[socket.socket]:
+    """A listener that takes connections and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("token2wav-client: error: ")
+    return line
+
+
+def test_help_documents_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["synth", "--help"], ["health", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        for code, meaning in EXIT_CODES.items():
+            assert f"{code:<4} {meaning}" in shown
+
+
+def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == f"token2wav-client {__version__}"
+    assert __version__ == version("token2wav")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sing"],
+        ["synth"],
+        ["synth", "--tokens", "t", "--voice", "v"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "-1"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "nan"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--tokens-per-request", "0"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--timeout", "0"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--audio-format", "mp3"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--subtype", "ULAW"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["tokens", "voice", "out", "url"])
+def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
+    wrong: str, tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "out.wav"), "url": free_url}
+    bad = {"tokens": "no.npy", "voice": "no.npz", "out": "no/such/folder/o.wav", "url": f"http://{free_url}"}
+    arguments = good | {wrong: bad[wrong]}
+    assert main(["synth", *(f"--{name}={value}" for name, value in arguments.items())]) == 2
+    assert bad[wrong] in one_sentence(capsys)
+
+
+def test_nobody_at_the_address_exits_with_3(
+    tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.wav"
+    arguments = ["synth", "--tokens", tokens, "--voice", voice, "--out", str(out), "--url", free_url]
+    assert main(arguments) == 3
+    assert f"no server at {free_url}" in one_sentence(capsys)
+    assert not out.exists()
+    assert main(["health", "--url", free_url]) == 3
+    assert f"no server at {free_url}" in one_sentence(capsys)
+
+
+def test_a_mute_port_exits_with_3_after_the_connect_timeout(
+    mute_port: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = url_of(mute_port)
+    began = time.monotonic()
+    assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
+    assert time.monotonic() - began < 3
+    assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
+
+
+def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str, mute_port: socket.socket) -> None:
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens", "-", "--voice", voice]
+    command += ["--out", str(tmp_path / "out.wav"), "--url", url_of(mute_port), "--connect-timeout", "30"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process:
+        mute_port.settimeout(10)
+        connection, _ = mute_port.accept()  # it is up and waits for the server
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors == "token2wav-client: interrupted\n"
+
+
+def test_the_package_needs_neither_torch_nor_the_library() -> None:
+    code = "import sys, token2wav_client.cli; print({'torch', 'token2wav'} & set(sys.modules))"
+    environment = dict(os.environ, PYTHONWARNINGS="ignore")
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout.strip() == "set()"
+
+
+def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
+    before = set(threading.enumerate())
+    with Client(free_url) as client:
+        with pytest.raises(ServerUnavailable, match=free_url):
+            list(client.synthesize([[1, 2, 3]], ClientVoice(**voice_arrays)))
+        with pytest.raises(ServerUnavailable, match=free_url):
+            client.health()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("url", ["", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc"])
+def test_an_address_must_be_host_and_port(url: str) -> None:
+    with pytest.raises(InputError, match="is not host:port"):
+        Client(url)
