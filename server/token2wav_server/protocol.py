@@ -1,6 +1,6 @@
 """What travels between Triton and the scheduler: names of tensors and parameters, and how errors are told.
 
-Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack and torch:
+Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
 the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out).
 """
 
