@@ -1,0 +1,130 @@
+"""Streams chunk by chunk: against the public streaming loop, and against whole-sequence results of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parity import tolerances
+from tests.support.golden import GoldenSet, snr_db
+from token2wav import StreamConfig, Token2Wav
+from token2wav.engines.base import MelChunk
+from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.streaming.session import AudioChunk
+
+
+class MelRecorder:
+    """Passes every mel chunk on to the vocoder and keeps it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mels: list[torch.Tensor] = []
+        advance = TorchVocoderEngine.advance
+
+        def recording(engine: TorchVocoderEngine, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+            self.mels += [chunk.mel.cpu() for _, chunk in batch]
+            return advance(engine, batch)
+
+        monkeypatch.setattr(TorchVocoderEngine, "advance", recording)
+
+
+def streamed(model: Token2Wav, golden: GoldenSet) -> list[AudioChunk]:
+    with model.stream(golden.voice) as stream:
+        return stream.push(golden.tokens) + stream.finish()
+
+
+@pytest.fixture(scope="module")
+def public(folder: Path) -> Token2Wav:
+    """The model as the public loop runs it."""
+    return Token2Wav.load(folder, stream=StreamConfig(tail="full", phase="reference"))
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Token2Wav:
+    """The model with its defaults."""
+    return Token2Wav.load(folder)
+
+
+def test_prompt_does_not_end_on_a_block(golden: GoldenSet) -> None:
+    assert golden["in.prompt_token"].shape[1] % 25
+
+
+def test_chunks_are_those_of_the_public_loop(
+    golden: GoldenSet, public: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = MelRecorder(monkeypatch)
+    chunks = streamed(public, golden)
+    assert [len(chunk.audio) for chunk in chunks] == [chunk["audio_samples"] for chunk in golden.chunks]
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    for index, mel in enumerate(recorder.mels):
+        reference = golden.chunk(index, "mel")
+        assert mel.shape == reference.shape
+        assert float((mel - reference).abs().max()) <= tolerances.MEL, f"chunk {index}"
+
+
+def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token2Wav) -> None:
+    vocoder = public.pipeline._vocoder
+    handle, last = vocoder.open(), len(golden.chunks) - 1
+    for index in range(last + 1):
+        [audio] = vocoder.advance([(handle, MelChunk(golden.chunk(index, "mel"), index == last))])
+        reference = golden.chunk(index, "audio")
+        assert audio.shape == reference.shape
+        assert float((audio.cpu() - reference).abs().max()) <= tolerances.AUDIO, f"chunk {index}"
+    vocoder.close(handle)
+
+
+@pytest.mark.parametrize("phase", ["reference", "exact"])
+def test_audio_end_to_end(golden: GoldenSet, folder: Path, phase: str) -> None:
+    model = Token2Wav.load(folder, stream=StreamConfig(tail="full", phase=phase))  # type: ignore[arg-type]
+    chunks = streamed(model, golden)[:-1]  # the tail amplifies the difference of masks in the public loop's mel
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(chunks))])
+    assert snr_db(audio, reference) > tolerances.SNR_DB
+
+
+def test_stream_equals_the_whole_sequence(golden: GoldenSet, ours: Token2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = MelRecorder(monkeypatch)
+    chunks = streamed(ours, golden)
+    whole = torch.from_numpy(ours.mel(golden.tokens, golden.voice, streaming=True))
+    assert sum(mel.shape[1] for mel in recorder.mels) == whole.shape[1]
+    at = 0
+    for index, mel in enumerate(recorder.mels):
+        assert float((mel - whole[:, at : at + mel.shape[1]]).abs().max()) <= tolerances.MEL, f"chunk {index}"
+        at += mel.shape[1]
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    assert len(audio) == 960 * len(golden.tokens)
+    vocoded = ours.vocode(torch.cat(recorder.mels, dim=1).numpy())
+    assert np.abs(audio - vocoded).max() <= tolerances.AUDIO
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        StreamConfig(hop="fixed", hop_tokens=25),
+        StreamConfig(hop="fixed", hop_tokens=50),
+        StreamConfig(hop="fixed", hop_tokens=100),
+        StreamConfig(hop="growing", hop_tokens=50),
+        StreamConfig(hop="lead"),
+    ],
+    ids=lambda config: f"{config.hop}-{config.hop_tokens}",
+)
+def test_any_schedule_gives_the_same_mel(
+    golden: GoldenSet, folder: Path, ours: Token2Wav, stream: StreamConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = MelRecorder(monkeypatch)
+    streamed(Token2Wav.load(folder, stream=stream), golden)
+    mel = torch.cat(recorder.mels, dim=1).numpy()
+    assert np.abs(mel - ours.mel(golden.tokens, golden.voice)).max() <= tolerances.MEL
+
+
+def test_last_chunk_under_the_full_mask_is_the_whole_non_streaming_mel(
+    golden: GoldenSet, public: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = MelRecorder(monkeypatch)
+    streamed(public, golden)
+    tail = recorder.mels[-1].numpy()
+    whole = public.mel(golden.tokens, golden.voice, streaming=False)
+    assert np.abs(tail - whole[:, -tail.shape[1] :]).max() <= tolerances.MEL

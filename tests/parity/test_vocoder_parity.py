@@ -1,0 +1,84 @@
+"""Every stage from mel to audio against the public implementation."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.parity import tolerances
+from tests.support.golden import GoldenSet, snr_db
+from token2wav.flow.noise import FlowNoise
+from token2wav.vocoder.hift import HiFT
+from token2wav.vocoder.noise import SourceNoise
+
+Noises = tuple[FlowNoise, SourceNoise]
+
+
+def off(value: torch.Tensor, reference: torch.Tensor) -> float:
+    assert value.shape == reference.shape
+    return float((value.cpu() - reference).abs().max())
+
+
+def on_device(hift: HiFT, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(hift.window.device)
+
+
+def test_f0(golden: GoldenSet, hift: HiFT) -> None:
+    mel = on_device(hift, golden["hift.in.mel"])
+    assert off(hift.f0_predictor(mel, final=True), golden["hift.finalize.f0"]) <= tolerances.F0_HZ
+    assert off(hift.f0_predictor(mel, final=False), golden["hift.nofinalize.f0"]) <= tolerances.F0_HZ
+    whole = torch.cat([golden.chunk(index, "mel") for index in range(len(golden.chunks))], dim=1)
+    assert off(hift.f0_predictor(on_device(hift, whole[None]), final=True), golden["hift.full.f0_of_chunked_mel"]) <= (
+        tolerances.F0_HZ
+    )
+
+
+def test_source_with_the_reference_phase(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    for ending in ("finalize", "nofinalize"):
+        f0, reference = on_device(hift, golden[f"hift.{ending}.f0"]), golden[f"hift.{ending}.s"]
+        noise = on_device(hift, noises[1].window(0, reference.shape[2]))
+        assert off(hift.m_source(f0, noise, "reference"), reference) <= tolerances.SOURCE
+    f0 = on_device(hift, golden["hift.finalize.f0"])
+    noise = on_device(hift, noises[1].window(0, golden["hift.finalize.s"].shape[2]))
+    sines = hift.m_source.harmonics(f0, noise, "reference")[:, :2400]
+    assert off(sines, golden["hift.finalize.sines_first_2400"]) <= tolerances.SOURCE
+
+
+def test_exact_phase_is_the_phase_that_the_reference_rounds(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    mel = on_device(hift, golden["flow.mel.streaming"])
+    reference = golden["hift.full.audio_of_streaming_mel"].numpy()
+    assert snr_db(hift.vocode(mel, noises[1], phase="exact").cpu().numpy(), reference) > tolerances.SNR_DB
+
+
+def test_spectrum_of_the_source(golden: GoldenSet, hift: HiFT) -> None:
+    spectrum = hift.spectrum(on_device(hift, golden["hift.finalize.s"]))
+    assert off(spectrum[..., :600], golden["hift.finalize.s_stft_first_600"]) <= tolerances.SOURCE * 16
+
+
+def test_decoder_stages(golden: GoldenSet, hift: HiFT) -> None:
+    prefix = "hift.finalize.stage."
+    names = {key.removeprefix(prefix) for key in golden.tensors if key.startswith(prefix)}
+    outputs: dict[str, torch.Tensor] = {}
+    hooks = []
+    for name in names:
+        module = hift.get_submodule(name.removesuffix("_first_1200"))
+        hooks.append(module.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output})))
+    hift.decode(on_device(hift, golden["hift.in.mel"]), on_device(hift, golden["hift.finalize.s"]), final=True)
+    for hook in hooks:
+        hook.remove()
+    assert len(outputs) == 11
+    for name, output in outputs.items():
+        reference = golden[prefix + name]
+        assert off(output[..., : reference.shape[2]], reference) <= tolerances.VOCODER_STAGE, name
+
+
+def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    mel = on_device(hift, golden["hift.in.mel"])
+    final = hift.vocode(mel, noises[1], final=True, phase="reference")
+    assert off(final, golden["hift.finalize.audio"]) <= tolerances.AUDIO
+    unfinished = hift.vocode(mel, noises[1], final=False, phase="reference")
+    assert off(unfinished, golden["hift.nofinalize.audio"]) <= tolerances.AUDIO
+
+
+def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    audio = hift.vocode(on_device(hift, golden["flow.mel.streaming"]), noises[1], phase="reference")
+    assert off(audio, golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO
