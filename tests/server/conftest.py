@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.rig import Rig
+from tests.support.golden import TINY, GoldenSet
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+
+
+@pytest.fixture(scope="session")
+def golden() -> GoldenSet:
+    return GoldenSet(TINY)
+
+
+@pytest.fixture(scope="session")
+def model() -> Token2Wav:
+    """The library, to compare the server with."""
+    return Token2Wav.load(TINY)
+
+
+@pytest.fixture(scope="session")
+def voice(golden: GoldenSet) -> ClientVoice:
+    spoken = golden.voice
+    return ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
+
+
+@pytest.fixture(scope="session")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real tritonserver with the tiny model and default settings."""
+    with Rig.start(TINY, tmp_path_factory.mktemp("server")) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="session")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A real tritonserver with small limits."""
+    settings = "limits: {streams: 2, request_tokens: 40, stream_tokens: 60, prompt_tokens: 40, idle_seconds: 0.5}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
+        yield rig
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test, whatever happened in it, the servers it used hold nothing for any stream."""
+    yield
+    for name in ("rig", "limited"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).wait_until_empty()

@@ -1,0 +1,145 @@
+"""A running server and the plainest possible client: requests as anyone's gRPC client would send them.
+
+Our own client checks its arguments before it sends them; here everything is sent as it is.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+
+from token2wav import Voice
+from token2wav_server.ports import Ports
+from token2wav_server.server import TritonServer
+
+_TYPES = {"int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A server under test."""
+
+    server: TritonServer
+
+    @classmethod
+    @contextmanager
+    def start(cls, model: Path, folder: Path, settings: str | None = None) -> Iterator[Rig]:
+        config = None
+        if settings is not None:
+            config = folder / "server.yaml"
+            config.write_text(settings)
+        with TritonServer(model, config=config, ports=Ports.free(), log_file=folder / "triton.log") as server:
+            yield cls(server)
+
+    def open_streams(self) -> dict[str, int]:
+        """What the gauges on the metrics port say."""
+        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=5) as response:
+            text = response.read().decode()
+        return {
+            holder: int(float(value))
+            for holder, value in re.findall(r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', text)
+        }
+
+    def wait_until_empty(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while (streams := self.open_streams()) != {"scheduler": 0, "engine": 0}:
+            assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
+            time.sleep(0.05)
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        client = triton.InferenceServerClient(self.server.grpc_url)
+        connection = Connection(client)
+        client.start_stream(lambda result, error: connection.inbox.put((result, error)))
+        try:
+            yield connection
+        finally:
+            client.stop_stream(cancel_requests=True)
+            client.close()
+
+
+@dataclass
+class Answers:
+    """All responses to one request."""
+
+    chunks: list[tuple[int, bool, NDArray[Any]]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def audio(self) -> NDArray[Any]:
+        return np.concatenate([audio for _, _, audio in self.chunks])
+
+
+@dataclass
+class Connection:
+    """One gRPC stream."""
+
+    client: triton.InferenceServerClient
+    inbox: queue.Queue[tuple[Any, Any]] = field(default_factory=queue.Queue)
+
+    def send(
+        self,
+        tokens: Any,
+        voice: Voice | dict[str, NDArray[Any]] | None = None,
+        sequence: int | str = 0,
+        *,
+        start: bool = False,
+        end: bool = False,
+        parameters: dict[str, Any] | None = None,
+    ) -> None:
+        inputs = {"tokens": tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)}
+        if isinstance(voice, Voice):
+            inputs |= voice_inputs(voice)
+        elif voice is not None:
+            inputs |= voice
+        self.client.async_stream_infer(
+            "token2wav",
+            [_input(name, array) for name, array in inputs.items()],
+            sequence_id=sequence,
+            sequence_start=start,
+            sequence_end=end,
+            enable_empty_final_response=True,
+            parameters=parameters,
+        )
+
+    def answers(self, requests: int = 1) -> Answers:
+        """Reads until so many requests are finished or failed."""
+        answers = Answers()
+        while requests:
+            result, error = self.inbox.get(timeout=_PATIENCE_SECONDS)
+            if error is not None:
+                answers.errors.append(error.message())
+                requests -= 1
+                continue
+            response = result.get_response()
+            if response.outputs:
+                index, final = (int(result.as_numpy(name).item()) for name in ("chunk_index", "final"))
+                answers.chunks.append((index, bool(final), result.as_numpy("audio").copy()))
+            requests -= response.parameters["triton_final_response"].bool_param
+        return answers
+
+
+def voice_inputs(voice: Voice) -> dict[str, NDArray[Any]]:
+    return {
+        "prompt_tokens": voice.prompt_tokens,
+        "prompt_mel": voice.prompt_mel,
+        "speaker_embedding": voice.speaker_embedding,
+    }
+
+
+def _input(name: str, array: NDArray[Any]) -> triton.InferInput:
+    value = triton.InferInput(name, list(array.shape), _TYPES[array.dtype.name])
+    value.set_data_from_numpy(array)
+    return value

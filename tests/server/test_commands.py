@@ -1,0 +1,99 @@
+"""What a user sees when something is wrong with a command: one sentence, a non-zero exit, nothing executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.golden import DATA, TINY
+from token2wav_server.ports import Ports
+
+CLIENT_UNAVAILABLE, SERVE_USAGE = 3, 2
+
+
+def serve(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ports = Ports.free()
+    command = [str(Path(sys.executable).with_name("token2wav-serve")), "--model", str(model)]
+    command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def synth(url: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--out", str(out)]
+    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def one_sentence(completed: subprocess.CompletedProcess[str], program: str) -> str:
+    lines = completed.stderr.strip().splitlines()
+    assert len(lines) == 1, completed.stderr
+    assert lines[0].startswith(f"{program}: error: ")
+    return lines[0]
+
+
+class _TouchesAFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+def test_no_such_model_folder(tmp_path: Path) -> None:
+    completed = serve(tmp_path / "nowhere")
+    assert completed.returncode == SERVE_USAGE
+    assert "nowhere: no such model folder" in one_sentence(completed, "token2wav-serve")
+
+
+def test_half_a_model_folder(folder: Path) -> None:
+    (folder / "hift.safetensors").unlink()
+    completed = serve(folder)
+    assert completed.returncode == SERVE_USAGE
+    assert "neither hift.safetensors nor hift.pt is there" in one_sentence(completed, "token2wav-serve")
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!new:os.mkdir"])
+def test_yaml_that_tries_to_run_code(folder: Path, tmp_path: Path, tag: str) -> None:
+    text = (folder / "cosyvoice3.yaml").read_text()
+    start = text.index("flow: !new:")
+    (folder / "cosyvoice3.yaml").write_text(text[:start] + f"flow: {tag} ['{tmp_path}/executed']\n")
+    completed = serve(folder)
+    assert completed.returncode == SERVE_USAGE
+    assert "cosyvoice3.yaml" in one_sentence(completed, "token2wav-serve")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_pickle_with_code_in_it(folder: Path, tmp_path: Path) -> None:
+    (folder / "flow.safetensors").unlink()
+    (folder / "flow.pt").write_bytes(pickle.dumps({"input_embedding.weight": _TouchesAFile(tmp_path / "executed")}))
+    completed = serve(folder)
+    assert completed.returncode == SERVE_USAGE
+    assert "refused, nothing was executed" in one_sentence(completed, "token2wav-serve")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_unknown_key_in_the_server_configuration(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("limits: {strems: 3}")
+    completed = serve(TINY, "--config", str(tmp_path / "server.yaml"))
+    assert completed.returncode == SERVE_USAGE
+    assert "limits: unknown key 'strems'" in one_sentence(completed, "token2wav-serve")
+
+
+def test_server_is_down(tmp_path: Path) -> None:
+    completed = synth(f"127.0.0.1:{Ports.free().grpc}", tmp_path / "out.wav")
+    assert completed.returncode == CLIENT_UNAVAILABLE
+    one_sentence(completed, "token2wav-client")
+    assert not (tmp_path / "out.wav").exists()

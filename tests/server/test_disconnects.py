@@ -1,0 +1,73 @@
+"""Clients that go away leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tests.server.rig import Rig
+from tests.support.golden import DATA, GoldenSet
+from token2wav_client import Client, ClientVoice
+
+AT_ONCE_SECONDS = 5.0  # far below the idle time-out of 30 s, far above the 50 ms at which the server looks
+
+
+def test_cancelled_stream_is_freed_at_once(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
+        utterance.push(golden.tokens[:60])
+        assert next(utterance).index == 0
+        assert rig.open_streams() == {"scheduler": 1, "engine": 1}
+    rig.wait_until_empty(AT_ONCE_SECONDS)
+
+
+def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(rig: Rig, voice: ClientVoice) -> None:
+    with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
+        utterance.push([1, 2, 3])
+        deadline = time.monotonic() + AT_ONCE_SECONDS
+        while rig.open_streams()["engine"] != 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    rig.wait_until_empty(AT_ONCE_SECONDS)
+
+
+def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
+    """A process that dies in the middle of an utterance, with tokens still to come."""
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--url", rig.server.grpc_url]
+    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+    command += ["--out", str(tmp_path / "out.wav"), "--rate", "25"]
+    client = subprocess.Popen(command)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "out.wav").is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert rig.open_streams() == {"scheduler": 1, "engine": 1}
+    client.kill()
+    client.wait()
+    rig.wait_until_empty(AT_ONCE_SECONDS)
+
+
+def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    with Client(rig.server.grpc_url) as client:
+        leavers = [client.open(voice) for _ in range(4)]
+        stayers = [client.open(voice) for _ in range(4)]
+        for utterance in leavers + stayers:
+            utterance.push(golden.tokens[:60])
+        for utterance in leavers:
+            utterance.close()
+        for utterance in stayers:
+            utterance.finish(golden.tokens[60:])
+        audio = [np.concatenate([chunk.audio for chunk in utterance]) for utterance in stayers]
+    assert all(np.array_equal(each, audio[0]) for each in audio)
+    assert len(audio[0]) == 960 * len(golden.tokens)
+
+
+def test_client_that_is_not_kept_open_is_dropped_when_idle(limited: Rig, voice: ClientVoice) -> None:
+    with Client(limited.server.grpc_url) as client:
+        utterance = client.open(voice, keep_open=False)
+        utterance.push([1, 2, 3])
+        utterance.close()
+    limited.wait_until_empty(AT_ONCE_SECONDS)
