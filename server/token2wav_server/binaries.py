@@ -1,0 +1,149 @@
+"""Finds a tritonserver on this machine, and what its Python backend needs to run with this interpreter.
+
+There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is complete, and
+the PyPI wheel nvidia-pytriton, of which only the files are used: its Python backend has to be put together
+from a library and the stub for the right Python version.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from token2wav_server.errors import TritonNotFoundError
+
+_WHEEL = "nvidia-pytriton"
+_WHEEL_GLIBC = (2, 35)
+_INSTALLED = Path("/opt/tritonserver/bin/tritonserver")
+_STUB = "triton_python_backend_stub"
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Triton:
+    """A tritonserver that can be run.
+
+    Attributes:
+        executable: the server binary.
+        backends: the folder that its ``--backend-directory`` names.
+        environment: variables that it must be started with.
+    """
+
+    executable: Path
+    backends: Path
+    environment: dict[str, str]
+
+
+def find_tritonserver(folder: Path) -> Triton:
+    """Finds tritonserver: $TRITONSERVER, on PATH, in /opt/tritonserver, else the wheel nvidia-pytriton.
+
+    Args:
+        folder: empty private folder; the backend of the wheel is put together here.
+
+    Raises:
+        TritonNotFoundError: saying what is missing and how to get it.
+    """
+    installed = _installed_executable()
+    if installed is None:
+        return _from_wheel(folder)
+    backends = installed.parent.parent / "backends"
+    if not (backends / "python" / _STUB).is_file():
+        raise TritonNotFoundError(
+            f"{installed} has no Python backend in {backends}: "
+            f"unset TRITONSERVER to use the wheel {_WHEEL}, or use Triton's image with the Python backend"
+        )
+    return Triton(installed, backends, _environment([]))
+
+
+def _installed_executable() -> Path | None:
+    named = os.environ.get("TRITONSERVER")
+    if named:
+        if not os.access(named, os.X_OK) or not Path(named).is_file():
+            raise TritonNotFoundError(f"TRITONSERVER={named} is not an executable file: correct it or unset it")
+        return Path(named).resolve()
+    found = shutil.which("tritonserver") or shutil.which(_INSTALLED)
+    return Path(found).resolve() if found else None
+
+
+def _from_wheel(folder: Path) -> Triton:
+    try:
+        site_packages = Path(str(metadata.distribution(_WHEEL).locate_file("")))
+    except metadata.PackageNotFoundError:
+        raise TritonNotFoundError(
+            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps {_WHEEL}==0.7.0`, "
+            "or set TRITONSERVER to the path of the binary"
+        ) from None
+    _check_glibc()
+    root = site_packages / "pytriton" / "tritonserver"
+    stub = root / "python_backend_stubs" / _PYTHON / _STUB
+    if not stub.is_file():
+        raise TritonNotFoundError(f"{_WHEEL} has no Python backend for Python {_PYTHON}: use Python 3.10, 3.11 or 3.12")
+    backend = folder / "backends" / "python"
+    backend.mkdir(parents=True)
+    library_folder = root / "backends" / "python"
+    for file in (
+        library_folder / "libtriton_python.so",
+        library_folder / "triton_python_backend_utils.py",
+        stub,
+    ):
+        (backend / file.name).symlink_to(file)
+    libraries = [*_libpython_folders(), site_packages / "nvidia_pytriton.libs"]
+    environment = _environment(libraries)
+    _check_libpython(environment)
+    return Triton(root / "bin" / "tritonserver", backend.parent, environment)
+
+
+def _environment(libraries: list[Path]) -> dict[str, str]:
+    """The stub finds site-packages by the first ``python3`` on PATH, libpython by the loader's path."""
+    environment = dict(os.environ)
+    environment["PATH"] = _joined([Path(sys.executable).parent], os.environ.get("PATH"))
+    if libraries:
+        environment["LD_LIBRARY_PATH"] = _joined(libraries, os.environ.get("LD_LIBRARY_PATH"))
+    return environment
+
+
+def _joined(folders: list[Path], inherited: str | None) -> str:
+    return os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
+
+
+def _libpython() -> str:
+    return f"libpython{_PYTHON}.so.1.0"
+
+
+def _libpython_folders() -> list[Path]:
+    """This interpreter's own libpython, where it brought one; a distribution's lies on the loader's path."""
+    candidates = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
+    return [folder for folder in candidates if (folder / _libpython()).is_file()][:1]
+
+
+def _check_libpython(environment: dict[str, str]) -> None:
+    # In a process of its own: the loader's path cannot be changed in a running one.
+    probe = f"import ctypes; ctypes.CDLL({_libpython()!r})"
+    loaded = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", probe], env=environment, stderr=subprocess.DEVNULL, check=False
+    )
+    if loaded.returncode != 0:
+        raise TritonNotFoundError(
+            f"{_libpython()}, which Triton's Python backend needs, cannot be loaded: "
+            f"install it (Debian, Ubuntu: `apt-get install libpython{_PYTHON}`), "
+            "or use a Python that was built with --enable-shared"
+        )
+
+
+def _check_glibc() -> None:
+    try:
+        version = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"
+        found = tuple(int(part) for part in version.split()[-1].split("."))
+    except (ValueError, OSError, IndexError):
+        version, found = "not glibc", ()
+    if found < _WHEEL_GLIBC:
+        raise TritonNotFoundError(
+            f"{_WHEEL} needs Linux with glibc 2.35 or newer, here it is {version}: "
+            "use Debian 12, Ubuntu 22.04 or newer, or Triton's docker image"
+        )

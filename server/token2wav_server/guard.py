@@ -1,0 +1,99 @@
+"""Runs tritonserver as its child and outlives both it and the launcher, to clean up after either.
+
+A launcher that is killed cannot clean up, and a parent-death signal alone would leave the server's shared
+memory behind (and follows a thread, not the process). So this small process stands in between. It is started
+by path with ``python -I -S``: only the standard library, no project imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PID_FILE = "tritonserver.pid"
+_PR_SET_PDEATHSIG = 1
+_PARENT_POLL_S = 0.25
+_BACKEND_START_S = 30.0
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def remove_leftovers(folder: Path, shm_prefix: str) -> None:
+    """Removes a server's private folder, shared-memory segments and backend folder; fine to call twice."""
+    with contextlib.suppress(FileNotFoundError):
+        _remove_backend_folders(started=(folder / PID_FILE).stat().st_mtime)
+    shutil.rmtree(folder, ignore_errors=True)
+    for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
+        segment.unlink(missing_ok=True)
+
+
+def _remove_backend_folders(started: float) -> None:
+    """Removes what a killed Python backend leaves in /tmp, whatever TMPDIR says: an empty folder.
+
+    Nothing tells whose it is, only when it was made. One of another server that started at the same time may go
+    with it, which does no harm: the backend needs it only for packed environments, and then it is not empty.
+    """
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(OSError):
+            if started - 1 <= folder.stat().st_mtime <= started + _BACKEND_START_S:
+                folder.rmdir()
+
+
+def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]) -> int:
+    """Runs ``command`` until it ends, this process is told to stop, or the launcher is gone.
+
+    Args:
+        launcher_pid: process whose end means the end of the server.
+        folder: private folder of this server, removed at the end.
+        shm_prefix: prefix of its segments in /dev/shm, removed at the end.
+        grace_s: how long the server may take after SIGTERM before it is killed.
+        command: the server's command line.
+
+    Returns:
+        The server's exit status, 128 + n if signal n ended it.
+    """
+    # Blocked before the server exists, so that a signal at any later moment is seen by sigtimedwait.
+    inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
+    prctl = ctypes.CDLL(None).prctl
+
+    def in_child() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited_mask)
+
+    try:
+        server = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child)
+        try:
+            (folder / PID_FILE).write_text(str(server.pid))
+            if _told_to_stop(server, launcher_pid):
+                server.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    server.wait(grace_s)
+        finally:
+            # Whatever is left of its process group: the server itself, or stubs that it left behind.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            status = server.wait()
+    finally:
+        remove_leftovers(folder, shm_prefix)
+    return status if status >= 0 else 128 - status
+
+
+def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
+    """Waits; true if the server should end in good order, false if it has ended or nobody needs it."""
+    while server.poll() is None:
+        if os.getppid() != launcher_pid:
+            return False
+        received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
+        if received is not None and received.si_signo in _STOP_SIGNALS:
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    _launcher_pid, _folder, _shm_prefix, _grace_s, *_command = sys.argv[1:]
+    sys.exit(run(int(_launcher_pid), Path(_folder), _shm_prefix, float(_grace_s), _command))

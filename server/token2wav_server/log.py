@@ -1,0 +1,89 @@
+"""Reads what the server and its models print: keeps the end of it, and tells what a person wants to see."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import IO, TextIO
+
+_KEPT_LINES = 2000
+
+# "I1121 03:55:22.845388 3026 model.py:5] "text"", where the text has \n for a line break.
+_TRITON_LINE = re.compile(r"^(?P<level>[IWE])\d{4} [\d:.]+ \d+ (?P<source>\S+):\d+\] (?P<text>.*)$")
+_LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: \w+: (?P<reason>.*)")
+_STARTUP_ERROR = re.compile(r"error:|.*: (unrecognized option|option .* requires an argument)")
+# Printed on every machine without a GPU, and of no consequence there.
+_NOISE = re.compile(r"NVML|DCGM|CudaDriverHelper|pinned_memory_manager|cuda_memory_manager|^Signal \(\d+\) received")
+_TABLE = re.compile(r"^([+|].*)?$")
+# What tritonserver prints after an option that it does not know: some hundred lines.
+_USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
+
+
+class LogPump(threading.Thread):
+    """Moves lines from the server's output to ``sink``, as long as any process of the server can write.
+
+    Args:
+        source: read end of the pipe; closed at the end.
+        sink: where lines go; if it breaks, the pipe is still emptied, so that the server never blocks.
+        shown: which lines go there; all are kept for ``failure_reason``.
+    """
+
+    def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
+        super().__init__(name="tritonserver-log", daemon=True)
+        self._source = source
+        self._sink = sink
+        self._shown = shown
+        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+
+    def run(self) -> None:
+        """Pumps until every writer is gone."""
+        with self._source:
+            for raw in self._source:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._lines.append(line)
+                if self._shown(line):
+                    with contextlib.suppress(OSError, ValueError):
+                        self._sink.write(line + "\n")
+                        self._sink.flush()
+
+    def failure_reason(self) -> str:
+        """Returns why the server failed, as far as its output tells."""
+        return failure_reason(list(self._lines))
+
+
+def failure_reason(lines: list[str]) -> str:
+    """Picks from a failed server's output what explains the failure.
+
+    Models that failed to load come first, each with the message of its own exception; without one, Triton's
+    error lines; without those, the last lines.
+    """
+    loads = {}
+    errors = []
+    for line in lines:
+        parts = _TRITON_LINE.match(line)
+        text = _plain(parts["text"]) if parts else line
+        if failure := _LOAD_FAILURE.search(text):
+            loads[failure["model"]] = failure["reason"]
+        if (parts is None and _STARTUP_ERROR.match(text)) or (parts and parts["level"] == "E"):
+            errors.append(text)
+    if loads:
+        return "; ".join(f"model '{model}' failed to load: {reason}" for model, reason in loads.items())
+    wanted = [text for text in errors if not _NOISE.search(text)]
+    last_lines = [line.strip() for line in lines if line.strip()][-10:]
+    return "; ".join(dict.fromkeys(wanted or last_lines)) or "it printed nothing"
+
+
+def matters(line: str) -> bool:
+    """True for warnings, errors and whatever models print; false for Triton's chatter."""
+    if _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
+        return False
+    parts = _TRITON_LINE.match(line)
+    return parts is None or parts["level"] != "I" or parts["source"].endswith(".py")
+
+
+def _plain(text: str) -> str:
+    """Removes the quotes around a text of Triton's log, and the Python traceback after it."""
+    return text.strip('"').split(r"\n\nAt:\n", 1)[0].replace(r"\n", " ").strip()

@@ -1,0 +1,241 @@
+"""A tritonserver process as a context manager."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from token2wav_server import guard
+from token2wav_server.binaries import find_tritonserver
+from token2wav_server.errors import ServerError, ServerStartError
+from token2wav_server.log import LogPump, matters
+from token2wav_server.ports import Ports
+
+_CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+_EXIT_TIMEOUT_S = 5
+# Triton counts its own exit timeout in whole seconds and may start counting late.
+_GRACE_S = _EXIT_TIMEOUT_S + 3.0
+_POLL_S = 0.05
+
+
+class TritonServer:
+    """One tritonserver that serves a model folder; use it as a context manager.
+
+    Entering starts the server and waits until its models are loaded. Leaving stops it and removes everything
+    it left: processes, shared memory, temporary files. The same happens when this process dies in any way.
+
+    Args:
+        model: folder with the weights; Triton models read it from the variable TOKEN2WAV_MODEL.
+        config: server configuration file, in TOKEN2WAV_CONFIG; without one the variable is not set.
+        model_repository: Triton model repository; by default that of the checkout this package lies in.
+        ports: ports to listen on; ``Ports.free()`` where they don't matter.
+        host: address to listen on.
+        log_file: takes all output of the server; by default it goes to this process's stderr.
+        verbose: with false, stderr gets only warnings, errors and what models print.
+        extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
+            it is ready.
+        ready_timeout_s: how long loading the models may take.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        *,
+        config: Path | str | None = None,
+        model_repository: Path | str | None = None,
+        ports: Ports | None = None,
+        host: str = "127.0.0.1",
+        log_file: Path | str | None = None,
+        verbose: bool = True,
+        extra_args: Sequence[str] = (),
+        ready_timeout_s: float = 300.0,
+    ) -> None:
+        self.model = Path(model).resolve()
+        self.config = Path(config).resolve() if config is not None else None
+        self.model_repository = Path(model_repository or _CHECKOUT_REPOSITORY).resolve()
+        self.ports = ports or Ports()
+        self.host = host
+        self._log_file = Path(log_file) if log_file is not None else None
+        self._verbose = verbose
+        self._extra_args = list(extra_args)
+        self._ready_timeout_s = ready_timeout_s
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._log: LogPump | None = None
+        self._folder: Path | None = None
+        self._cleanup = contextlib.ExitStack()
+
+    @property
+    def grpc_url(self) -> str:
+        """HOST:PORT of the gRPC service, as clients want it."""
+        return self._url(self.ports.grpc)
+
+    @property
+    def http_url(self) -> str:
+        """HOST:PORT of the HTTP service."""
+        return self._url(self.ports.http)
+
+    @property
+    def metrics_url(self) -> str:
+        """HOST:PORT of the metrics service."""
+        return self._url(self.ports.metrics)
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver itself, which is the parent of the Python stubs."""
+        if self._folder is None:
+            raise ServerError("the server is not running: start it first")
+        return int((self._folder / guard.PID_FILE).read_text())
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the server and returns when all its models are ready.
+
+        Raises:
+            TritonNotFoundError: no usable tritonserver on this machine.
+            PortInUseError: a port is taken.
+            ServerStartError: the server ended, with the reason from its log, or was not ready in time.
+        """
+        if self._guard is not None:
+            raise ServerError("the server is already started: stop it first")
+        if not self.model_repository.is_dir():
+            raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
+        self.ports.check_free(self.host)
+        try:
+            self._launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Waits until the server ends.
+
+        Returns:
+            Its exit status (128 + n after signal n), or None if it still runs after ``timeout_s``.
+        """
+        if self._guard is None:
+            raise ServerError("the server is not running: start it first")
+        try:
+            return self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def failure_reason(self) -> str:
+        """What the output of a server that has ended says about the reason."""
+        if self._log is None:
+            return "it was never started"
+        self._log.join(timeout=2)
+        return self._log.failure_reason()
+
+    def stop(self) -> None:
+        """Stops the server and removes what it left behind; does nothing if it does not run."""
+        self._cleanup.close()
+
+    def _launch(self) -> None:
+        shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
+        folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
+        self._cleanup.callback(self._forget)
+        self._cleanup.callback(guard.remove_leftovers, folder, shm_prefix)
+        triton = find_tritonserver(folder)
+        sink = sys.stderr
+        if self._log_file is not None:
+            sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
+        environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
+        environment.pop("TOKEN2WAV_CONFIG", None)
+        if self.config is not None:
+            environment["TOKEN2WAV_CONFIG"] = str(self.config)
+        guard_arguments = [str(os.getpid()), str(folder), shm_prefix, str(_GRACE_S)]
+        server_command = [str(triton.executable), *self._server_arguments(triton.backends, shm_prefix)]
+        self._folder = folder
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, *guard_arguments, *server_command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal goes to the launcher alone
+        )
+        self._cleanup.callback(self._stop_guard, self._guard)
+        assert self._guard.stdout is not None
+        show_all = self._verbose or self._log_file is not None
+        self._log = LogPump(self._guard.stdout, sink, (lambda _: True) if show_all else matters)
+        self._log.start()
+
+    def _server_arguments(self, backends: Path, shm_prefix: str) -> list[str]:
+        return [
+            f"--model-repository={self.model_repository}",
+            f"--backend-directory={backends}",
+            f"--http-address={self.host}",
+            f"--http-port={self.ports.http}",
+            f"--grpc-address={self.host}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-address={self.host}",
+            f"--metrics-port={self.ports.metrics}",
+            f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            "--disable-auto-complete-config",  # else every model.py is loaded twice
+            *self._extra_args,
+        ]
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self._ready_timeout_s
+        while not self._is_ready():
+            if self.wait(timeout_s=_POLL_S) is not None:
+                raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "
+                    "or look at its full log (--verbose)"
+                )
+
+    def _is_ready(self) -> bool:
+        # The metrics service starts last.
+        ready = self._get_status(self.ports.http, "/v2/health/ready") == 200
+        return ready and self._get_status(self.ports.metrics, "/metrics") == 200
+
+    def _get_status(self, port: int, path: str) -> int | None:
+        connection = http.client.HTTPConnection(_reachable(self.host), port, timeout=2)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def _stop_guard(self, process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        # Interrupted here, the guard goes on alone; one that hangs is killed, and its server dies with it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S + 2)
+        process.kill()
+        process.wait()
+        if self._log is not None:
+            self._log.join(timeout=2)
+
+    def _forget(self) -> None:
+        self._guard = None
+        self._folder = None
+
+    def _url(self, port: int) -> str:
+        host = _reachable(self.host)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reachable(host: str) -> str:
+    """The address under which this machine reaches a server that listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

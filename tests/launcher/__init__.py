@@ -1,0 +1,1 @@
+"""The launcher, tried with a real tritonserver and throw-away models."""

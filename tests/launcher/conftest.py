@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+input [ { name: "x" data_type: TYPE_INT32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_INT32 dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+"""
+
+MODEL = """
+import os, sys
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        {initialize}
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
+
+@pytest.fixture(autouse=True)
+def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes this process and its children put temporary files where the test can see all of them."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A model repository with one model, which writes what it was started with into ``started.txt``."""
+    notes = tmp_path / "started.txt"
+    names = '"TOKEN2WAV_MODEL", "TOKEN2WAV_CONFIG"'
+    return _repository(
+        tmp_path, f"open({str(notes)!r}, 'w').write(repr([sys.prefix, *map(os.environ.get, ({names}))]))"
+    )
+
+
+@pytest.fixture
+def failing_repository(tmp_path: Path) -> Path:
+    """A model repository whose model raises when it is loaded."""
+    return _repository(tmp_path, "raise ValueError('hop of 7 tokens: must be a multiple of 25')")
+
+
+def _repository(folder: Path, initialize: str) -> Path:
+    version = folder / "repository" / "echo" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
+    (version / "model.py").write_text(MODEL.format(initialize=initialize))
+    return version.parent.parent

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from token2wav_server import Ports, TritonServer, cli
+
+from .traces import Traces
+
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+
+
+def port_arguments() -> list[str]:
+    ports = Ports.free()
+    return [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+
+
+@contextmanager
+def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
+    """Runs the command until it says that it is ready."""
+    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+    command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert re.fullmatch(r"token2wav: ready, gRPC 127.0.0.1:\d+, HTTP 127.0.0.1:\d+, metrics 127.0.0.1:\d+\n", ready)
+        guard = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+        server = int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+        yield process, Traces.of(server)
+
+
+def test_stops_on_request(repository: Path) -> None:
+    with serving(repository) as (process, traces):
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert errors == "", "Triton's own noise is kept away"
+    assert traces.remaining() == []
+
+
+def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(server: TritonServer, timeout_s: float | None = None) -> int | None:
+        if timeout_s is None:  # not the wait for readiness
+            os.kill(server.pid, signal.SIGKILL)
+        return wait(server, timeout_s)
+
+    wait = TritonServer.wait
+    monkeypatch.setattr(TritonServer, "wait", killed)
+    assert run("--model", str(TINY), "--model-repository", str(repository), *port_arguments()) == 4
+    output = capfd.readouterr()
+    assert output.out.startswith("token2wav: ready, gRPC ")
+    assert output.err.startswith("token2wav-serve: error: the server ended by itself (status 137): ")
+
+
+def test_model_folder_that_cannot_be_served(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(tmp_path)) == 2
+    assert_one_error(capfd, str(tmp_path))
+
+
+def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), "--config", str(tmp_path / "none.yaml")) == 2
+    assert_one_error(capfd, "none.yaml")
+
+
+def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+        assert run(*options, "--grpc-port", str(port)) == 3
+    assert_one_error(capfd, f"grpc port {port}")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http"])
+def test_port_that_is_none(port: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("--model", str(TINY), f"--http-port={port}")
+    assert end.value.code == 2
+    assert "is not a port" in capfd.readouterr().err
+
+
+def run(*arguments: str) -> int:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return cli.main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def assert_one_error(capfd: pytest.CaptureFixture[str], part: str) -> None:
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert re.fullmatch(rf"token2wav-serve: error: .*{re.escape(part)}.*\n", output.err), output.err

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from token2wav_server.log import failure_reason, matters
+
+NOISE = [
+    'W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
+    'E1121 03:55:22.845560 3026 server.cc:241] "CudaDriverHelper has not been initialized."',
+    "Error: Failed to initialize NVML",
+    'W1121 03:55:23.147520 3026 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+]
+CHATTER = [
+    'I1121 03:55:22.847288 3026 model_lifecycle.cc:472] "loading: good:1"',
+    "+-------+---------+--------+",
+    "| good  | 1       | READY  |",
+    "",
+]
+UNKNOWN_OPTION = "/wheel/bin/tritonserver: unrecognized option '--wrong'"
+USAGE = ["Usage: tritonserver [options]", "  --help", "\tPrint usage", "Memory/Device Management:", "DEPRECATED:"]
+MODELS_OWN = [
+    'I1121 03:55:23.143276 3026 model.py:5] "hello"',
+    'W1121 03:55:23.143410 3026 model.py:6] "hello"',
+    "printed by a model",
+]
+WRONG_CONFIG = "E1121 03:55:31.5 3106 model_repository_manager.cc:1] \"Poll failed for model directory 'x': bad\""
+LOAD_FAILURE = (
+    "E1121 03:55:31.534569 3106 model_lifecycle.cc:642] \"failed to load 'bad' version 1: Internal: "
+    'ValueError: flow: not found\\n\\nAt:\\n  /models/bad/1/model.py(3): initialize\\n"'
+)
+LAST = "error: creating server: Internal - failed to load all models"
+
+
+@pytest.mark.parametrize("line", [*NOISE, *CHATTER, *USAGE])
+def test_noise_is_hidden(line: str) -> None:
+    assert not matters(line)
+
+
+@pytest.mark.parametrize("line", [*MODELS_OWN, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
+def test_what_a_person_needs_is_shown(line: str) -> None:
+    assert matters(line)
+
+
+def test_failure_of_a_model_is_the_reason() -> None:
+    assert failure_reason([*NOISE, LOAD_FAILURE, *CHATTER, LAST]) == (
+        "model 'bad' failed to load: ValueError: flow: not found"
+    )
+
+
+def test_other_errors_are_the_reason() -> None:
+    reason = failure_reason([*NOISE, WRONG_CONFIG, WRONG_CONFIG, *CHATTER, LAST])
+    assert reason == f"Poll failed for model directory 'x': bad; {LAST}"
+
+
+def test_unknown_option_is_the_reason() -> None:
+    assert failure_reason([UNKNOWN_OPTION, *USAGE]) == UNKNOWN_OPTION
+
+
+def test_last_lines_are_better_than_no_reason() -> None:
+    assert failure_reason(["tritonserver: cannot open shared object file"]) == (
+        "tritonserver: cannot open shared object file"
+    )
+    assert failure_reason([]) == "it printed nothing"

@@ -1,0 +1,71 @@
+"""What a running server occupies, so that a test can see whether all of it is gone later."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Processes, shared memory and private folder of one server.
+
+    Attributes:
+        processes: ids of the guard, of tritonserver and of its stubs.
+        shm_prefix: how the names of its segments in /dev/shm begin.
+        folders: its temporary folder, and the one that the Python backend makes.
+    """
+
+    processes: tuple[int, ...]
+    shm_prefix: str
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, server: int) -> Traces:
+        """Looks at the tritonserver with this process id."""
+        command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
+        children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+        folder = Path(_only(r"--backend-directory=(.+)/backends", command))
+        started = (folder / "tritonserver.pid").stat().st_mtime
+        return cls(
+            processes=(_parent(server), server, *map(int, children)),
+            shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
+            folders=(folder, *(env for env in Path("/tmp").glob("python_env_*") if env.stat().st_mtime > started - 1)),
+        )
+
+    def remaining(self) -> list[str]:
+        """Names whatever of it is still there."""
+        running = [f"process {process}" for process in self.processes if _runs(process)]
+        segments = [str(path) for path in Path("/dev/shm").glob(f"{self.shm_prefix}*")]
+        return running + segments + [str(folder) for folder in self.folders if folder.exists()]
+
+    def remaining_after(self, seconds: float) -> list[str]:
+        """Like ``remaining``, but allows this time for all of it to go."""
+        deadline = time.monotonic() + seconds
+        while (remaining := self.remaining()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return remaining
+
+
+def _stat(process: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on, which follows a name in parentheses."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def _parent(process: int) -> int:
+    return int(_stat(process)[1])
+
+
+def _runs(process: int) -> bool:
+    try:
+        return _stat(process)[0] != "Z"  # a zombie only waits for whoever adopted it
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _only(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found, f"{pattern} not in {text}"
+    return found[1]
