@@ -7,11 +7,13 @@ a tensor is used, and everything that does not fit is listed in one error.
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
+import zipfile
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -62,11 +64,11 @@ def load_noise(folder: Path, config: ModelConfig) -> tuple[FlowNoise, SourceNois
     if path.is_file():
         tensors = _read(path)
         if (buffer := tensors.get("cfm.rand_noise")) is not None:
-            flow = _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise")[0].float()
+            flow = _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0]
         if (buffer := tensors.get("sinegen.sine_waves")) is not None:
-            source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves")[0].float()
+            source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves", torch.float32)[0]
         elif (buffer := tensors.get("sinegen.sine_waves_u24")) is not None:
-            source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24")
+            source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24", torch.uint8)
     return (
         FlowNoise(bands, flow),
         SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source),
@@ -84,7 +86,7 @@ def check_model_folder(folder: Path) -> None:
         modules = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
     files = {stem: _weights_file(folder, stem) for stem in modules}
     for stem, module in modules.items():
-        _compare(module, _weights(files[stem]), files[stem])
+        _checked(module, files[stem])
     load_noise(folder, config)
 
 
@@ -99,13 +101,15 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files older than torch 1.6 are no zip archives and cannot be mapped.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on odd pickle protocols; what cannot be read is an error anyway
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: refused, nothing was executed: it holds more than tensors, or is not a checkpoint at all "
-            f"({str(error).splitlines()[0]})"
-        ) from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, SafetensorError) as error:
+        asked_for = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's text says how to execute it
+        reason = f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
+        raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
+    except Exception as error:  # a damaged pickle makes torch raise almost anything
         raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
@@ -122,7 +126,10 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
             raise CheckpointError(f"{path}: '{name}' is a {type(value).__name__}, not a tensor")
         if not value.is_floating_point():
             raise CheckpointError(f"{path}: '{name}' has type {value.dtype}, expected floating point")
-        weights[_current_name(str(name))] = value
+        current = _current_name(str(name))
+        if current in weights:
+            raise CheckpointError(f"{path}: '{current}' is there twice, the second time as '{name}'")
+        weights[current] = value
     return weights
 
 
@@ -156,21 +163,30 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _filled(module: _Module, path: Path) -> _Module:
+def _checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a module in float32, after everything that can be wrong with them has been looked for."""
     weights = _weights(path)
     _compare(module, weights, path)
     weights = {name: value.float() for name, value in weights.items()}
     broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
     if broken:
         raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken)}")
-    module.load_state_dict(weights, assign=True)
+    return weights
+
+
+def _filled(module: _Module, path: Path) -> _Module:
+    module.load_state_dict(_checked(module, path), assign=True)
     return module
 
 
-def _shaped(tensor: torch.Tensor, shape: tuple[int, ...], path: Path, name: str) -> torch.Tensor:
+def _shaped(tensor: torch.Tensor, shape: tuple[int, ...], path: Path, name: str, dtype: torch.dtype) -> torch.Tensor:
     fits = tensor.dim() == len(shape) and all(
         want in (-1, have) for have, want in zip(tensor.shape, shape, strict=True)
     )
     if not fits:
         raise CheckpointError(f"{path}: '{name}' has shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.dtype != dtype:
+        raise CheckpointError(f"{path}: '{name}' has type {tensor.dtype}, expected {dtype}")
+    if not torch.isfinite(tensor).all():
+        raise CheckpointError(f"{path}: NaN or infinite values in {name}")
     return tensor

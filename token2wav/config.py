@@ -105,7 +105,7 @@ def load_server_config(path: Path | None) -> ServerConfig:
         return ServerConfig()
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
     try:
         return from_mapping(ServerConfig, {} if data is None else data, "")

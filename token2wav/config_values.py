@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from token2wav.errors import ConfigError
+
+_LARGEST = sys.float_info.max  # NaN and infinity are beyond it too
+_SHOWN_CHARS = 80
 
 _Config = TypeVar("_Config")
 
@@ -17,7 +20,7 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
     hints = get_type_hints(cls)
     if unknown := [str(key) for key in data if key not in hints]:
-        raise ConfigError(f"{name or 'file'}: unknown key '{unknown[0]}'; known are {', '.join(hints)}")
+        raise ConfigError(f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}")
     values = {}
     for key, value in data.items():
         path = f"{name}.{key}" if name else key
@@ -31,19 +34,25 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
-        raise ConfigError(f"{name}: '{value}' is not one of {', '.join(allowed)}")
+        raise ConfigError(f"{name}: {shown(value)} is not one of {', '.join(allowed)}")
     if get_origin(kind) is tuple:
         if isinstance(value, list):
             return tuple(convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value))
         raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
     if kind is int and numeric and value == int(value):
         return int(value)
     if kind is float and numeric:
         return float(value)
     if kind is str and isinstance(value, str):
         return value
-    raise ConfigError(f"{name}: expected {kind.__name__}, got {value!r}")
+    raise ConfigError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message: on one line, and short whatever it is."""
+    text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def all_positive(config: Any, name: str) -> None:

@@ -21,6 +21,7 @@ from token2wav.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20  # a public file has 7 kB
 MAX_EXPRESSION_CHARS = 200  # Python's parser can be made to recurse without end by a long one
+MAX_VALUES = 10_000  # under one key, after references and aliases are followed; a public model has 100
 
 _REFERENCE = re.compile(r"<([A-Za-z_]\w*)((?:\[\w+\])*)>")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -77,6 +78,7 @@ class HyperYaml:
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self._path = path
         self._data = data
+        self._values_left = MAX_VALUES
 
     @classmethod
     def read(cls, path: Path) -> HyperYaml:
@@ -109,9 +111,13 @@ class HyperYaml:
         """The value of a top-level key with every `!ref` below it replaced.
 
         Raises:
-            ConfigError: the key, or one that it refers to, is missing, circular or not arithmetic.
+            ConfigError: the key, or one that it refers to, is missing, circular, too large or not arithmetic.
         """
-        return self._resolve(self._top(key), (key,))
+        self._values_left = MAX_VALUES
+        try:
+            return self._resolve(self._top(key), (key,))
+        except RecursionError as error:
+            raise ConfigError(f"{self._path}: '{key}' is nested too deep, or in itself") from error
 
     def _top(self, key: str) -> Any:
         if key not in self._data:
@@ -119,6 +125,9 @@ class HyperYaml:
         return self._data[key]
 
     def _resolve(self, node: Any, trail: tuple[str, ...]) -> Any:
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise ConfigError(f"{self._path}: '{trail[0]}' holds more than {MAX_VALUES} values")
         if isinstance(node, Tagged):
             if node.tag == "ref":
                 return self._reference(str(node.value), trail)
@@ -142,7 +151,8 @@ class HyperYaml:
             return _evaluate(ast.parse(expression, mode="eval").body, names)
         except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(
-                f"{self._path}: '!ref {text}' under '{trail[0]}' is not arithmetic on numbers: {error}"
+                f"{self._path}: '!ref {' '.join(text[:MAX_EXPRESSION_CHARS].split())}' under '{trail[0]}' is not "
+                f"arithmetic on numbers: {error}"
             ) from error
 
     def _look_up(self, match: re.Match[str], trail: tuple[str, ...]) -> Any:

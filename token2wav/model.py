@@ -18,7 +18,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.stream import Stream
-from token2wav.voice import Voice, check_vocabulary, token_array
+from token2wav.voice import Voice, check_vocabulary, float_array, token_array
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,8 @@ class Token2Wav:
         config = ModelConfig.read(folder)
         schedule = HopSchedule.of(stream, config.flow)
         device = _device(runtime.device)
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
         flow_noise, source_noise = load_noise(folder, config)
@@ -120,19 +122,20 @@ class Token2Wav:
         Raises:
             InputError: another shape, no frames, or a value that is not finite.
         """
-        array = np.array(mel, dtype=np.float32)
+        array = float_array("mel", mel, 2)
         bands = self.config.flow.mel_bands
-        if array.ndim != 2 or array.shape[0] != bands or not array.shape[1]:
+        if array.shape[0] != bands or not array.shape[1]:
             raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
-        if not np.isfinite(array).all():
-            raise InputError("mel", "holds NaN or infinite values")
         return self._vocoder.whole(torch.from_numpy(array)).cpu().numpy()
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():  # torch wraps large indices around
         raise ConfigError(f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs")
-    return device
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"runtime.device: '{name}' is not a device of torch") from error

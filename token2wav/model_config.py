@@ -114,6 +114,9 @@ class HiFTConfig:
     def __post_init__(self) -> None:
         all_positive(self, "hift")
         stages = len(self.upsample_rates)
+        for name in ("upsample_rates", "resblock_kernel_sizes"):
+            if not getattr(self, name):
+                raise ConfigError(f"hift.{name}: empty; at least 1 is needed")
         if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
             raise ConfigError(
                 "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes differ in length"
@@ -242,8 +245,8 @@ class _Node:
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> _Node:
         if target is not None:
-            found = value.target if isinstance(value, Tagged) else type(value).__name__
-            if not isinstance(value, Tagged) or value.tag != "new" or found.rpartition(".")[2] != target:
+            found = f"!{value.tag}:{value.target}" if isinstance(value, Tagged) else type(value).__name__
+            if not isinstance(value, Tagged) or value.tag != "new" or value.target.rpartition(".")[2] != target:
                 raise ConfigError(f"{name}: expected '!new:...{target}', got '{found}'")
             value = value.value
         if not isinstance(value, dict):

@@ -67,7 +67,7 @@ class Utterance:
     last_request: float
     session: Session | None = None
     requests: deque[_Request] = field(default_factory=deque)
-    kept_open: Reply | None = None
+    kept_open: list[Reply] = field(default_factory=list)
     tokens: int = 0
     ended: bool = False
     closed: bool = False
@@ -80,7 +80,7 @@ class Scheduler:
     Args:
         model: what to run.
         limits: bounds that are checked before work starts.
-        on_change: called after the number of utterances changed, from any thread.
+        on_change: called after an utterance was admitted, started or ended, from any thread.
         clock: seconds, monotonic.
     """
 
@@ -127,6 +127,7 @@ class Scheduler:
                 raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
             utterance = Utterance(voice, on_close, self._clock())
             self._utterances.append(utterance)
+            self._wake.notify()  # from now on, idle time is watched
         self._on_change()
         return utterance
 
@@ -173,8 +174,7 @@ class Scheduler:
             self._utterances.remove(utterance)
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
-            if utterance.kept_open is not None and utterance.kept_open not in replies:
-                replies.append(utterance.kept_open)
+            replies += [reply for reply in utterance.kept_open if reply not in replies]
             if utterance.session is not None:
                 self._model.pipeline.close(utterance.session)
         utterance.on_close()
@@ -231,8 +231,9 @@ class Scheduler:
     def _drop_abandoned(self) -> None:
         now = self._clock()
         for utterance in list(self._utterances):
-            oldest = utterance.requests[0].reply if utterance.requests else None
-            if any(reply is not None and reply.is_cancelled() for reply in (oldest, utterance.kept_open)):
+            with self._wake:
+                waiting = [request.reply for request in itertools.islice(utterance.requests, 1)]
+            if any(_is_cancelled(reply) for reply in waiting + utterance.kept_open):
                 self.cancel(utterance)
             elif not utterance.requests and now - utterance.last_request > self._limits.idle_seconds:
                 self.cancel(
@@ -260,14 +261,19 @@ class Scheduler:
                 if utterance.closed:  # cancelled meanwhile, when there was nothing to close yet
                     pipeline.close(session)
                     return
-        session, request = utterance.session, utterance.requests[0]
+            self._on_change()
+        session = utterance.session
+        with self._wake:
+            if utterance.closed:
+                return
+            request = utterance.requests[0]
         if not request.taken:
             request.taken = True
             session.push(request.tokens)
             if request.end:
                 session.end()
             if request.keep_open:
-                utterance.kept_open = request.reply
+                utterance.kept_open.append(request.reply)
         if session.next_chunk() is not None:
             [chunk] = pipeline.advance([session])
             utterance.last_turn = next(self._turns)
@@ -284,9 +290,9 @@ class Scheduler:
                 return
             utterance.requests.popleft()
             utterance.last_request = self._clock()
-            finished = [] if utterance.kept_open is request.reply else [request.reply]
+            finished = [] if request.keep_open else [request.reply]
             if last:
-                finished += [utterance.kept_open] if utterance.kept_open is not None else []
+                finished += utterance.kept_open
                 utterance.closed = True
                 self._utterances.remove(utterance)
                 assert utterance.session is not None
@@ -296,6 +302,14 @@ class Scheduler:
             self._on_change()
         for reply in finished:
             _answer(reply, lambda reply: reply.finish())
+
+
+def _is_cancelled(reply: Reply) -> bool:
+    try:
+        return reply.is_cancelled()
+    except Exception:
+        log.warning("a request could not say whether it was cancelled, so it is taken to be", exc_info=True)
+        return True
 
 
 def _answer(reply: Reply, call: Callable[[Reply], None]) -> None:

@@ -33,8 +33,8 @@ class Voice:
         if not tokens.size:
             raise InputError("prompt_tokens", "empty; a prompt needs at least 1 token")
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
-        object.__setattr__(self, "prompt_mel", _frozen(_float_array("prompt_mel", prompt_mel, 2)))
-        object.__setattr__(self, "speaker_embedding", _frozen(_float_array("speaker_embedding", speaker_embedding, 1)))
+        object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
+        object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
 
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
@@ -61,7 +61,10 @@ def token_array(field: str, tokens: ArrayLike) -> NDArray[np.int32]:
     Raises:
         InputError: not one-dimensional, not integers, or out of the range of int32.
     """
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of torch elsewhere than on the CPU
+        raise InputError(field, f"not an array: {_one_line(error)}") from error
     if array.ndim != 1:
         raise InputError(field, f"shape {array.shape}, expected one dimension")
     if not array.size:
@@ -81,12 +84,17 @@ def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> 
         raise InputError(field, f"{tokens[bad[0]]} at index {bad[0]} is outside the vocabulary 0 to {vocab_size - 1}")
 
 
-def _float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
+def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
+    """A float32 copy of an argument.
+
+    Raises:
+        InputError: not numbers, another number of dimensions, or a value that is not finite.
+    """
     try:
         with np.errstate(over="ignore"):
-            array = np.array(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(field, f"not an array of numbers: {error}") from error
+            array = np.asarray(values, dtype=np.float32).copy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(field, f"not an array of numbers: {_one_line(error)}") from error
     if array.ndim != dimensions:
         raise InputError(field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
     if not np.isfinite(array).all():
@@ -97,3 +105,7 @@ def _float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.f
 def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:
     array.flags.writeable = False
     return array
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -57,12 +57,12 @@ def test_many_utterances_share_one_grpc_stream(rig: Rig, golden: GoldenSet, whol
     assert np.abs(np.concatenate([chunks[index] for index in range(3)]) - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
-@pytest.mark.parametrize("flags", [{}, {"start": True, "end": True}, {"start": True}], ids=["none", "both", "start"])
+@pytest.mark.parametrize(("start", "end"), [(False, False), (True, True), (True, False)])
 def test_a_request_without_sequence_id_is_a_whole_utterance(
-    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32], flags: dict[str, bool]
+    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32], start: bool, end: bool
 ) -> None:
     with rig.connect() as connection:
-        connection.send(golden.tokens, golden.voice, **flags)
+        connection.send(golden.tokens, golden.voice, start=start, end=end)
         answers = connection.answers()
     assert not answers.errors
     assert [(index, final) for index, final, _ in answers.chunks] == [(0, False), (1, False), (2, True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,17 @@ class Pipeline:
 
         Raises:
             InputError: the voice does not fit the model.
+            EngineError: an engine failed.
         """
         voice.check(self._config)
-        flow_handle = self._flow.open(voice)
-        return Session(voice, self._config, self._schedule, flow_handle, self._vocoder.open())
+        with _engine_errors():
+            flow_handle = self._flow.open(voice)
+            try:
+                vocoder_handle = self._vocoder.open()
+            except BaseException:
+                self._flow.close(flow_handle)
+                raise
+        return Session(voice, self._config, self._schedule, flow_handle, vocoder_handle)
 
     def close(self, session: Session) -> None:
         """Frees all that an utterance holds; doing so twice is harmless."""
@@ -54,15 +62,13 @@ class Pipeline:
             EngineError: an engine failed; the sessions of this batch cannot go on.
         """
         chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
-        try:
+        with _engine_errors():
             mels = self._flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
             new = [
                 (session.vocoder_handle, MelChunk(mel[:, self._prompt_frames(session, chunk) :], chunk.last))
                 for (session, chunk), mel in zip(chunks, mels, strict=True)
             ]
             audio = [samples.cpu().numpy() for samples in self._vocoder.advance(new)]
-        except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
-            raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
         for samples in audio:
             _check_finite(samples)
         return [session.sent(chunk, samples) for (session, chunk), samples in zip(chunks, audio, strict=True)]
@@ -75,6 +81,14 @@ class Pipeline:
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
         """Frames at the start of a chunk that belong to the prompt's last, incomplete block."""
         return max(0, session.prompt_tokens - chunk.start) * self._config.flow.token_mel_ratio
+
+
+@contextmanager
+def _engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
+        raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
 
 
 def _check_finite(samples: NDArray[np.float32]) -> None:
