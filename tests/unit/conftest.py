@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
+from token2wav import RuntimeConfig, Token2Wav, Voice
+from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.model_config import ModelConfig
+
+
+@pytest.fixture(scope="session")
+def config() -> ModelConfig:
+    return ModelConfig.read(TINY)
+
+
+@pytest.fixture(scope="session")
+def loaded_model() -> Token2Wav:
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", threads=1))
+
+
+@pytest.fixture
+def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
+    """The tiny model; whatever a test does, nothing may stay open in its engines."""
+    yield loaded_model
+    assert loaded_model.pipeline.open_streams == 0
+
+
+@pytest.fixture(scope="session")
+def voice() -> Voice:
+    """A prompt of exactly one block: the first chunk takes 25 new tokens, and 3 to look ahead."""
+    return demo_voice(25)
+
+
+@pytest.fixture(scope="session")
+def expected(loaded_model: Token2Wav, voice: Voice) -> Callable[[int], NDArray[np.float32]]:
+    """Audio of the first n demo tokens in the fixture `voice`."""
+    return cache(lambda count: loaded_model.synthesize(demo_tokens(count), voice))
+
+
+@pytest.fixture(scope="session")
+def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
+    flow_noise, source_noise = load_noise(TINY, config)
+    vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
+    flow = TorchFlowEngine(load_flow(TINY, config), flow_noise)
+    return Token2Wav(config, flow, vocoder, schedule_of(config)), vocoder
+
+
+@pytest.fixture
+def faulty(_faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[tuple[Token2Wav, FaultyVocoder]]:
+    """The tiny model on a vocoder that can be made to fail; afterwards nothing may be open in it."""
+    yield _faulty
+    _faulty[1].fault = _faulty[1].open_fault = None
+    assert _faulty[0].pipeline.open_streams == 0

@@ -1,0 +1,114 @@
+"""What the unit tests are made from: the tiny model, its voice, and folders that differ from it in one thing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from token2wav import Voice
+from token2wav.config import StreamConfig
+from token2wav.engines.base import MelChunk
+from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.vocoder.hift import HiFT
+from token2wav.vocoder.noise import SourceNoise
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+TINY = DATA / "tiny"
+FULL_SIZE = DATA / "full_size"
+STEMS = ("flow", "hift")
+WAIT_SECONDS = 60.0  # what may take a moment on a busy machine; nothing waits for it when all is well
+
+
+def demo_tokens(count: int) -> NDArray[np.int32]:
+    """(count,) tokens; the demo's, over and over."""
+    return np.resize(np.load(DATA / "demo" / "tokens.npy"), count)
+
+
+def demo_voice(prompt_tokens: int) -> Voice:
+    """A voice with a prompt of any length; the demo's, over and over."""
+    arrays = load_file(DATA / "demo" / "voice.safetensors")
+    tokens = np.resize(arrays["prompt_tokens"].numpy(), prompt_tokens)
+    mel = np.resize(arrays["prompt_mel"].numpy(), (2 * prompt_tokens, 80))
+    return Voice(tokens, mel, arrays["speaker_embedding"].numpy())
+
+
+def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:
+    return HopSchedule.of(stream or StreamConfig(), config.flow)
+
+
+def tiny_weights(stem: str) -> dict[str, torch.Tensor]:
+    return load_file(TINY / f"{stem}.safetensors")
+
+
+def tiny_copy(parent: Path) -> Path:
+    """The tiny model in a folder of its own, without noise.safetensors."""
+    folder = parent / "model"
+    folder.mkdir()
+    for name in ("cosyvoice3.yaml", "flow.safetensors", "hift.safetensors"):
+        shutil.copy(TINY / name, folder / name)
+    return folder
+
+
+def replace_weights(folder: Path, stem: str, weights: object, suffix: str = ".safetensors") -> Path:
+    """Writes the weights of one stage; other files for it are removed."""
+    for old in folder.glob(f"{stem}.*"):
+        old.unlink()
+    path = folder / (stem + suffix)
+    if suffix == ".safetensors":
+        assert isinstance(weights, dict)
+        save_file(weights, path)
+    else:
+        torch.save(weights, path)
+    return path
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error, which must be one line that a log or a client can show."""
+    message = str(error)
+    assert message
+    assert "\n" not in message
+    assert len(message) < 1500
+    return message
+
+
+class FaultyVocoder(TorchVocoderEngine):
+    """A vocoder engine whose next call can be told to go wrong.
+
+    Attributes:
+        fault: what the next `advance` raises, or a number that it puts into its audio.
+        open_fault: what every `open` raises.
+        meanwhile: what happens while the next `open` or `advance` runs.
+    """
+
+    def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
+        super().__init__(hift, noise)
+        self.fault: BaseException | float | None = None
+        self.open_fault: BaseException | None = None
+        self.meanwhile: dict[str, Callable[[], None]] = {}
+
+    def open(self) -> int:
+        self._happen("open")
+        if self.open_fault is not None:
+            raise self.open_fault
+        return super().open()
+
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        fault, self.fault = self.fault, None
+        if isinstance(fault, BaseException):
+            raise fault
+        audio = super().advance(batch)
+        if fault is not None:
+            audio[0] = torch.cat((audio[0][:-1], torch.tensor([fault])))
+        self._happen("advance")
+        return audio
+
+    def _happen(self, moment: str) -> None:
+        self.meanwhile.pop(moment, lambda: None)()

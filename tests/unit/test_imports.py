@@ -1,0 +1,114 @@
+"""Who may import whom: light packages stay light, and the floors of the library are kept."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import token2wav
+
+ROOT = Path(token2wav.__file__).parent
+FOREIGN = {
+    "triton_python_backend_utils",
+    "tritonclient",
+    "tritonserver",
+    "pytriton",
+    "token2wav_client",
+    "token2wav_server",
+}
+
+# From the roof to the ground: a module imports from its own floor or from lower ones. A package stands for its modules.
+FLOORS = [
+    {"token2wav.scheduler"},
+    {"token2wav.model"},
+    {"token2wav.streaming"},
+    {"token2wav.engines"},
+    {"token2wav.checkpoint"},
+    {"token2wav.vocoder", "token2wav.flow"},
+    {"token2wav.voice"},
+    {"token2wav.model_config", "token2wav.config"},
+    {"token2wav.config_values", "token2wav.hyperyaml"},
+    {"token2wav.errors"},
+]
+
+
+def module_name(path: Path) -> str:
+    parts = ("token2wav", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports_of(name: str) -> set[str]:
+    """Every module that a file imports anywhere, inside functions and for type checking too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return found
+
+
+def floor(name: str) -> int:
+    """Height above the ground."""
+    for height, modules in enumerate(reversed(FLOORS)):
+        if any(name == module or name.startswith(f"{module}.") for module in modules):
+            return height
+    raise AssertionError(f"{name} has no floor")
+
+
+LIBRARY = [name for name in MODULES if name != "token2wav"]  # the package itself only names what is in it
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_imports_go_down_or_stay_on_their_floor(name: str) -> None:
+    ours = {imported for imported in imports_of(name) if imported.partition(".")[0] == "token2wav"}
+    upward = {imported for imported in ours if floor(imported) > floor(name)}
+    assert upward == set()
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    graph = {name: imports_of(name) & set(LIBRARY) for name in LIBRARY}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(LIBRARY)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_library_knows_nothing_of_servers_and_clients(name: str) -> None:
+    assert {imported.partition(".")[0] for imported in imports_of(name)} & FOREIGN == set()
+
+
+@pytest.mark.parametrize("name", ["config", "config_values", "errors", "hyperyaml", "model_config", "voice"])
+def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
+    assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()
+
+
+@pytest.mark.parametrize("package", ["token2wav", "token2wav_client"])
+def test_importing_a_package_is_light(package: str) -> None:
+    assert loaded_after(f"import {package}") & {"torch", "yaml", "safetensors", "tritonclient"} <= (
+        {"safetensors", "tritonclient"} if package == "token2wav_client" else set()
+    )
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules in a fresh interpreter after a statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_lazy_names_are_all_there_and_others_are_not() -> None:
+    for name in token2wav.__all__:
+        assert getattr(token2wav, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = token2wav.Nonsense

@@ -1,0 +1,154 @@
+"""The configuration file of a server: every key is optional, and none is guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.unit.material import TINY, one_line
+from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "server.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "stream: {}\nlimits: {}\n"])
+def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
+    assert load_server_config(written(tmp_path, text)) == load_server_config(None) == ServerConfig()
+
+
+def test_the_defaults_are_those_of_the_public_loop() -> None:
+    defaults = ServerConfig()
+    assert defaults.stream == StreamConfig("growing", 25, 100, "streaming", "exact")
+    assert defaults.runtime == RuntimeConfig("auto", 0)
+    assert defaults.limits.streams > 1
+
+
+FULL = """
+stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference}
+runtime: {device: "cuda:1", threads: 4}
+limits:
+    streams: 3
+    request_tokens: 10
+    stream_tokens: 20
+    queued_requests: 5
+    prompt_tokens: 100
+    idle_seconds: 2.5
+"""
+
+
+def test_a_full_file_sets_everything(tmp_path: Path) -> None:
+    config = load_server_config(written(tmp_path, FULL))
+    assert config == ServerConfig(
+        StreamConfig("lead", 50, 200, "full", "reference"),
+        RuntimeConfig("cuda:1", 4),
+        LimitConfig(3, 10, 20, 5, 100, 2.5),
+    )
+    for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
+        given, default = getattr(config, part.name), getattr(ServerConfig(), part.name)
+        for item in dataclasses.fields(given):
+            assert getattr(given, item.name) != getattr(default, item.name), item.name
+
+
+def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) -> None:
+    config = load_server_config(written(tmp_path, "limits: {streams: 3.0, idle_seconds: 2}\n"))
+    assert (config.limits.streams, config.limits.idle_seconds) == (3, 2.0)
+    assert isinstance(config.limits.streams, int)
+    assert isinstance(config.limits.idle_seconds, float)
+
+
+BAD: dict[str, tuple[str | bytes, list[str]]] = {
+    "unknown section": ("streams: {}\n", ["unknown key 'streams'", "stream, runtime, limits"]),
+    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "hop, hop_tokens"]),
+    "unknown key on two lines": ('"a\\nb": 1\n', ["unknown key"]),
+    "key that is no text": ("1: 2\n", ["unknown key"]),
+    "not a mapping": ("- stream\n", ["expected a mapping, got list"]),
+    "text": ("stream\n", ["expected a mapping, got str"]),
+    "section is no mapping": ("stream: fixed\n", ["stream: expected a mapping, got str"]),
+    "section is empty": ("limits:\n", ["limits: expected a mapping, got NoneType"]),
+    "unknown hop": ("stream: {hop: random}\n", ["stream.hop: 'random'", "growing, fixed, lead"]),
+    "hop is a number": ("stream: {hop: 25}\n", ["stream.hop: 25", "growing, fixed, lead"]),
+    "hop is a list": ("stream: {hop: [fixed]}\n", ["stream.hop", "growing, fixed, lead"]),
+    "unknown tail": ("stream: {tail: all}\n", ["stream.tail: 'all'", "streaming, full"]),
+    "unknown phase": ("stream: {phase: no}\n", ["stream.phase: False", "exact, reference"]),
+    "text as tokens": ("stream: {hop_tokens: many}\n", ["stream.hop_tokens: expected int, got 'many'"]),
+    "boolean as tokens": ("stream: {hop_tokens: true}\n", ["stream.hop_tokens: expected int, got True"]),
+    "fraction as tokens": ("stream: {hop_tokens: 25.5}\n", ["stream.hop_tokens: expected int, got 25.5"]),
+    "NaN": ("limits: {idle_seconds: .nan}\n", ["limits.idle_seconds: expected float, got nan"]),
+    "infinity": ("limits: {streams: .inf}\n", ["limits.streams: expected int, got inf"]),
+    "endless idle time": ("limits: {idle_seconds: .inf}\n", ["limits.idle_seconds: expected float, got inf"]),
+    "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not positive"]),
+    "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not positive"]),
+    "no hop": ("stream: {hop_tokens: 0}\n", ["stream.hop_tokens: 0 is not positive"]),
+    "bound below the hop": ("stream: {max_hop_tokens: 20}\n", ["stream.max_hop_tokens: 20 is below hop_tokens 25"]),
+    "unknown device": ("runtime: {device: tpu}\n", ["runtime.device: 'tpu'", "cuda:N"]),
+    "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
+    "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
+    "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
+    "negative threads": ("runtime: {threads: -1}\n", ["runtime.threads: -1 is negative"]),
+    "huge number": ("limits: {streams: 1" + "0" * 400 + "}\n", ["limits.streams: expected int, got 1000"]),
+    "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
+    "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),
+    "nested without end": ("stream: " + "[" * 3000, ["cannot be read as YAML"]),
+    "in itself": ("stream: &a {hop: *a}\n", ["stream.hop", "growing, fixed, lead"]),
+    "binary": (b"\x00\x80\xff", ["cannot be read as YAML"]),
+    "code to run": (
+        "stream: !!python/object/apply:os.system ['touch executed']\n",
+        ["cannot be read as YAML", "python"],
+    ),
+    "local tag": ("stream: !new:StreamConfig {}\n", ["cannot be read as YAML"]),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BAD.values(), ids=BAD.keys())
+def test_a_bad_file_is_refused_by_key_on_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | bytes, words: list[str]
+) -> None:
+    path = written(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        load_server_config(path)
+    message = one_line(caught.value)
+    assert message.startswith(f"{path}: ")
+    for word in words:
+        assert word in message
+    assert sorted(tmp_path.iterdir()) == [path]  # nothing was executed
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.yaml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            load_server_config(path)
+        assert str(path) in one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stream", "words"),
+    [
+        (StreamConfig(hop_tokens=30), "stream.hop_tokens: 30 is not a multiple .* 25 tokens"),
+        (StreamConfig(max_hop_tokens=90), "stream.max_hop_tokens: 90 is not a multiple .* 25 tokens"),
+    ],
+)
+def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(stream: StreamConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
+def test_devices_that_can_be_named(device: str) -> None:
+    assert RuntimeConfig(device=device).device == device
+
+
+def test_a_hash_identifies_configurations() -> None:
+    first = config_hash(StreamConfig(), RuntimeConfig())
+    assert first == config_hash(StreamConfig(), RuntimeConfig())
+    assert len(first) == 12
+    others = {config_hash(StreamConfig(hop="fixed"), RuntimeConfig()), config_hash(RuntimeConfig(), StreamConfig())}
+    assert first not in others
+    assert len(others) == 2

@@ -1,0 +1,402 @@
+"""The library's face: streams of a real model, with good input in all its forms and bad input in all of its."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
+from token2wav import (
+    AudioChunk,
+    ConfigError,
+    EngineError,
+    InputError,
+    RuntimeConfig,
+    Stream,
+    StreamClosedError,
+    Token2Wav,
+    Voice,
+)
+
+Expected = Callable[[int], NDArray[np.float32]]
+
+HOP = 25  # of the first chunk, with the prompt of the fixture `voice`
+FIRST = HOP + 3  # tokens until it runs
+
+
+def joined(chunks: list[AudioChunk]) -> NDArray[np.float32]:
+    return np.concatenate([chunk.audio for chunk in chunks])
+
+
+# Lengths and portions.
+
+
+@pytest.mark.parametrize("count", [1, 2, 24, 25, 27, 28, 29, 75, 77, 78])
+def test_n_tokens_make_960_n_samples(model: Token2Wav, voice: Voice, count: int) -> None:
+    audio = model.synthesize(demo_tokens(count), voice)
+    assert audio.shape == (960 * count,)
+    assert audio.dtype == np.float32
+    assert np.abs(audio).max() <= 0.99
+    assert audio.std() > 0.001
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 3, 27, 28, 30])
+def test_lengths_hold_for_prompts_on_and_off_the_block_grid(model: Token2Wav, prompt: int) -> None:
+    with model.stream(demo_voice(prompt)) as stream:
+        chunks = stream.push(demo_tokens(60))
+        assert len(chunks) == 1
+        assert len(joined(chunks + stream.finish())) == 960 * 60
+
+
+def test_chunks_come_as_soon_as_their_lookahead_is_there(model: Token2Wav, voice: Voice) -> None:
+    tokens = demo_tokens(FIRST + 50)
+    with model.stream(voice) as stream:
+        assert stream.push(tokens[: FIRST - 1]) == []
+        [first] = stream.push(tokens[FIRST - 1 : FIRST])
+        assert (first.index, first.final) == (0, False)
+        assert len(first.audio) == 960 * HOP - 8 * 480  # 8 frames are held back by the vocoder
+        assert stream.push(tokens[FIRST:-1]) == []
+        [second] = stream.push(tokens[-1:])
+        assert (second.index, second.final) == (1, False)
+        assert len(second.audio) == 960 * 50
+        [last] = stream.finish()
+        assert (last.index, last.final) == (2, True)
+        assert len(last.audio) == 960 * 3 + 8 * 480
+
+
+@given(cuts=st.lists(st.integers(0, 110), max_size=8))
+@settings(max_examples=5, deadline=None)
+def test_audio_does_not_depend_on_portions(
+    loaded_model: Token2Wav, voice: Voice, expected: Expected, cuts: list[int]
+) -> None:
+    chunks: list[AudioChunk] = []
+    with loaded_model.stream(voice) as stream:
+        for portion in np.split(demo_tokens(110), sorted(cuts)):
+            chunks += stream.push(portion)
+        chunks += stream.finish()
+    assert np.array_equal(joined(chunks), expected(110))
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_audio_of_one_utterance_does_not_depend_on_others_in_between(
+    model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    other = demo_voice(30)
+    chunks: list[AudioChunk] = []
+    with model.stream(voice) as stream, model.stream(other) as disturbing:
+        for portion in np.split(demo_tokens(110), 5):
+            disturbing.push(demo_tokens(40)[::-1])
+            chunks += stream.push(portion)
+        chunks += stream.finish()
+    assert np.array_equal(joined(chunks), expected(110))
+
+
+def test_the_voice_and_the_tokens_are_heard(model: Token2Wav, voice: Voice) -> None:
+    tokens = demo_tokens(8)
+    audio = model.synthesize(tokens, voice)
+    assert not np.array_equal(audio, model.synthesize(tokens[::-1], voice))
+    silent_prompt = Voice(voice.prompt_tokens, np.zeros_like(voice.prompt_mel), voice.speaker_embedding)
+    assert not np.array_equal(audio, model.synthesize(tokens, silent_prompt))
+    other_speaker = Voice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
+    assert not np.array_equal(audio, model.synthesize(tokens, other_speaker))
+
+
+# Types that tokens come in.
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda tokens: tokens.tolist(),
+        lambda tokens: tuple(tokens.tolist()),
+        lambda tokens: tokens.astype(np.int16),
+        lambda tokens: tokens.astype(np.int64),
+        lambda tokens: tokens.astype(np.uint64),
+        lambda tokens: tokens.astype(">i4"),
+        lambda tokens: np.repeat(tokens, 2)[::2],
+        lambda tokens: torch.from_numpy(tokens),
+        lambda tokens: torch.from_numpy(tokens).long(),
+    ],
+    ids=["list", "tuple", "int16", "int64", "uint64", "big endian", "strided", "torch int32", "torch int64"],
+)
+def test_tokens_of_any_integer_type_give_the_same_audio(
+    model: Token2Wav, voice: Voice, expected: Expected, convert: Callable[[NDArray[np.int32]], Any]
+) -> None:
+    assert np.array_equal(model.synthesize(convert(demo_tokens(4)), voice), expected(4))
+
+
+def test_pushed_tokens_are_copied(model: Token2Wav, voice: Voice, expected: Expected) -> None:
+    buffer = demo_tokens(4)
+    with model.stream(voice) as stream:
+        stream.push(buffer)
+        buffer[:] = 0
+        assert np.array_equal(joined(stream.finish()), expected(4))
+
+
+@pytest.mark.parametrize("empty", [[], (), np.zeros(0, np.int32), np.zeros(0, np.float32), torch.zeros(0)])
+def test_an_empty_push_is_fine(model: Token2Wav, voice: Voice, empty: Any) -> None:
+    with model.stream(voice) as stream:
+        assert stream.push(empty) == []
+        stream.push([7])
+        assert stream.push(empty) == []
+        assert len(joined(stream.finish())) == 960
+
+
+# Bad tokens: refused with the field and the bound, and then as if they had never been pushed.
+
+BAD_TOKENS: dict[str, tuple[Any, list[str]]] = {
+    "negative": ([3, -1], ["-1 at index 1", "0 to 6560"]),
+    "first outside the vocabulary": ([6561], ["6561 at index 0", "0 to 6560"]),
+    "after many good ones": ([*range(100), 7000], ["7000 at index 100"]),
+    "beyond 32 bits": ([1 << 40], ["32 bits", str(1 << 40)]),
+    "wraps around to a good one": (np.array([(1 << 32) + 5]), ["32 bits"]),
+    "beyond 64 bits": ([1 << 70], ["object", "integers"]),
+    "two dimensions": ([[1, 2], [3, 4]], ["(2, 2)", "one dimension"]),
+    "batch of one": (np.zeros((1, 5), np.int32), ["(1, 5)", "one dimension"]),
+    "no dimension": (5, ["()", "one dimension"]),
+    "ragged": ([[1, 2], [3]], ["not an array"]),
+    "fractions": ([1.5], ["float64", "integers"]),
+    "whole floats": (np.array([1.0, 2.0], np.float32), ["float32", "integers"]),
+    "NaN": ([float("nan")], ["integers"]),
+    "booleans": ([True, False], ["bool", "integers"]),
+    "text": ("123", ["one dimension"]),
+    "texts": (["1", "2"], ["integers"]),
+    "bytes": (b"\x01\x02", ["one dimension"]),
+    "nothing": (None, ["one dimension"]),
+    "objects": ([None, 1], ["object", "integers"]),
+    "a tensor with a gradient": (torch.ones(2, requires_grad=True), ["not an array"]),
+}
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD_TOKENS.values(), ids=BAD_TOKENS.keys())
+def test_bad_tokens_are_refused_by_name_and_leave_the_stream_as_it_was(
+    model: Token2Wav, voice: Voice, expected: Expected, bad: Any, words: list[str]
+) -> None:
+    tokens = demo_tokens(6)
+    with model.stream(voice) as stream:
+        stream.push(tokens[:2])
+        with pytest.raises(InputError) as caught:
+            stream.push(bad)
+        stream.push(tokens[2:])
+        audio = joined(stream.finish())
+    assert np.array_equal(audio, expected(6))
+    message = str(caught.value)
+    assert caught.value.field == "tokens"
+    assert message.startswith("tokens: ")
+    assert one_line(caught.value) == message
+    for word in words:
+        assert word in message
+    for whole in (model.synthesize, model.mel):
+        with pytest.raises(InputError) as again:
+            whole(bad, voice)
+        assert str(again.value) == message
+
+
+def test_an_utterance_without_tokens_is_an_error_and_frees_what_it_held(model: Token2Wav, voice: Voice) -> None:
+    stream = model.stream(voice)
+    stream.push([])
+    assert model.pipeline.open_streams == 1
+    with pytest.raises(InputError, match=r"^tokens: .*at least 1"):
+        stream.finish()
+    assert model.pipeline.open_streams == 0
+    with pytest.raises(StreamClosedError):
+        stream.push([1])
+    for whole in (model.synthesize, model.mel):
+        with pytest.raises(InputError, match=r"^tokens: .*at least 1"):
+            whole([], voice)
+
+
+# Lifetime.
+
+
+def test_nothing_is_taken_after_the_end(model: Token2Wav, voice: Voice) -> None:
+    stream = model.stream(voice)
+    stream.push([1])
+    stream.finish()
+    assert model.pipeline.open_streams == 0
+    for call in (lambda: stream.push([1]), lambda: stream.push([]), stream.finish):
+        with pytest.raises(StreamClosedError, match=r"^stream: it has ended$"):
+            call()
+    stream.cancel()
+    with pytest.raises(StreamClosedError, match=r"^stream: it has ended$"):  # it did not turn into a cancelled one
+        stream.push([1])
+
+
+def test_nothing_is_taken_after_a_cancellation(model: Token2Wav, voice: Voice) -> None:
+    stream = model.stream(voice)
+    stream.push(demo_tokens(30))
+    stream.cancel()
+    assert model.pipeline.open_streams == 0
+    stream.cancel()
+    for call in (lambda: stream.push([1]), stream.finish):
+        with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):
+            call()
+
+
+def test_a_stream_that_is_dropped_frees_what_it_held(model: Token2Wav, voice: Voice) -> None:
+    def drop() -> None:
+        model.stream(voice).push(demo_tokens(30))
+        assert model.pipeline.open_streams <= 1
+
+    for _ in range(3):
+        drop()
+    gc.collect()
+    assert model.pipeline.open_streams == 0
+
+
+def test_the_context_manager_frees_on_every_way_out(model: Token2Wav, voice: Voice) -> None:
+    def interrupted() -> None:
+        with model.stream(voice) as stream:
+            stream.push([1])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert model.pipeline.open_streams == 0
+    with model.stream(voice) as stream:
+        stream.push([1])
+    with pytest.raises(StreamClosedError):
+        stream.push([1])
+    assert model.pipeline.open_streams == 0
+    with model.stream(voice) as stream:
+        stream.push([1])
+        stream.finish()
+    assert model.pipeline.open_streams == 0
+
+
+def test_a_voice_that_does_not_fit_opens_nothing(model: Token2Wav, voice: Voice) -> None:
+    short = Voice(voice.prompt_tokens, voice.prompt_mel[:-1], voice.speaker_embedding)
+    for use in (model.stream, lambda bad: model.synthesize([1], bad), lambda bad: model.mel([1], bad)):
+        with pytest.raises(InputError, match=r"^prompt_mel: shape \(49, 80\), expected \(50, 80\)"):
+            use(short)
+    assert model.pipeline.open_streams == 0
+
+
+def test_streams_of_several_threads_do_not_touch_each_other(model: Token2Wav) -> None:
+    voices = [demo_voice(count) for count in (4, 25, 30)]
+    expected = [model.synthesize(demo_tokens(20), each) for each in voices]
+    found: list[NDArray[np.float32] | None] = [None] * len(voices)
+
+    def speak(index: int) -> None:
+        with model.stream(voices[index]) as stream:
+            chunks = [chunk for token in demo_tokens(20) for chunk in stream.push([token])]
+            found[index] = joined(chunks + stream.finish())
+
+    threads = [threading.Thread(target=speak, args=(index,)) for index in range(len(voices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for audio, reference in zip(found, expected, strict=True):
+        assert audio is not None
+        assert np.array_equal(audio, reference)
+
+
+# Failing engines.
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (RuntimeError("CUDA error:\n  out of memory"), "CUDA error: out of memory"),
+        (MemoryError("no memory"), "no memory"),
+        (float("nan"), "NaN or infinite"),
+        (float("inf"), "NaN or infinite"),
+    ],
+    ids=["RuntimeError", "MemoryError", "NaN", "infinity"],
+)
+@pytest.mark.parametrize("when", ["push", "finish"])
+def test_a_failing_engine_ends_its_stream_and_no_other(
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    fault: BaseException | float,
+    words: str,
+    when: str,
+) -> None:
+    model, vocoder = faulty
+    other = model.stream(voice)
+    before = other.push(demo_tokens(30))
+
+    stream = model.stream(voice)
+    if when == "finish":
+        stream.push([1])
+    vocoder.fault = fault
+    with pytest.raises(EngineError) as caught:
+        stream.push(demo_tokens(30)) if when == "push" else stream.finish()
+    assert words in one_line(caught.value)
+    assert model.pipeline.open_streams == 1
+    with pytest.raises(StreamClosedError):
+        stream.push([1])
+    assert np.array_equal(joined(before + other.finish()), expected(30))
+
+
+def test_an_interrupted_call_frees_its_stream(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
+    model, vocoder = faulty
+    stream = model.stream(voice)
+    vocoder.fault = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        stream.push(demo_tokens(30))
+    assert model.pipeline.open_streams == 0
+
+
+def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    model, vocoder = faulty
+    vocoder.open_fault = RuntimeError("no room")
+    with pytest.raises(EngineError, match=r"^engine: no room$"):
+        model.stream(voice)
+    assert model.pipeline.open_streams == 0
+
+
+# The rest of the face.
+
+
+def test_whole_mel_and_vocode_have_the_lengths_of_their_input(model: Token2Wav, voice: Voice) -> None:
+    mel = model.mel(demo_tokens(10), voice)
+    assert mel.shape == (80, 20)
+    assert mel.dtype == np.float32
+    audio = model.vocode(mel)
+    assert audio.shape == (480 * 20,)
+    assert np.array_equal(audio, model.vocode(mel.astype(np.float64)))
+
+
+@pytest.mark.parametrize(
+    ("mel", "words"),
+    [
+        (np.zeros((20, 80)), r"\(20, 80\), expected \(80, frames\)"),
+        (np.zeros((80, 0)), "at least 1 frame"),
+        (np.zeros((1, 80, 4)), "2 dimensions"),
+        (np.full((80, 4), np.nan), "NaN or infinite"),
+        (np.full((80, 4), 1e39), "NaN or infinite"),
+        ([[1.0], [1.0, 2.0]], "not an array of numbers"),
+        ("mel", "not an array of numbers"),
+    ],
+)
+def test_a_bad_mel_is_refused(model: Token2Wav, mel: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^mel: .*{words}"):
+        model.vocode(mel)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "cuda:4000", "cuda:99999999999999999999", "cuda:01"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"^runtime.device: '{device}'"):
+        Token2Wav.load(str(TINY), runtime=RuntimeConfig(device=device))
+
+
+def test_a_stream_is_what_the_package_says(model: Token2Wav, voice: Voice) -> None:
+    with model.stream(voice) as stream:
+        assert isinstance(stream, Stream)
+        [chunk] = stream.push(demo_tokens(FIRST))
+        assert isinstance(chunk, AudioChunk)

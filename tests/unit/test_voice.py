@@ -1,0 +1,121 @@
+"""Voices: read-only copies of what was given, or an error that names the field."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.material import demo_voice
+from token2wav import InputError, Voice
+from token2wav.model_config import ModelConfig
+
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+
+
+def arguments() -> dict[str, Any]:
+    voice = demo_voice(4)
+    return {field: getattr(voice, field).copy() for field in FIELDS}
+
+
+def with_one_value(array: Any, value: float) -> Any:
+    array.reshape(-1)[5] = value
+    return array
+
+
+BAD: dict[str, tuple[str, Any, str]] = {
+    "no tokens": ("prompt_tokens", [], "empty.* at least 1"),
+    "tokens in two dimensions": (
+        "prompt_tokens",
+        np.zeros((1, 4), np.int32),
+        r"shape \(1, 4\), expected one dimension",
+    ),
+    "fractions as tokens": ("prompt_tokens", [1.0, 2.0], "type float64, expected integers"),
+    "ragged tokens": ("prompt_tokens", [[1], [2, 3]], "not an array"),
+    "huge token": ("prompt_tokens", [1 << 35], "32 bits"),
+    "flat mel": ("prompt_mel", np.zeros(640), r"shape \(640,\), expected 2 dimensions"),
+    "mel with a batch": ("prompt_mel", np.zeros((1, 8, 80)), r"shape \(1, 8, 80\), expected 2 dimensions"),
+    "mel with a NaN": ("prompt_mel", with_one_value(np.zeros((8, 80)), np.nan), "NaN or infinite"),
+    "mel beyond float32": ("prompt_mel", with_one_value(np.zeros((8, 80)), 1e300), "NaN or infinite"),
+    "mel of text": ("prompt_mel", [["a"]], "not an array of numbers"),
+    "ragged mel": ("prompt_mel", [[1.0], [1.0, 2.0]], "not an array of numbers"),
+    "no mel": ("prompt_mel", None, "expected 2 dimensions"),
+    "embedding with a batch": ("speaker_embedding", np.ones((1, 192)), r"shape \(1, 192\), expected 1 dimension$"),
+    "embedding with infinity": ("speaker_embedding", with_one_value(np.ones(192), -np.inf), "NaN or infinite"),
+    "embedding with a gradient": ("speaker_embedding", torch.ones(192, requires_grad=True), "not an array of numbers"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "words"), BAD.values(), ids=BAD.keys())
+def test_a_bad_argument_is_refused_by_name(field: str, value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^{field}: .*{words}") as caught:
+        Voice(**{**arguments(), field: value})
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+
+
+MISFITS: dict[str, tuple[str, Any, str]] = {
+    "token outside the vocabulary": ("prompt_tokens", [0, 6560, 6561, 0], "6561 at index 2 .* 0 to 6560"),
+    "negative token": ("prompt_tokens", [0, 0, 0, -1], "-1 at index 3 .* 0 to 6560"),
+    "too few tokens for the mel": ("prompt_tokens", [1, 2, 3], r"shape \(8, 80\), expected \(6, 80\)"),
+    "one frame too few": (
+        "prompt_mel",
+        np.zeros((7, 80)),
+        r"shape \(7, 80\), expected \(8, 80\): 2 frames of 80 bands",
+    ),
+    "transposed mel": ("prompt_mel", np.zeros((80, 8)), r"shape \(80, 8\), expected \(8, 80\)"),
+    "no frames": ("prompt_mel", np.zeros((0, 80)), r"shape \(0, 80\), expected \(8, 80\)"),
+    "embedding of another model": ("speaker_embedding", np.ones(256), r"shape \(256,\), expected \(192,\)"),
+    "embedding without direction": ("speaker_embedding", np.zeros(192), "all zeros"),
+}
+
+
+@pytest.mark.parametrize(("field", "value", "words"), MISFITS.values(), ids=MISFITS.keys())
+def test_a_voice_of_another_model_is_refused_by_name(config: ModelConfig, field: str, value: Any, words: str) -> None:
+    voice = Voice(**{**arguments(), field: value})
+    refused = "prompt_mel" if words.startswith("shape") and field == "prompt_tokens" else field
+    with pytest.raises(InputError, match=f"^{refused}: .*{words}") as caught:
+        voice.check(config)
+    assert caught.value.field == refused
+
+
+def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
+    for prompt in (1, 2, 25, 31):
+        demo_voice(prompt).check(config)
+
+
+def test_a_voice_keeps_copies_that_nobody_can_change() -> None:
+    given = arguments()
+    voice = Voice(**given)
+    before = {field: getattr(voice, field).copy() for field in FIELDS}
+    for array in given.values():
+        array[:] = 1
+    for field in FIELDS:
+        kept = getattr(voice, field)
+        assert np.array_equal(kept, before[field])
+        with pytest.raises(ValueError, match="read-only"):
+            kept[0] = 0
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(voice, field, kept)
+    assert given["prompt_mel"].flags.writeable  # the caller's own array is not frozen
+
+
+def test_a_voice_converts_to_its_types() -> None:
+    given = arguments()
+    voice = Voice(
+        torch.from_numpy(given["prompt_tokens"]).long(),
+        given["prompt_mel"].tolist(),
+        given["speaker_embedding"].astype(float),
+    )
+    for field, dtype in zip(FIELDS, (np.int32, np.float32, np.float32), strict=True):
+        assert getattr(voice, field).dtype == dtype
+        assert np.array_equal(getattr(voice, field), given[field])
+
+
+def test_voices_can_be_keys_because_they_compare_by_identity() -> None:
+    first, second = demo_voice(4), demo_voice(4)
+    assert len({first: 1, second: 2}) == 2
+    assert first != second
