@@ -175,7 +175,8 @@ def _checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
 
 
 def _filled(module: _Module, path: Path) -> _Module:
-    module.load_state_dict(_checked(module, path), assign=True)
+    # Copied, because what was read is a view of the file, and models are replaced under running servers.
+    module.load_state_dict({name: value.clone() for name, value in _checked(module, path).items()}, assign=True)
     return module
 
 

@@ -188,6 +188,8 @@ class ModelConfig:
 def _model_from(document: HyperYaml) -> ModelConfig:
     flow = _Node.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
     lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
+    if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
+        raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     for key, supported in (("solver", "euler"), ("t_scheduler", "cosine")):

@@ -117,6 +117,11 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         ["hift: expected '!new:...CausalHiFTGenerator'", "'!apply:"],
     ),
     "flow without a class": ("!new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT", "", ["flow: expected", "'dict'"]),
+    "look-aheads that differ": (
+        "channels: 64\n        pre_lookahead_len: 3",
+        "channels: 64\n        pre_lookahead_len: 2",
+        ["flow.pre_lookahead_layer.pre_lookahead_len: 2", "flow.pre_lookahead_len is 3"],
+    ),
     "another solver": ("'euler'", "'midpoint'", ["cfm_params.content.solver", "'euler'", "'midpoint'"]),
     "another time grid": ("'cosine'", "'linear'", ["cfm_params.content.t_scheduler", "'cosine'", "'linear'"]),
     # missing keys
