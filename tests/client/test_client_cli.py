@@ -141,13 +141,20 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
 def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str, mute_port: socket.socket) -> None:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens", "-", "--voice", voice]
     command += ["--out", str(tmp_path / "out.wav"), "--url", url_of(mute_port), "--connect-timeout", "30"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell that runs the tests in the background hands down SIGINT ignored.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     with process:
-        mute_port.settimeout(10)
+        mute_port.settimeout(60)
         connection, _ = mute_port.accept()  # it is up and waits for the server
         with connection:
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "token2wav-client: interrupted\n"
 

@@ -41,7 +41,7 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
 def test_stops_on_request(repository: Path) -> None:
     with serving(repository) as (process, traces):
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert errors == "", "Triton's own noise is kept away"
     assert traces.remaining() == []
