@@ -28,6 +28,10 @@ class StreamConfig:
             chunking; `full` repeats the public loop, which runs it under the full mask.
         phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
             `reference` repeats the public float32 rounding, which drifts (0.4 rad after 300 s).
+        left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
+            is exact; 0 or more bounds memory and time, so that streams may have any length.
+        align_prompt: shorten prompts to a multiple of 25 tokens, from their start, so that a first chunk needs 25 + 3
+            tokens and no more.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
@@ -35,9 +39,15 @@ class StreamConfig:
     max_hop_tokens: int = 100
     tail: Literal["streaming", "full"] = "streaming"
     phase: Literal["exact", "reference"] = "exact"
+    left_blocks: int = -1
+    align_prompt: bool = False
 
     def __post_init__(self) -> None:
-        all_positive(self, "stream")
+        for name in ("hop_tokens", "max_hop_tokens"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name)} is not positive")
+        if self.left_blocks < -1:
+            raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
         if self.max_hop_tokens < self.hop_tokens:
             raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is below hop_tokens {self.hop_tokens}")
 
@@ -49,10 +59,18 @@ class RuntimeConfig:
     Attributes:
         device: `auto` (CUDA where torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
         threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
+        incremental: compute every chunk from what is cached of its past; else recompute all of it, as a reference.
+        cache_mib: size of the cache of keys and values in MiB; 0 takes a quarter of the free memory of a CPU, or 80 %
+            of a GPU's.
+        cache_storage: type of cached keys and values. `float16` halves the cache (error of the mel 4e-5 of its
+            deviation), `int8` quarters it (1e-3).
     """
 
     device: str = "auto"
     threads: int = 0
+    incremental: bool = True
+    cache_mib: int = 0
+    cache_storage: Literal["float32", "float16", "int8"] = "float32"
 
     def __post_init__(self) -> None:
         kind, _, index = self.device.partition(":")
@@ -60,6 +78,8 @@ class RuntimeConfig:
             raise ConfigError(f"runtime.device: '{self.device}' is not auto, cpu, cuda or cuda:N")
         if self.threads < 0:
             raise ConfigError(f"runtime.threads: {self.threads} is negative")
+        if self.cache_mib < 0:
+            raise ConfigError(f"runtime.cache_mib: {self.cache_mib} is negative")
 
 
 @dataclass(frozen=True)
@@ -73,6 +93,8 @@ class LimitConfig:
         queued_requests: requests of one utterance that wait to be consumed.
         prompt_tokens: tokens of a voice prompt (750 are 30 s).
         idle_seconds: an utterance without a request for so long is dropped.
+        voices: registered voices; beyond it the one is forgotten that was used least recently.
+        voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
     """
 
     streams: int = 64
@@ -81,6 +103,8 @@ class LimitConfig:
     queued_requests: int = 1024
     prompt_tokens: int = 750
     idle_seconds: float = 30.0
+    voices: int = 256
+    voice_mib: int = 256
 
     def __post_init__(self) -> None:
         all_positive(self, "limits")

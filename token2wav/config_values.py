@@ -30,7 +30,7 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind` (int, float, str, Literal, or tuples of them); whole floats pass as integers."""
+    """`value` as `kind` (int, float, bool, str, Literal, or tuples of them); whole floats pass as integers."""
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
@@ -44,6 +44,8 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         return int(value)
     if kind is float and numeric:
         return float(value)
+    if kind is bool and isinstance(value, bool):
+        return value
     if kind is str and isinstance(value, str):
         return value
     raise ConfigError(f"{name}: expected {kind.__name__}, got {shown(value)}")

@@ -11,9 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.checkpoint import load_flow, load_hift, load_noise
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
+from token2wav.engines.base import FlowEngine, VocoderEngine
+from token2wav.engines.memory import cache_bytes
+from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.torch_engine import TorchFlowEngine
 from token2wav.engines.vocoder_engine import TorchVocoderEngine
 from token2wav.errors import ConfigError, InputError
+from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline
@@ -31,13 +35,12 @@ class Token2Wav:
         pipeline: what streams run on.
     """
 
-    def __init__(
-        self, config: ModelConfig, flow: TorchFlowEngine, vocoder: TorchVocoderEngine, schedule: HopSchedule
-    ) -> None:
+    def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, stream: StreamConfig) -> None:
         self.config = config
-        self.pipeline = Pipeline(config, flow, vocoder, schedule)
+        self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow))
         self._flow = flow
         self._vocoder = vocoder
+        self._align_prompt = stream.align_prompt
 
     @classmethod
     def load(
@@ -60,19 +63,36 @@ class Token2Wav:
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
         config = ModelConfig.read(folder)
-        schedule = HopSchedule.of(stream, config.flow)
+        HopSchedule.of(stream, config.flow)  # refuses what it must before weights load
         device = _device(runtime.device)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
+        flow, hift = load_flow(folder, config).to(device), load_hift(folder, config).to(device)
         flow_noise, source_noise = load_noise(folder, config)
-        model = cls(
-            config,
-            TorchFlowEngine(load_flow(folder, config).to(device), flow_noise, stream.tail),
-            TorchVocoderEngine(load_hift(folder, config).to(device), source_noise, stream.phase),
-            schedule,
-        )
+        solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
+        flow.estimator.drop_time_weights()
+        flow_engine: FlowEngine
+        vocoder_engine: VocoderEngine
+        if runtime.incremental:
+            flow_engine = TorchFlowEngine(
+                flow,
+                flow_noise,
+                solver,
+                cache_bytes=cache_bytes(runtime.cache_mib, device),
+                storage=runtime.cache_storage,
+                left_blocks=stream.left_blocks,
+                longest_hop=stream.max_hop_tokens,
+                tail=stream.tail,
+            )
+            vocoder_engine = TorchVocoderEngine(hift, source_noise, stream.phase)
+        else:
+            flow_engine = RecomputeFlowEngine(
+                flow, flow_noise, solver, tail=stream.tail, left_blocks=stream.left_blocks
+            )
+            vocoder_engine = RecomputeVocoderEngine(hift, source_noise, stream.phase)
+        model = cls(config, flow_engine, vocoder_engine, stream)
         log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
         return model
 
@@ -81,8 +101,18 @@ class Token2Wav:
 
         Raises:
             InputError: the voice does not fit the model.
+            LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, voice)
+        return Stream(self.pipeline, self.prepared(voice))
+
+    def prepared(self, voice: Voice) -> Voice:
+        """The voice as streams use it: aligned if the configuration says so.
+
+        Raises:
+            InputError: the voice does not fit the model.
+        """
+        voice.check(self.config)
+        return voice.aligned(self.config.flow) if self._align_prompt else voice
 
     def synthesize(self, tokens: ArrayLike, voice: Voice) -> NDArray[np.float32]:
         """Audio of a whole utterance, (960 * tokens,) float32: the very samples that a stream yields.

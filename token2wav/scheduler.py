@@ -119,7 +119,7 @@ class Scheduler:
         """
         if (count := len(voice.prompt_tokens)) > self._limits.prompt_tokens:
             raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        voice.check(self._model.config)
+        voice = self._model.prepared(voice)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import InputError
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import FlowConfig, ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,12 +18,12 @@ class Voice:
     """Prompt and speaker of an utterance. Read-only copies of the arguments are kept.
 
     Attributes:
-        prompt_tokens: (P,) int32, speech tokens of the prompt recording.
+        prompt_tokens: (P,) int32, speech tokens of the prompt recording; P = 0 for a speaker without one.
         prompt_mel: (2 * P, 80) float32, its log-mel at 50 frames per second.
         speaker_embedding: (192,) float32.
 
     Raises:
-        InputError: a wrong number of dimensions, a non-integer token, a non-finite number, or nothing at all.
+        InputError: a wrong number of dimensions, a non-integer token or a non-finite number.
     """
 
     prompt_tokens: NDArray[np.int32]
@@ -30,11 +32,34 @@ class Voice:
 
     def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
         tokens = token_array("prompt_tokens", prompt_tokens)
-        if not tokens.size:
-            raise InputError("prompt_tokens", "empty; a prompt needs at least 1 token")
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
         object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
         object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
+
+    @cached_property
+    def content_hash(self) -> str:
+        """64 hexadecimal digits: equal for equal voices, whatever they are called. docs/architecture.md defines it."""
+        digest = hashlib.sha256(b"token2wav voice 1\n")
+        digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
+        digest.update(self.prompt_tokens.astype("<i4").tobytes())
+        digest.update(self.prompt_mel.astype("<f4").tobytes())
+        digest.update(self.speaker_embedding.astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return self.prompt_tokens.nbytes + self.prompt_mel.nbytes + self.speaker_embedding.nbytes
+
+    def aligned(self, config: FlowConfig) -> Voice:
+        """This voice without the first tokens of its prompt that keep it from ending on an attention block.
+
+        A first chunk then needs one hop and no more. A prompt shorter than a block stays as it is.
+        """
+        extra = len(self.prompt_tokens) % config.block_tokens
+        if not extra or extra == len(self.prompt_tokens):
+            return self
+        mel = self.prompt_mel[extra * config.token_mel_ratio :]
+        return Voice(self.prompt_tokens[extra:], mel, self.speaker_embedding)
 
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""

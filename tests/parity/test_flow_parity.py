@@ -6,9 +6,9 @@ import torch
 
 from tests.parity import tolerances
 from tests.support.golden import GoldenSet
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.flow.flow import Flow
-from token2wav.flow.masks import chunk_causal_mask
+from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver, solver_times, time_grid
 from token2wav.vocoder.noise import SourceNoise
@@ -27,6 +27,10 @@ def all_tokens(golden: GoldenSet, flow: Flow) -> torch.Tensor:
 def estimator_inputs(golden: GoldenSet, flow: Flow) -> dict[str, torch.Tensor]:
     device = flow.spk_embed_affine_layer.weight.device
     return {name: golden[f"est.in.{name}"].to(device) for name in ("x", "mask", "mu", "t", "spks", "cond")}
+
+
+def solver_of(flow: Flow) -> EulerSolver:
+    return EulerSolver(flow.estimator, flow.config.n_timesteps, flow.config.inference_cfg_rate)
 
 
 def test_speaker_is_normalised_and_projected(golden: GoldenSet, flow: Flow) -> None:
@@ -77,7 +81,7 @@ def test_estimator_inside(golden: GoldenSet, flow: Flow) -> None:
         assert off(embedded, golden["est.dbg.input_embed"]) <= tolerances.ESTIMATOR
         frames = embedded.shape[1]
         rope = dit.rotary_embed(torch.arange(frames, device=embedded.device))
-        mask = chunk_causal_mask(frames, dit.block_frames, embedded.device)
+        mask = BlockMask(dit.block_frames).whole(frames, embedded.device)
         modulation = dit.modulation(given["t"])
         block = dit.transformer_blocks[0](embedded, modulation.blocks[0], rope, mask)
         assert off(block, golden["est.dbg.block0"]) <= tolerances.ESTIMATOR
@@ -105,7 +109,7 @@ def test_padding_does_not_reach_the_frames_before_it(golden: GoldenSet, flow: Fl
 
 
 def test_whole_mel(golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]) -> None:
-    engine = TorchFlowEngine(flow, noises[0])
+    engine = RecomputeFlowEngine(flow, noises[0], solver_of(flow))
     streaming = engine.whole(golden.tokens, golden.voice, streaming=True)
     assert off(streaming, golden["flow.mel.streaming"][0]) <= tolerances.MEL
     full = engine.whole(golden.tokens, golden.voice, streaming=False)
@@ -119,12 +123,11 @@ def test_mel_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow, noises: t
     cond = torch.zeros_like(mu)
     cond[:, : prompt.shape[1]] = prompt
     frames = mu.shape[1]
-    solver = EulerSolver(flow.estimator, flow.config.n_timesteps, flow.config.inference_cfg_rate)
-    mel = solver.solve(
+    mel = solver_of(flow).solve(
         noises[0].window(0, frames).to(device)[None],
         mu[None],
         golden["flow.spk"].to(device),
         cond[None],
-        chunk_causal_mask(frames, flow.estimator.block_frames, device),
+        BlockMask(flow.estimator.block_frames).whole(frames, device),
     )
     assert off(mel[:, :, prompt.shape[1] :], golden["flow.mel.streaming_nofinalize"]) <= tolerances.MEL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from tests.parity import tolerances
 from tests.support.golden import GoldenSet, snr_db
-from token2wav import StreamConfig, Token2Wav
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.engines.base import MelChunk
+from token2wav.engines.recompute_engine import RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import TorchVocoderEngine
 from token2wav.streaming.session import AudioChunk
 
@@ -22,13 +24,25 @@ class MelRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mels: list[torch.Tensor] = []
-        advance = TorchVocoderEngine.advance
+        for engine in (TorchVocoderEngine, RecomputeVocoderEngine):
+            self._record(engine, monkeypatch)
 
-        def recording(engine: TorchVocoderEngine, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+    def _record(
+        self, kind: type[TorchVocoderEngine] | type[RecomputeVocoderEngine], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        advance = kind.advance
+
+        def recording(engine: Any, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
             self.mels += [chunk.mel.cpu() for _, chunk in batch]
             return advance(engine, batch)
 
-        monkeypatch.setattr(TorchVocoderEngine, "advance", recording)
+        monkeypatch.setattr(kind, "advance", recording)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["incremental", "recompute"])
+def runtime(request: pytest.FixtureRequest) -> RuntimeConfig:
+    """Both ways to compute: from caches of the past, and all of it anew for every chunk."""
+    return RuntimeConfig(incremental=request.param, cache_mib=1024)
 
 
 def streamed(model: Token2Wav, golden: GoldenSet) -> list[AudioChunk]:
@@ -37,15 +51,15 @@ def streamed(model: Token2Wav, golden: GoldenSet) -> list[AudioChunk]:
 
 
 @pytest.fixture(scope="module")
-def public(folder: Path) -> Token2Wav:
+def public(folder: Path, runtime: RuntimeConfig) -> Token2Wav:
     """The model as the public loop runs it."""
-    return Token2Wav.load(folder, stream=StreamConfig(tail="full", phase="reference"))
+    return Token2Wav.load(folder, stream=StreamConfig(tail="full", phase="reference"), runtime=runtime)
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> Token2Wav:
+def ours(folder: Path, runtime: RuntimeConfig) -> Token2Wav:
     """The model with its defaults."""
-    return Token2Wav.load(folder)
+    return Token2Wav.load(folder, runtime=runtime)
 
 
 def test_prompt_does_not_end_on_a_block(golden: GoldenSet) -> None:
@@ -77,8 +91,10 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
 
 
 @pytest.mark.parametrize("phase", ["reference", "exact"])
-def test_audio_end_to_end(golden: GoldenSet, folder: Path, phase: str) -> None:
-    model = Token2Wav.load(folder, stream=StreamConfig(tail="full", phase=phase))  # type: ignore[arg-type]
+def test_audio_end_to_end(
+    golden: GoldenSet, folder: Path, runtime: RuntimeConfig, phase: Literal["reference", "exact"]
+) -> None:
+    model = Token2Wav.load(folder, stream=StreamConfig(tail="full", phase=phase), runtime=runtime)
     chunks = streamed(model, golden)[:-1]  # the tail amplifies the difference of masks in the public loop's mel
     audio = np.concatenate([chunk.audio for chunk in chunks])
     reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(chunks))])
@@ -112,10 +128,15 @@ def test_stream_equals_the_whole_sequence(golden: GoldenSet, ours: Token2Wav, mo
     ids=lambda config: f"{config.hop}-{config.hop_tokens}",
 )
 def test_any_schedule_gives_the_same_mel(
-    golden: GoldenSet, folder: Path, ours: Token2Wav, stream: StreamConfig, monkeypatch: pytest.MonkeyPatch
+    golden: GoldenSet,
+    folder: Path,
+    ours: Token2Wav,
+    runtime: RuntimeConfig,
+    stream: StreamConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = MelRecorder(monkeypatch)
-    streamed(Token2Wav.load(folder, stream=stream), golden)
+    streamed(Token2Wav.load(folder, stream=stream, runtime=runtime), golden)
     mel = torch.cat(recorder.mels, dim=1).numpy()
     assert np.abs(mel - ours.mel(golden.tokens, golden.voice)).max() <= tolerances.MEL
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from benchmarks.models import SIZES, resized_yaml
 from token2wav import Voice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,25 +64,11 @@ class GoldenSet:
         folder.mkdir()
         for name in ("flow", "hift", "noise"):
             shutil.copy(self.folder / f"{name}.safetensors", folder)
-        (folder / "cosyvoice3.yaml").write_text(resized_yaml(self.report["config"]))
+        sizes = self.report["config"]
+        renamed = {"channels": "pre_channels", "base_channels": "hift_base", "cond_channels": "f0_channels"}
+        keys = SIZES["tiny"]
+        (folder / "cosyvoice3.yaml").write_text(resized_yaml({key: sizes[renamed.get(key, key)] for key in keys}))
         return folder
-
-
-def resized_yaml(sizes: dict[str, int]) -> str:
-    """The tiny model's cosyvoice3.yaml with the sizes of a golden set's report."""
-    text = (TINY / "cosyvoice3.yaml").read_text()
-    for key, value in {
-        "channels": sizes["pre_channels"],
-        "dim": sizes["dim"],
-        "depth": sizes["depth"],
-        "heads": sizes["heads"],
-        "dim_head": sizes["dim_head"],
-        "base_channels": sizes["hift_base"],
-        "cond_channels": sizes["f0_channels"],
-    }.items():
-        text, count = re.subn(rf"(?m)^( +{key}:) \d+$", rf"\1 {value}", text)
-        assert count == 1, f"{key} stands {count} times in the template"
-    return text
 
 
 def golden_sets() -> list[GoldenSet]:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
-from token2wav import RuntimeConfig, Token2Wav, Voice
+from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_hift, load_noise
 from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 
 
@@ -47,8 +48,10 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Callable[[int], NDArray[n
 def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
     flow_noise, source_noise = load_noise(TINY, config)
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
-    flow = TorchFlowEngine(load_flow(TINY, config), flow_noise)
-    return Token2Wav(config, flow, vocoder, schedule_of(config)), vocoder
+    flow = load_flow(TINY, config)
+    solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
+    engine = TorchFlowEngine(flow, flow_noise, solver, cache_bytes=64 << 20)
+    return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
 
 
 @pytest.fixture

@@ -63,6 +63,9 @@ class FlowEngine(Protocol):
     def close(self, handle: int) -> None:
         """Frees an utterance; a handle that is not open is ignored."""
 
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
+
     @property
     def open_streams(self) -> int:
         """Utterances that hold memory."""
@@ -79,6 +82,9 @@ class VocoderEngine(Protocol):
 
     def close(self, handle: int) -> None:
         """Frees an utterance; a handle that is not open is ignored."""
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
 
     @property
     def open_streams(self) -> int:

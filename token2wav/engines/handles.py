@@ -31,9 +31,10 @@ class HandleTable(Generic[State]):
         except KeyError:
             raise StreamClosedError(f"stream {handle}: it has ended") from None
 
-    def remove(self, handle: int) -> None:
+    def remove(self, handle: int) -> State | None:
+        """The state that a handle stood for, or None if it stood for none."""
         with self._lock:
-            self._states.pop(handle, None)
+            return self._states.pop(handle, None)
 
     def __len__(self) -> int:
         return len(self._states)

@@ -1,4 +1,6 @@
-"""The DiT flow-matching estimator of CosyVoice3, stateless: whole sequence in, velocity of every frame out.
+"""The DiT flow-matching estimator of CosyVoice3: frames in, their velocity out.
+
+With a memory (`flow/cache.py`) it continues an utterance whose past is cached; without one it takes whole sequences.
 
 Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
 Remarks with a number (Q8 ...) are quirks of the public code that checkpoints rely on; docs/parity.md lists them.
@@ -13,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.flow.masks import chunk_causal_mask
+from token2wav.flow.cache import StepMemory
+from token2wav.flow.masks import BlockMask
 from token2wav.model_config import EstimatorConfig
 
 _CONV_KERNEL = 31
+CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back
 _CONV_GROUPS = 16
 _TIME_DIM = 256
 _TIME_SCALE = 1000.0
@@ -59,11 +63,22 @@ class ConvPositionEmbedding(nn.Module):
         self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
         self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, dim) to (B, T, dim)."""
+    def forward(self, x: torch.Tensor, contexts: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, T, dim) to (B, T, dim).
+
+        Args:
+            x: frames.
+            contexts: (2, B, dim, kernel - 1) inputs of both convolutions just before x, replaced by those at its end;
+                None at the start of an utterance, where zeros come before.
+        """
         h = x.transpose(1, 2)
-        h = self.conv1(F.pad(h, (_CONV_KERNEL - 1, 0)))
-        h = self.conv2(F.pad(h, (_CONV_KERNEL - 1, 0)))
+        for index, conv in enumerate((self.conv1, self.conv2)):
+            if contexts is None:
+                h = F.pad(h, (_CONV_KERNEL - 1, 0))
+            else:
+                h = torch.cat((contexts[index], h), dim=2)
+                contexts[index] = h[:, :, 1 - _CONV_KERNEL :]
+            h = conv(h)
         return h.transpose(1, 2)
 
 
@@ -75,11 +90,18 @@ class InputEmbedding(nn.Module):
         self.proj = nn.Linear(2 * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
         self.conv_pos_embed = ConvPositionEmbedding(config.dim)
 
-    def forward(self, x: torch.Tensor, cond: torch.Tensor, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
-        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        cond: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        contexts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim); contexts as in `ConvPositionEmbedding`."""
         spks = spks[:, None].expand(-1, x.shape[1], -1)
         h = self.proj(torch.cat((x, cond, mu, spks), dim=-1))  # Q7: this order
-        return self.conv_pos_embed(h) + h
+        return self.conv_pos_embed(h, contexts) + h
 
 
 class RotaryEmbedding(nn.Module):
@@ -110,8 +132,9 @@ def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 class Attention(nn.Module):
     """Multi-head self-attention with rotary positions on the first head."""
 
-    def __init__(self, config: EstimatorConfig) -> None:
+    def __init__(self, config: EstimatorConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.heads = config.heads
         inner = config.heads * config.dim_head
         self.to_q = nn.Linear(config.dim, inner)
@@ -120,12 +143,19 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
 
     def forward(
-        self, x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+        memory: StepMemory | None = None,
     ) -> torch.Tensor:
-        """x (B, T, dim), mask broadcastable to (B, heads, T, T) or None for full attention; to (B, T, dim)."""
+        """x (B, T, dim), mask broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
         q = rotate_first_head(self.to_q(x), *rope)
         k = rotate_first_head(self.to_k(x), *rope)
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, self.to_v(x)))
+        v = self.to_v(x)
+        if memory is not None:
+            k, v = memory.extend(self.layer, k, v)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # (B, heads, T, dim_head)
         return self.to_out[0](h.transpose(1, 2).flatten(-2))
 
@@ -161,10 +191,10 @@ def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) ->
 
 
 class DiTBlock(nn.Module):
-    def __init__(self, config: EstimatorConfig) -> None:
+    def __init__(self, config: EstimatorConfig, layer: int) -> None:
         super().__init__()
         self.attn_norm = AdaNorm(config.dim, 6)
-        self.attn = Attention(config)
+        self.attn = Attention(config, layer)
         self.ff = FeedForward(config)
 
     def forward(
@@ -173,10 +203,11 @@ class DiTBlock(nn.Module):
         modulation: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
         mask: torch.Tensor | None,
+        memory: StepMemory | None = None,
     ) -> torch.Tensor:
         """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
         shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
-        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, mask)
+        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, mask, memory)
         return x + gate_ff[:, None] * self.ff(modulated_norm(x, shift_ff, scale_ff))
 
 
@@ -189,7 +220,7 @@ class DiT(nn.Module):
         self.time_embed = TimeEmbedding(config.dim)
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = RotaryEmbedding(config.dim_head)
-        self.transformer_blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.depth)])
+        self.transformer_blocks = nn.ModuleList([DiTBlock(config, layer) for layer in range(config.depth)])
         self.norm_out = AdaNorm(config.dim, 2)
         self.proj_out = nn.Linear(config.dim, config.out_channels)
 
@@ -207,22 +238,26 @@ class DiT(nn.Module):
         cond: torch.Tensor,
         modulation: Modulation,
         mask: torch.Tensor | None,
+        memory: StepMemory | None = None,
+        start: int = 0,
     ) -> torch.Tensor:
-        """One evaluation on a whole sequence that starts with the prompt.
+        """One evaluation.
 
         Args:
             x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; spks: (B, bands) speaker.
             modulation: of the time of each row (or of one row for all).
-            mask: broadcastable to (B, heads, T, T), True where attention is allowed; None for full attention.
+            mask: broadcastable to (B, heads, T, keys), True where attention is allowed; None for full attention.
+            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
+            start: position of the first frame of x, counted from the start of the prompt.
 
         Returns:
             (B, bands, T) velocity.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), cond.transpose(1, 2)
-        h = self.input_embed(x, cond, mu, spks)
-        rope = self.rotary_embed(torch.arange(h.shape[1], device=h.device))
+        h = self.input_embed(x, cond, mu, spks, None if memory is None else memory.contexts)
+        rope = self.rotary_embed(torch.arange(start, start + h.shape[1], device=h.device))
         for block, row in zip(self._blocks(), modulation.blocks, strict=True):
-            h = block(h, row, rope, mask)
+            h = block(h, row, rope, mask, memory)
         scale, shift = modulation.out.unbind(1)
         return self.proj_out(modulated_norm(h, shift, scale)).transpose(1, 2)
 
@@ -239,8 +274,14 @@ class DiT(nn.Module):
         """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B, 1, T) of 0 and 1."""
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
-            attend = attend & chunk_causal_mask(x.shape[2], self.block_frames, x.device)
+            attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
         return self.velocity(x, mu, spks, cond, self.modulation(t), attend) * mask
+
+    def drop_time_weights(self) -> None:
+        """Frees what `modulation` needs, 43 % of the public model's weights, once its results are in tables."""
+        del self.time_embed, self.norm_out
+        for block in self._blocks():
+            del block.attn_norm
 
     def _blocks(self) -> list[DiTBlock]:
         return list(self.transformer_blocks)  # type: ignore[arg-type]

@@ -1,23 +1,44 @@
-"""Attention masks of the estimator."""
+"""Attention masks of the estimator. Frames count from the start of the prompt, so that they are the same everywhere."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 
-def chunk_causal_mask(frames: int, block_frames: int, device: torch.device | None = None) -> torch.Tensor:
-    """Who may look at whom while streaming: every frame sees all blocks up to the end of its own.
+@dataclass(frozen=True)
+class BlockMask:
+    """Who may look at whom while streaming.
 
-    Frames count from the start of the prompt, so that a frame sees the same keys in every call.
+    A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last `left_blocks` ones and those
+    of the prefix.
 
-    Args:
-        frames: length of the sequence.
+    Attributes:
         block_frames: frames of one attention block.
-        device: where the mask is made.
-
-    Returns:
-        (frames, frames) bool; rows are queries, columns keys, True where attention is allowed.
+        left_blocks: blocks of the past that stay visible; negative for all.
+        prefix_blocks: blocks at the start that always stay visible: those that depend on the voice alone.
     """
-    position = torch.arange(frames, device=device)
-    block_end = (position // block_frames + 1) * block_frames
-    return position[None, :] < block_end[:, None]
+
+    block_frames: int
+    left_blocks: int = -1
+    prefix_blocks: int = 0
+
+    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""
+        query, key = (queries // self.block_frames)[:, None], (keys // self.block_frames)[None, :]
+        allowed = key <= query
+        if self.left_blocks >= 0:
+            allowed &= (key >= query - self.left_blocks) | (key < self.prefix_blocks)
+        return allowed
+
+    def whole(self, frames: int, device: torch.device | None = None) -> torch.Tensor:
+        """(frames, frames) mask of a sequence computed at once."""
+        position = torch.arange(frames, device=device)
+        return self.allows(position, position)
+
+    def first_needed(self, block: int) -> int:
+        """First block beyond the prefix that queries in `block` and later ones can see."""
+        if self.left_blocks < 0:
+            return self.prefix_blocks
+        return max(self.prefix_blocks, block - self.left_blocks)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from token2wav.flow.cache import ChunkMemory
 from token2wav.flow.dit import DiT
 
 
@@ -58,12 +59,16 @@ class EulerSolver:
         spk: torch.Tensor,
         cond: torch.Tensor,
         mask: torch.Tensor | None,
+        memory: ChunkMemory | None = None,
+        start: int = 0,
     ) -> torch.Tensor:
-        """Noise to mel, for whole sequences that start with their prompt.
+        """Noise to mel.
 
         Args:
             noise, mu, cond: (B, bands, T); spk: (B, bands).
-            mask: (T, T) attention mask, True where allowed; None for full attention.
+            mask: (T, keys) attention mask, True where allowed; None for full attention.
+            memory: of the frames before these, B = 1; None for whole sequences that start with their prompt.
+            start: position of the first frame, counted from the start of the prompt.
 
         Returns:
             (B, bands, T) mel.
@@ -72,8 +77,9 @@ class EulerSolver:
         # The second half of the batch is unconditional: everything but the state is zero, the speaker included (Q6).
         mu, spk, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, spk, cond))
         x = noise
-        for width, modulation in zip(self._widths, self._modulation, strict=True):
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, mask)
+        for index, (width, modulation) in enumerate(zip(self._widths, self._modulation, strict=True)):
+            step = None if memory is None else memory.step(index)
+            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, mask, step, start)
             conditional, unconditional = velocity[:rows], velocity[rows:]
             x = x + width * ((1 + self._guidance) * conditional - self._guidance * unconditional)
         return x

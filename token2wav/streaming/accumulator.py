@@ -12,6 +12,8 @@ from token2wav.model_config import FlowConfig
 class TokenAccumulator:
     """Tokens of an utterance, its prompt first. Positions count from the first prompt token.
 
+    Windows are asked for in order, so tokens before the context of the last one are forgotten when room is needed.
+
     Args:
         prompt_tokens: (P,) int32.
         config: of the flow.
@@ -21,15 +23,17 @@ class TokenAccumulator:
         self._lookahead = config.pre_lookahead_len
         self._lookbehind = config.lookbehind_len
         self._tokens = np.empty(2 * len(prompt_tokens) + 4 * config.block_tokens, np.int32)
+        self._first = 0  # position of `_tokens[0]`
+        self._needed = 0  # first position that a later window can ask for
         self.count = 0
         self.append(prompt_tokens)
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Adds tokens that have been checked."""
         count = self.count + len(tokens)
-        if count > len(self._tokens):
-            self._tokens = np.resize(self._tokens, 2 * count)
-        self._tokens[self.count : count] = tokens
+        if count - self._first > len(self._tokens):
+            self._make_room(count)
+        self._tokens[self.count - self._first : count - self._first] = tokens
         self.count = count
 
     def covers(self, stop: int) -> bool:
@@ -37,7 +41,17 @@ class TokenAccumulator:
         return self.count >= stop + self._lookahead
 
     def window(self, start: int, stop: int, *, last: bool) -> FlowChunk:
-        """The chunk of tokens `start` to `stop` with its context on both sides."""
+        """The chunk of tokens `start` to `stop` with its context on both sides; `start` never goes back."""
         left = min(self._lookbehind, start)
         right = 0 if last else self._lookahead
-        return FlowChunk(self._tokens[start - left : stop + right].copy(), left, start, stop, last)
+        self._needed = start - left
+        window = self._tokens[start - left - self._first : stop + right - self._first].copy()
+        return FlowChunk(window, left, start, stop, last)
+
+    def _make_room(self, count: int) -> None:
+        """Forgets what is not needed; grows only if the rest would fill more than half."""
+        kept = self._tokens[self._needed - self._first : self.count - self._first]
+        room = max(len(self._tokens), 2 * (count - self._needed))
+        self._tokens = np.empty(room, np.int32)
+        self._tokens[: len(kept)] = kept
+        self._first = self._needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -31,6 +32,7 @@ class Pipeline:
         self._flow = flow
         self._vocoder = vocoder
         self._schedule = schedule
+        self._dropped: deque[Session] = deque()
 
     def open(self, voice: Voice) -> Session:
         """Starts an utterance.
@@ -40,6 +42,7 @@ class Pipeline:
             EngineError: an engine failed.
         """
         voice.check(self._config)
+        self._close_dropped()
         with _engine_errors():
             flow_handle = self._flow.open(voice)
             try:
@@ -55,12 +58,25 @@ class Pipeline:
         self._flow.close(session.flow_handle)
         self._vocoder.close(session.vocoder_handle)
 
+    def drop(self, session: Session) -> None:
+        """Lets the next call close an utterance.
+
+        For the garbage collector, which may come in the middle of anything, a lock of an engine held by this very
+        thread included: nothing is done here that could wait.
+        """
+        self._dropped.append(session)
+
+    def _close_dropped(self) -> None:
+        while self._dropped:
+            self.close(self._dropped.popleft())
+
     def advance(self, sessions: Sequence[Session]) -> list[AudioChunk]:
         """Runs the next chunk of every session, in one batch. Each must have one (`Session.next_chunk`).
 
         Raises:
             EngineError: an engine failed; the sessions of this batch cannot go on.
         """
+        self._close_dropped()
         chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
         with _engine_errors():
             mels = self._flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
@@ -76,6 +92,7 @@ class Pipeline:
     @property
     def open_streams(self) -> int:
         """Utterances that hold memory in either engine."""
+        self._close_dropped()
         return max(self._flow.open_streams, self._vocoder.open_streams)
 
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:

@@ -17,13 +17,14 @@ class Stream:
     """Tokens in, audio out, one utterance. Made by `Token2Wav.stream`; one thread at a time.
 
     The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
-    context manager it is cancelled on the way out; what it holds is freed when it ends, is cancelled, or is dropped.
+    context manager it is cancelled on the way out; what it holds is freed when it ends or is
+    cancelled, or, after it was dropped, with the next call of any stream.
     """
 
     def __init__(self, pipeline: Pipeline, voice: Voice) -> None:
         self._pipeline = pipeline
         self._session = pipeline.open(voice)
-        self._release = weakref.finalize(self, pipeline.close, self._session)
+        self._forgotten = weakref.finalize(self, pipeline.drop, self._session)
         self._cancelled = False
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
@@ -54,12 +55,12 @@ class Stream:
             self._session.end()
             return self._run()
         finally:
-            self._release()
+            self._close()
 
     def cancel(self) -> None:
         """Drops the utterance and frees what it holds; harmless at any time."""
-        self._cancelled = self._cancelled or self._release.alive
-        self._release()
+        self._cancelled = self._cancelled or self._forgotten.alive
+        self._close()
 
     def __enter__(self) -> Stream:
         return self
@@ -69,8 +70,12 @@ class Stream:
     ) -> None:
         self.cancel()
 
+    def _close(self) -> None:
+        if self._forgotten.detach() is not None:
+            self._pipeline.close(self._session)
+
     def _check_open(self) -> None:
-        if not self._release.alive:
+        if not self._forgotten.alive:
             raise StreamClosedError(f"stream: it {'was cancelled' if self._cancelled else 'has ended'}")
 
     def _run(self) -> list[AudioChunk]:
@@ -79,6 +84,6 @@ class Stream:
             while self._session.next_chunk() is not None:
                 chunks += self._pipeline.advance([self._session])
         except BaseException:
-            self._release()
+            self._close()
             raise
         return chunks

@@ -6,8 +6,6 @@ checkpoints rely on; docs/parity.md lists them.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,9 +14,11 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.model_config import HiFTConfig
 from token2wav.vocoder.noise import SourceNoise
-from token2wav.vocoder.source import HarmonicSource
+from token2wav.vocoder.source import HarmonicSource, Phase
 
 F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value needs
+_F0_CAUSAL_CONVS, _F0_KERNEL = 4, 3
+F0_LEFT_REACH = _F0_CAUSAL_CONVS * (_F0_KERNEL - 1)  # mel frames to the left
 _SNAKE_EPS = 1e-9
 _MAX_MAGNITUDE = 100.0
 
@@ -85,8 +85,8 @@ class F0Predictor(nn.Module):
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         layers: list[nn.Module] = [weight_norm(nn.Conv1d(config.in_channels, config.f0_channels, F0_LOOKAHEAD + 1))]
-        for _ in range(4):
-            layers += [nn.ELU(), weight_norm(CausalConv(config.f0_channels, config.f0_channels, 3))]
+        for _ in range(_F0_CAUSAL_CONVS):
+            layers += [nn.ELU(), weight_norm(CausalConv(config.f0_channels, config.f0_channels, _F0_KERNEL))]
         self.condnet = nn.Sequential(*layers, nn.ELU())
         self.classifier = nn.Linear(config.f0_channels, 1)
 
@@ -154,7 +154,7 @@ class HiFT(nn.Module):
         noise: SourceNoise,
         *,
         final: bool = True,
-        phase: Literal["exact", "reference"] = "exact",
+        phase: Phase = "exact",
     ) -> torch.Tensor:
         """Audio of a mel that starts with the utterance.
 
@@ -169,7 +169,7 @@ class HiFT(nn.Module):
         """
         f0 = self.f0_predictor(mel, final)
         samples = f0.shape[1] * self.config.samples_per_frame
-        source = self.m_source(f0, noise.window(0, samples).to(mel.device), phase)
+        source, _ = self.m_source(f0, noise.window(0, samples).to(mel.device), phase)
         return self.decode(mel[..., : f0.shape[1]], source, final=final)
 
     def decode(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool) -> torch.Tensor:

@@ -11,6 +11,7 @@ from token2wav.flow.noise import PAGE_FRAMES, PUBLIC_SEED
 from token2wav.model_config import FlowConfig, HiFTConfig
 
 _BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics
+_PUBLIC_BLOCKS = 300
 _BLOCKS_KEPT = 8
 
 
@@ -41,8 +42,8 @@ class SourceNoise:
     """Uniform [0, 1) numbers for every sample and harmonic, counted from the first sample of the utterance.
 
     The public buffer holds 300 s, 260 MB. Its generator is sequential, so a block of it can be drawn alone once the
-    generator's state at its start is known: 5 kB a second are kept instead, and the last few blocks. Past 300 s the
-    same sequence goes on.
+    generator's state at its start is known: 5 kB a second are kept instead, and the last few blocks. Past 300 s every
+    block has a seed of its own.
 
     Args:
         harmonics: sines per sample, the fundamental included.
@@ -76,21 +77,28 @@ class SourceNoise:
             if index in self._blocks:
                 self._blocks.move_to_end(index)
                 return self._blocks[index]
-            generator = torch.Generator()
-            if not self._states:
-                generator.manual_seed(PUBLIC_SEED)
-                torch.rand(self._skip, generator=generator)
-                self._states.append(generator.get_state())
-            known = min(index, len(self._states) - 1)
-            generator.set_state(self._states[known])
-            for at in range(known, index + 1):
-                block = torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
-                if at + 1 == len(self._states):
-                    self._states.append(generator.get_state())
-            self._blocks[index] = block
+            self._blocks[index] = block = self._public(index) if index < _PUBLIC_BLOCKS else self._seeded(index)
             if len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
             return block
+
+    def _public(self, index: int) -> torch.Tensor:
+        generator = torch.Generator()
+        if not self._states:
+            generator.manual_seed(PUBLIC_SEED)
+            torch.rand(self._skip, generator=generator)
+            self._states.append(generator.get_state())
+        known = min(index, len(self._states) - 1)
+        generator.set_state(self._states[known])
+        for at in range(known, index + 1):
+            block = torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
+            if at + 1 == len(self._states):
+                self._states.append(generator.get_state())
+        return block
+
+    def _seeded(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
+        return torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
 
 
 def _unpacked(table: torch.Tensor) -> torch.Tensor:

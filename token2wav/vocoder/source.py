@@ -10,6 +10,8 @@ from torch import nn
 
 from token2wav.model_config import HiFTConfig
 
+Phase = Literal["exact", "reference"]
+
 
 class HarmonicSource(nn.Module):
     """Sines of F0 and its harmonics with noise, merged into one channel.
@@ -24,49 +26,65 @@ class HarmonicSource(nn.Module):
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Literal["exact", "reference"] = "exact"
-    ) -> torch.Tensor:
-        """Excitation of a whole utterance.
+        self,
+        f0: torch.Tensor,
+        noise: torch.Tensor,
+        phase: Phase = "exact",
+        carry: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Excitation of frames that follow one another.
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
             noise: (T * samples_per_frame, harmonics) uniform numbers.
             phase: rounding of the phase, see `StreamConfig`.
+            carry: (B, harmonics) what the frames before returned; None at the start of an utterance.
 
         Returns:
-            (B, 1, T * samples_per_frame).
+            (B, 1, T * samples_per_frame), and the carry for the frames that follow.
         """
-        return torch.tanh(self.l_linear(self.harmonics(f0, noise, phase))).transpose(1, 2)
+        harmonics, carry = self.harmonics(f0, noise, phase, carry)
+        return torch.tanh(self.l_linear(harmonics)).transpose(1, 2), carry
 
-    def harmonics(self, f0: torch.Tensor, noise: torch.Tensor, phase: Literal["exact", "reference"]) -> torch.Tensor:
-        """The sines with their noise before they are merged, (B, T * samples_per_frame, harmonics)."""
+    def harmonics(
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sines with their noise before they are merged, (B, T * samples_per_frame, harmonics), and the carry."""
         config = self.config
         repeat = config.samples_per_frame
-        sine = frame_sines(f0, config.nb_harmonics + 1, config.sampling_rate, repeat, phase)  # (B, T, harmonics)
+        multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
+        increments = (f0[..., None] * multiples / config.sampling_rate) % 1  # (B, T, harmonics) cycles per sample
+        sine, carry = frame_sines(increments, repeat, phase, carry)
         voiced = (f0 > config.nsf_voiced_threshold)[..., None].float()
         sine = config.nsf_alpha * sine * voiced
         # The published noise is uniform, not Gaussian, so its mean is half its amplitude.
         amplitude = voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
         # Both are constant within a frame: the published sine is a staircase, not a smooth wave.
-        return sine.repeat_interleave(repeat, dim=1) + amplitude.repeat_interleave(repeat, dim=1) * noise
+        return sine.repeat_interleave(repeat, dim=1) + amplitude.repeat_interleave(repeat, dim=1) * noise, carry
 
 
 def frame_sines(
-    f0: torch.Tensor,
-    harmonics: int,
-    sample_rate: int,
-    samples_per_frame: int,
-    phase: Literal["exact", "reference"],
-) -> torch.Tensor:
-    """Sine of every harmonic at the end of every frame, (B, T) Hz to (B, T, harmonics).
+    increments: torch.Tensor, samples_per_frame: int, phase: Phase, carry: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sine of every harmonic at the end of every frame.
 
-    The increments (cycles per sample, float32) are the published ones; only how they are summed differs. `reference`
-    rounds every partial sum to float32 before it is scaled to radians, as torch's cumsum does on a CPU; the rounding
-    grows with the sum. `exact` sums in double precision and keeps the phase modulo one cycle.
+    The increments are the published ones; only how they are summed differs. `reference` rounds every partial sum to
+    float32 before it is scaled to radians, as torch's cumsum does on a CPU; the rounding grows with the sum. `exact`
+    sums in double precision and keeps the phase modulo one cycle, so that it never drifts.
+
+    Args:
+        increments: (B, T, harmonics) cycles per sample, float32.
+        samples_per_frame: samples that an increment lasts.
+        phase: see above.
+        carry: (B, harmonics) double: for `reference` the sum of all increments before, for `exact` the phase in cycles.
+
+    Returns:
+        (B, T, harmonics) float32, and the carry after the last frame.
     """
-    multiples = torch.arange(1, harmonics + 1, device=f0.device, dtype=f0.dtype)
-    increments = (f0[..., None] * multiples / sample_rate) % 1  # cycles per sample
-    total = increments.double().cumsum(dim=1)
+    if carry is None:
+        carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)
     if phase == "reference":
-        return torch.sin(total.float() * 2 * math.pi * samples_per_frame)
-    return torch.sin((total * samples_per_frame % 1) * (2 * math.pi)).float()
+        total = carry[:, None] + increments.double().cumsum(dim=1)
+        return torch.sin(total.float() * 2 * math.pi * samples_per_frame), total[:, -1]
+    cycles = (carry[:, None] + (increments.double() * samples_per_frame).cumsum(dim=1)) % 1
+    return torch.sin(cycles * (2 * math.pi)).float(), cycles[:, -1]

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.incremental.rig import Parts, RecordedModel
+from token2wav.engines.torch_engine import TorchFlowEngine
+
+
+@pytest.fixture(scope="session")
+def parts() -> Parts:
+    return Parts.load()
+
+
+@pytest.fixture(scope="session")
+def engine(parts: Parts) -> TorchFlowEngine:
+    """An incremental engine with room for all; for tests that look at mels only."""
+    return parts.incremental()
+
+
+@pytest.fixture(scope="session")
+def model(parts: Parts, engine: TorchFlowEngine) -> RecordedModel:
+    return parts.model(engine)

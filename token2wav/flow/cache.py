@@ -1,0 +1,172 @@
+"""What the estimator remembers of finished blocks, so that a chunk costs only itself.
+
+At a given ODE step, layer and guidance branch the keys and values of a finished block never change: attention looks
+back in whole blocks, the noise is fixed by position, and the convolutions are causal. The same holds for the last
+inputs of the two position convolutions. So they are computed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from token2wav.model_config import FlowConfig
+
+Storage = Literal["float32", "float16", "int8"]
+
+BRANCHES = 2  # conditional, unconditional
+_KEY, _VALUE = 0, 1
+_TYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+_INT8_MAX = 127.0
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """Sizes of the cache of one model.
+
+    Attributes:
+        steps: ODE steps.
+        layers: of the estimator.
+        heads: of each layer.
+        dim_head: of each head.
+        block_frames: frames in a page.
+        storage: type in which keys and values are kept; int8 has a scale per token and head.
+    """
+
+    steps: int
+    layers: int
+    heads: int
+    dim_head: int
+    block_frames: int
+    storage: Storage = "float32"
+
+    @classmethod
+    def of(cls, config: FlowConfig, storage: Storage = "float32") -> CacheLayout:
+        estimator = config.estimator
+        return cls(
+            config.n_timesteps,
+            estimator.depth,
+            estimator.heads,
+            estimator.dim_head,
+            estimator.static_chunk_size,
+            storage,
+        )
+
+    @property
+    def vectors_per_page(self) -> int:
+        """Heads' keys and values of all frames, branches, layers and steps of one page."""
+        return self.steps * self.layers * 2 * BRANCHES * self.block_frames * self.heads
+
+    @property
+    def page_bytes(self) -> int:
+        per_vector = self.dim_head * _TYPES[self.storage].itemsize
+        scale = torch.float32.itemsize if self.storage == "int8" else 0
+        return self.vectors_per_page * (per_vector + scale)
+
+
+class KeyValueStore:
+    """Memory of all pages. Which page belongs to whom is not its business (`engines/paging.py`).
+
+    Args:
+        layout: sizes.
+        pages: how many.
+        device: where.
+    """
+
+    def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
+        self.layout = layout
+        # Page after branch: the pages of one stream, read at one step and layer, are one run of memory where the
+        # page numbers are. On a CPU, memory that was never written takes no room.
+        shape = (layout.steps, layout.layers, 2, BRANCHES, pages, layout.block_frames, layout.heads)
+        self._data = torch.empty(*shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device)
+        self._scale = torch.empty(shape, device=device) if layout.storage == "int8" else None
+
+    def write(self, step: int, layer: int, pages: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Stores k and v (branches, pages * block_frames, heads * dim_head) of one step and layer."""
+        for which, value in ((_KEY, k), (_VALUE, v)):
+            value = value.unflatten(1, (len(pages), -1)).unflatten(-1, (self.layout.heads, -1))
+            if self._scale is not None:
+                scale = value.abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX
+                _put(self._scale[step, layer, which], pages, scale)
+                value = (value / scale[..., None]).round()
+            _put(self._data[step, layer, which], pages, value)
+
+    def read(self, step: int, layer: int, pages: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of pages in order, each (branches, pages * block_frames, heads * dim_head) float32."""
+        k, v = (self._read(step, layer, which, pages) for which in (_KEY, _VALUE))
+        return k, v
+
+    def _read(self, step: int, layer: int, which: int, pages: list[int]) -> torch.Tensor:
+        value = _take(self._data[step, layer, which], pages).float()
+        if self._scale is not None:
+            value = value * _take(self._scale[step, layer, which], pages)[..., None]
+        return value.flatten(3).flatten(1, 2)
+
+
+class ChunkMemory:
+    """The estimator's memory while one chunk of one utterance is computed.
+
+    Args:
+        store: memory of all pages.
+        past: pages of the blocks that the chunk can see, in order.
+        new: pages that take the chunk's own blocks.
+        contexts: (steps, 2 convolutions, branches, dim, kernel - 1) last inputs of the position convolutions; replaced
+            in place by those of this chunk.
+    """
+
+    def __init__(self, store: KeyValueStore, past: list[int], new: list[int], contexts: torch.Tensor) -> None:
+        self._store = store
+        self._new = new
+        self._visible = past + new
+        self._contexts = contexts
+
+    def step(self, index: int) -> StepMemory:
+        return StepMemory(self._store, index, self._new, self._visible, self._contexts[index])
+
+
+class StepMemory:
+    """`ChunkMemory` at one ODE step."""
+
+    def __init__(
+        self, store: KeyValueStore, step: int, new: list[int], visible: list[int], contexts: torch.Tensor
+    ) -> None:
+        self._store = store
+        self._step = step
+        self._new = new
+        self._visible = visible
+        self.contexts = contexts
+
+    def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores the chunk's keys and values (branches, frames, inner) and returns all that it can see.
+
+        The chunk's own are read back from the store, so that what a frame sees does not depend on how blocks were
+        grouped into chunks, whatever the storage type. A last block that is not full is padded with zeros.
+        """
+        missing = len(self._new) * self._store.layout.block_frames - k.shape[1]
+        if missing:
+            k, v = (torch.nn.functional.pad(value, (0, 0, 0, missing)) for value in (k, v))
+        self._store.write(self._step, layer, self._new, k, v)
+        return self._store.read(self._step, layer, self._visible)
+
+
+def _run(pages: list[int]) -> slice | None:
+    """The slice that is the same as a list of pages, if they follow one another."""
+    if pages == list(range(pages[0], pages[0] + len(pages))):
+        return slice(pages[0], pages[0] + len(pages))
+    return None
+
+
+def _take(memory: torch.Tensor, pages: list[int]) -> torch.Tensor:
+    """Pages of memory (branches, pages, ...); a view where they follow one another."""
+    if (run := _run(pages)) is not None:
+        return memory[:, run]
+    return memory.index_select(1, torch.tensor(pages, device=memory.device))
+
+
+def _put(memory: torch.Tensor, pages: list[int], value: torch.Tensor) -> None:
+    if (run := _run(pages)) is not None:
+        memory[:, run] = value
+    else:
+        memory[:, torch.tensor(pages, device=memory.device)] = value.to(memory.dtype)
