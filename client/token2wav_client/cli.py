@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from token2wav_client import __version__
 from token2wav_client.client import Client
-from token2wav_client.commands import health, synth
+from token2wav_client.commands import health, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, INTERRUPTED, ClientError
 
 PROGRAM = "token2wav-client"
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_synth(commands.add_parser, f"{_DEFINITIONS}\n{exit_codes}")
+    _add_voice_id(commands.add_parser)
     _add_health(commands.add_parser, exit_codes)
     return parser
 
@@ -69,11 +70,14 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help=".npy or .json of integers, or text of <|s_123|> or integers; - for text on standard input, "
         "sent as it comes",
     )
-    parser.add_argument(
+    speaker = parser.add_mutually_exclusive_group(required=True)
+    speaker.add_argument(
         "--voice",
         metavar="FILE",
-        required=True,
         help=".npz or .safetensors with prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)",
+    )
+    speaker.add_argument(
+        "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
     parser.add_argument("--out", metavar="WAV", required=True, help="24 kHz mono WAV file to write")
     parser.add_argument(
@@ -115,6 +119,16 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     parser.set_defaults(run=_run_synth)
 
 
+def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    parser = add_parser(
+        "voice-id",
+        help="print the id of a voice file",
+        description="Print the id under which a server knows a voice once it was sent: the hash of its content.",
+    )
+    parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
+    parser.set_defaults(run=_run_voice_id)
+
+
 def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
     parser = add_parser(
         "health",
@@ -153,6 +167,7 @@ def _run_synth(options: argparse.Namespace) -> int:
         client,
         tokens=options.tokens,
         voice=options.voice,
+        voice_id=options.voice_id,
         out=options.out,
         tokens_per_second=options.rate,
         tokens_per_request=options.tokens_per_request,
@@ -161,6 +176,10 @@ def _run_synth(options: argparse.Namespace) -> int:
         report_json=options.json,
         quiet=options.quiet,
     )
+
+
+def _run_voice_id(options: argparse.Namespace) -> int:
+    return voice_id(options.voice)
 
 
 def _run_health(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.audio import AudioChunk, AudioFormat
-from token2wav_client.errors import InputError, ModelNotReadyError
+from token2wav_client.errors import InputError, ModelNotReadyError, VoiceError
 from token2wav_client.faults import explain
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
@@ -31,6 +32,7 @@ _CHANNEL_OPTIONS = [
 ]
 
 _SENDER_GRACE_S = 0.5
+_VOICE_ID = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +99,24 @@ class Client:
         ready = self._ask(self._stub.ServerReady, service_pb2.ServerReadyRequest()).ready
         return Health(live, ready, self._model_ready())
 
-    def open(self, voice: ClientVoice, *, audio_format: AudioFormat = "float32", keep_open: bool = True) -> Utterance:
+    def open(
+        self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True
+    ) -> Utterance:
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
         Args:
-            voice: the voice to speak in.
+            voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
 
         Raises:
+            VoiceError: an id that is none.
             ServerUnavailable: nobody answers (asked once per client; later it shows on the utterance).
             ModelNotReadyError: the server lacks the model.
         """
+        if isinstance(voice, str) and not _VOICE_ID.fullmatch(voice):
+            raise VoiceError(f"voice id: {voice!r} is not 64 hexadecimal digits")
         if not self._model_seen_ready:
             if not self._model_ready():
                 raise ModelNotReadyError(f"model {self._model!r} at {self._url} is missing, loading or failed to load")
@@ -129,7 +136,7 @@ class Client:
     def synthesize(
         self,
         token_batches: Iterable[npt.ArrayLike],
-        voice: ClientVoice,
+        voice: ClientVoice | str,
         *,
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
@@ -141,7 +148,7 @@ class Client:
 
         Args:
             token_batches: each of shape (tokens,), integers.
-            voice: the voice to speak in.
+            voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioFormat
 from token2wav_client.client import Client
-from token2wav_client.errors import OK, UNAVAILABLE
+from token2wav_client.errors import OK, UNAVAILABLE, VoiceError
 from token2wav_client.report import as_json, as_table
 from token2wav_client.stats import ChunkTiming, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
@@ -21,7 +21,8 @@ def synth(
     client: Client,
     *,
     tokens: str,
-    voice: str,
+    voice: str | None,
+    voice_id: str | None,
     out: str,
     tokens_per_second: float,
     tokens_per_request: int,
@@ -36,7 +37,9 @@ def synth(
         ClientError: anything that went wrong; audio received before that is kept, and said to be.
     """
     with client:
-        speaker = ClientVoice.load(voice)
+        speaker = voice_id if voice is None else ClientVoice.load(voice)
+        if speaker is None:
+            raise VoiceError("voice: neither a file nor an id was given")
         writer = WavWriter(out, subtype)
         source = open_tokens(tokens)
         pieces = batches(source.pieces, tokens_per_request)
@@ -59,6 +62,16 @@ def synth(
         print(as_json(stats))
     elif not quiet:
         print(as_table(stats))
+    return OK
+
+
+def voice_id(path: str) -> int:
+    """Print the id of a voice file.
+
+    Raises:
+        VoiceError: it cannot be read.
+    """
+    print(ClientVoice.load(path).id)
     return OK
 
 

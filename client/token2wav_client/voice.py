@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -26,7 +28,7 @@ class ClientVoice:
     """A speaker, given by a short prompt. Checked and converted on construction.
 
     Attributes:
-        prompt_tokens: speech tokens of the prompt, int32, shape (P,), P >= 1.
+        prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a recording.
         prompt_mel: mel of the prompt, float32, shape (2 * P, 80), two frames per token.
         speaker_embedding: float32, shape (192,).
 
@@ -43,13 +45,21 @@ class ClientVoice:
             tokens = as_tokens(self.prompt_tokens)
         except TokenError as error:
             raise VoiceError(f"prompt_{error}") from None
-        if not len(tokens):
-            raise VoiceError("prompt_tokens: none, expected at least 1")
         frames = FRAMES_PER_TOKEN * len(tokens)
         object.__setattr__(self, "prompt_tokens", tokens)
         object.__setattr__(self, "prompt_mel", _floats("prompt_mel", self.prompt_mel, (frames, MEL_BINS)))
         embedding = _floats("speaker_embedding", self.speaker_embedding, (SPEAKER_SIZE,))
         object.__setattr__(self, "speaker_embedding", embedding)
+
+    @cached_property
+    def id(self) -> str:
+        """Name of this voice on every server that it was sent to: 64 hexadecimal digits, the hash of its content."""
+        digest = hashlib.sha256(b"token2wav voice 1\n")
+        digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
+        digest.update(self.prompt_tokens.astype("<i4").tobytes())
+        digest.update(self.prompt_mel.astype("<f4").tobytes())
+        digest.update(self.speaker_embedding.astype("<f4").tobytes())
+        return digest.hexdigest()
 
     @classmethod
     def load(cls, path: str | Path) -> ClientVoice:

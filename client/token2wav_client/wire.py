@@ -12,16 +12,16 @@ from tritonclient.utils import InferenceServerException
 from token2wav_client.audio import AudioArray, AudioFormat
 from token2wav_client.errors import ProtocolError, ServerError
 from token2wav_client.tokens import TokenArray
-from token2wav_client.voice import ClientVoice
+from token2wav_client.voice import FIELDS, ClientVoice
 
-_DATATYPES = {"int32": "INT32", "float32": "FP32"}
+_DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What only the first request of an utterance carries."""
+    """What only the first request of an utterance carries; a voice that the server knows goes by its id."""
 
-    voice: ClientVoice
+    voice: ClientVoice | str
     audio_format: AudioFormat
     keep_open: bool
 
@@ -64,10 +64,16 @@ def build_request(
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open
-        _add_input(request, "prompt_tokens", opening.voice.prompt_tokens)
-        _add_input(request, "prompt_mel", opening.voice.prompt_mel)
-        _add_input(request, "speaker_embedding", opening.voice.speaker_embedding)
+        _add_voice(request, opening.voice)
     return request
+
+
+def _add_voice(request: Any, voice: ClientVoice | str) -> None:
+    if isinstance(voice, str):
+        _add_input(request, "voice_id", np.frombuffer(bytes.fromhex(voice), np.uint8))
+        return
+    for name in FIELDS:
+        _add_input(request, name, getattr(voice, name))
 
 
 def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -> None:

@@ -1,7 +1,8 @@
 """What travels between Triton and the scheduler: names of tensors and parameters, and how errors are told.
 
 Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
-the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out).
+the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
+of strings.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 
 VOICE_INPUTS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+VOICE_ID = "voice_id"
 AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
 PARAMETERS = ("audio_format", "keep_open")
 
@@ -96,15 +98,29 @@ def voice_of(request: Any) -> Voice:
     arrays = []
     for name in VOICE_INPUTS:
         if (array := tensor(request, name)) is None:
-            raise InputError(name, "missing; the first request of an utterance carries it")
+            raise InputError(name, "missing; the first request of an utterance carries it, or a voice_id")
         arrays.append(array)
     return Voice(*arrays)
 
 
+def voice_id_of(request: Any) -> str | None:
+    """The id of a registered voice in the first request of an utterance, or None if the voice itself is to come.
+
+    Raises:
+        InputError: there is a voice beside it.
+    """
+    digest = tensor(request, VOICE_ID)
+    if digest is None:
+        return None
+    if any(tensor(request, name) is not None for name in VOICE_INPUTS):
+        raise InputError(VOICE_ID, "comes with a voice; send either")
+    return digest.tobytes().hex()
+
+
 def refuse_voice(request: Any) -> None:
     """Raises InputError if a request that continues an utterance carries a voice."""
-    for name in VOICE_INPUTS:
-        if tensor(request, name) is not None:
+    for name in (*VOICE_INPUTS, VOICE_ID):
+        if pb_utils.get_input_tensor_by_name(request, name) is not None:
             raise InputError(name, "only the first request of an utterance carries it")
 
 

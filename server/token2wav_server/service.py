@@ -13,7 +13,17 @@ from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.scheduler import Scheduler, Utterance
-from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tensor, voice_of
+from token2wav.streaming.voices import VoiceRegistry
+from token2wav.voice import Voice
+from token2wav_server.protocol import (
+    Options,
+    Position,
+    TritonReply,
+    refuse_voice,
+    tensor,
+    voice_id_of,
+    voice_of,
+)
 
 
 class Service:
@@ -30,6 +40,7 @@ class Service:
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
         self._gauge_family, self._gauges = _gauges()  # Triton drops a metric whose family is not referenced
+        self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._scheduler = Scheduler(model, config.limits, self._observe)
         self._observe()
@@ -81,12 +92,21 @@ class Service:
     def _open(self, request: Any, position: Position, audio_format: str) -> Utterance:
         sequence_id = position.sequence_id
         if not sequence_id:
-            return self._scheduler.open(voice_of(request))
+            return self._scheduler.open(self._voice(request))
         if sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
-        utterance = self._scheduler.open(voice_of(request), lambda: self._forget(sequence_id))
+        utterance = self._scheduler.open(self._voice(request), lambda: self._forget(sequence_id))
         self._sequences[sequence_id] = utterance, audio_format
         return utterance
+
+    def _voice(self, request: Any) -> Voice:
+        """The voice of an utterance: named, or sent along and from then on registered."""
+        if (voice_id := voice_id_of(request)) is not None:
+            return self._voices.get(voice_id)
+        sent = voice_of(request)
+        voice = self._model.prepared(sent)
+        self._voices.register(sent, voice)
+        return voice
 
     def _find(self, position: Position) -> tuple[Utterance, str]:
         try:

@@ -90,6 +90,8 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
         ["sing"],
         ["synth"],
         ["synth", "--tokens", "t", "--voice", "v"],
+        ["synth", "--tokens", "t", "--out", "o"],
+        ["synth", "--tokens", "t", "--voice", "v", "--voice-id", "i", "--out", "o"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "-1"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "nan"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--tokens-per-request", "0"],
@@ -157,6 +159,13 @@ def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "token2wav-client: interrupted\n"
+
+
+def test_the_id_of_a_voice_file(
+    voice: str, voice_arrays: dict[str, npt.NDArray[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["voice-id", voice]) == 0
+    assert capsys.readouterr().out == ClientVoice(**voice_arrays).id + "\n"
 
 
 def test_the_package_needs_neither_torch_nor_the_library() -> None:

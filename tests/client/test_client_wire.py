@@ -42,6 +42,13 @@ def chunk(**changes: npt.NDArray[Any]) -> Any:
     return response(**(outputs | changes))
 
 
+def test_a_voice_that_the_server_knows_goes_by_its_id() -> None:
+    opening = Opening("0123" * 16, "float32", keep_open=True)  # in hexadecimal digits
+    sent = tensors(build_request("token2wav", "sequence", "0", as_tokens([7]), opening=opening))
+    assert sent["voice_id"] == ("UINT8", [32], b"\x01\x23" * 16)
+    assert set(sent) == {"tokens", "voice_id"}
+
+
 def test_the_first_request_carries_voice_and_options(voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
     voice = ClientVoice(**voice_arrays)
     opening = Opening(voice, "int16", keep_open=True)

@@ -23,7 +23,7 @@ from token2wav import Voice
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 
-_TYPES = {"int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
+_TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
 _PATIENCE_SECONDS = 30.0
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.parity.tolerances import SNR_DB
 from tests.server.rig import Rig, voice_inputs
 from tests.support.golden import GoldenSet, snr_db
-from token2wav import Token2Wav
+from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
 SERVER_EQUALS_LIBRARY = 1e-5
@@ -111,6 +111,14 @@ def test_an_id_is_free_again_after_the_end(rig: Rig, golden: GoldenSet) -> None:
             assert connection.answers().audio.shape == (5 * 960,)
 
 
+def test_speaker_without_a_recording(rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
+    voice = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
+    with rig.connect() as connection:
+        connection.send(golden.tokens, voice)
+        audio = connection.answers().audio
+    assert np.abs(audio - model.synthesize(golden.tokens, voice)).max() <= SERVER_EQUALS_LIBRARY
+
+
 def test_ready_live_and_metadata(rig: Rig) -> None:
     with rig.connect() as connection:
         client = connection.client
@@ -124,6 +132,7 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "prompt_tokens": ("INT32", ["-1"]),
         "prompt_mel": ("FP32", ["-1", "80"]),
         "speaker_embedding": ("FP32", ["192"]),
+        "voice_id": ("UINT8", ["32"]),
     }
     assert {item["name"] for item in metadata["outputs"]} == {"audio", "chunk_index", "final"}
 

@@ -1,0 +1,85 @@
+"""Voices that are sent once and named afterwards, on a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.server.rig import Rig, voice_inputs
+from tests.support.golden import TINY, GoldenSet
+from token2wav import Token2Wav, Voice
+from token2wav_client import Client, ClientVoice, ServerError, VoiceError
+
+UNKNOWN = "0" * 64
+
+
+def named(voice_id: str) -> dict[str, NDArray[Any]]:
+    return {"voice_id": np.frombuffer(bytes.fromhex(voice_id), np.uint8)}
+
+
+def spoken(rig: Rig, tokens: NDArray[np.int32], voice: ClientVoice | str) -> NDArray[Any]:
+    with Client(rig.server.grpc_url) as client:
+        return np.concatenate([chunk.audio for chunk in client.synthesize([tokens], voice)])
+
+
+def test_a_voice_is_sent_once_and_named_afterwards(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    sent = spoken(rig, golden.tokens, voice)
+    by_name = spoken(rig, golden.tokens, voice.id)
+    assert np.array_equal(by_name, sent)
+
+
+def test_voices_that_differ_in_their_mel_only_are_not_mixed_up(rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
+    given = golden.voice
+    tokens = golden.tokens[:60]
+    for factor in (1.0, 0.5):
+        voice = Voice(given.prompt_tokens, factor * given.prompt_mel, given.speaker_embedding)
+        client_voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+        for speaker in (client_voice, client_voice.id):
+            assert np.abs(spoken(rig, tokens, speaker) - model.synthesize(tokens, voice)).max() <= 1e-5
+
+
+def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
+    with pytest.raises(ServerError, match=f"voice_id: '{UNKNOWN}' is not registered here; send the voice itself once"):
+        spoken(rig, golden.tokens, UNKNOWN)
+
+
+def test_a_malformed_id_is_refused(rig: Rig) -> None:
+    with rig.connect() as connection:
+        connection.send([1], named("0123"))
+        [error] = connection.answers().errors
+        assert "unexpected shape for input 'voice_id'" in error
+    with pytest.raises(VoiceError, match=r"voice id: 'abc' is not 64 hexadecimal digits"):
+        spoken(rig, np.array([1], np.int32), "abc")
+
+
+def test_a_voice_and_an_id_together_are_refused(rig: Rig, golden: GoldenSet) -> None:
+    with rig.connect() as connection:
+        connection.send([1], voice_inputs(golden.voice) | named(UNKNOWN))
+        assert connection.answers().errors == ["voice_id: comes with a voice; send either"]
+
+
+def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
+    with rig.connect() as connection:
+        connection.send([1], golden.voice, "middle", start=True)
+        assert not connection.answers().errors
+        connection.send([1], named(golden.voice.content_hash), "middle")
+        assert connection.answers().errors == ["voice_id: only the first request of an utterance carries it"]
+
+
+def test_what_is_forgotten_must_be_sent_again(golden: GoldenSet, voice: ClientVoice, tmp_path: Path) -> None:
+    other = ClientVoice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
+    settings = "limits: {voices: 1}\nstream: {align_prompt: true}"
+    with Rig.start(TINY, tmp_path, settings) as rig:
+        with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
+            utterance.push(golden.tokens[:28])
+            assert next(utterance).index == 0  # aligned: 25 + 3 tokens are enough
+            spoken(rig, golden.tokens[:3], other)
+            with pytest.raises(ServerError, match="is not registered here"):
+                spoken(rig, golden.tokens[:3], voice.id)
+            utterance.finish()  # a stream keeps its voice
+            assert sum(len(chunk.audio) for chunk in utterance) > 0
+        rig.wait_until_empty()
