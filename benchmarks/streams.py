@@ -3,22 +3,16 @@
 Starts a real tritonserver, opens N streams at once that send tokens at the pace of a language model, and measures every
 chunk at the client. Prints JSON and draws a plot; both go to benchmarks/results/.
 
-    .venv/bin/python benchmarks/streams.py --streams 1 2 4 8
+    .venv/bin/python -m benchmarks.streams --streams 1 2 4 8
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +20,7 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.environment import RESULTS, ROOT, describe, save
 from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, UtteranceStats, summarize
 from token2wav_server import Ports, TritonServer
@@ -33,8 +28,6 @@ from token2wav_server import Ports, TritonServer
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 DEMO = ROOT / "tests" / "data" / "demo"
 
 
@@ -78,29 +71,6 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(seconds, q)) * 1000, 1) for q in (5, 50, 95, 99)}
 
 
-def environment(options: argparse.Namespace) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return {
-        "date": date.today().isoformat(),
-        "command": " ".join(["benchmarks/streams.py", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "processor": processor(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("torch", "numpy", "tritonclient", "nvidia-pytriton")},
-        "model": options.model.name,
-        "tokens_per_second": options.rate,
-        "tokens_per_request": options.tokens_per_request,
-    }
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     """Median and 5th to 95th percentile of both latencies over the number of streams."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -131,9 +101,8 @@ def main() -> None:
     with TritonServer(options.model, ports=Ports.free(), verbose=False) as server:
         measure(server.grpc_url, 1, argparse.Namespace(**(vars(options) | {"rounds": 1, "rate": 1e6})))  # warm-up
         rows = [measure(server.grpc_url, streams, options) for streams in options.streams]
-    facts = environment(options)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{options.name}.json").write_text(json.dumps({"environment": facts, "rows": rows}, indent=2) + "\n")
+    facts = describe() | {"model": options.model.name}
+    save(options.name, {"environment": facts, "rows": rows})
     title = f"{facts['model']} model, {facts['cpus']} CPU cores, {options.rate:g} tokens/s a stream"
     plot(rows, RESULTS / f"{options.name}.png", title)
     print(json.dumps(rows, indent=2))

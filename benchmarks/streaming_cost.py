@@ -1,0 +1,204 @@
+"""What a chunk costs: computing it from the cache against recomputing the whole history, on the same weights.
+
+Streams of several lengths run through both, each in a process of its own so that its peak memory is its own. Prints a
+table; writes JSON and a plot of seconds per chunk against position.
+
+    .venv/bin/python -m benchmarks.streaming_cost
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.environment import RESULTS, describe, save
+from benchmarks.models import SIZES, random_model
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+PROMPT_TOKENS = 75  # 3 s
+WINDOWED = "incremental, left_blocks=8"
+MODES: dict[str, tuple[StreamConfig, RuntimeConfig]] = {
+    "incremental": (StreamConfig(), RuntimeConfig()),
+    WINDOWED: (StreamConfig(left_blocks=8), RuntimeConfig()),
+    "recompute": (StreamConfig(), RuntimeConfig(incremental=False)),
+}
+
+
+@dataclass
+class Run:
+    """One stream.
+
+    Attributes:
+        position_s: end of every chunk in the utterance.
+        flow_s, vocoder_s: time of every chunk in either engine.
+        rss_mib: memory of the process after every chunk, beyond the loaded model.
+        peak_mib: the most that it ever was, within chunks too.
+    """
+
+    model: str
+    mode: str
+    seconds: int
+    position_s: list[float] = field(default_factory=list)
+    flow_s: list[float] = field(default_factory=list)
+    vocoder_s: list[float] = field(default_factory=list)
+    rss_mib: list[float] = field(default_factory=list)
+    peak_mib: float = 0.0
+
+
+class Stopwatch:
+    """Stands before an engine and times every call of `advance`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.seconds: list[float] = []
+
+    def advance(self, batch: Any) -> Any:
+        start = time.perf_counter()
+        result = self._engine.advance(batch)
+        self.seconds.append(time.perf_counter() - start)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def prompt(tokens: int) -> Voice:
+    rng = np.random.default_rng(1)
+    return Voice(rng.integers(0, 6561, tokens), rng.standard_normal((2 * tokens, 80)), rng.standard_normal(192))
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def rss_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
+    """Speaks `seconds` of random tokens, handed over one second at a time."""
+    stream_config, runtime = MODES[mode]
+    model = Token2Wav.load(folder, stream=stream_config, runtime=runtime)
+    voice, tokens = prompt(PROMPT_TOKENS), np.random.default_rng(0).integers(0, 6561, 25 * seconds)
+    model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
+    pipeline = model.pipeline
+    pipeline._flow, pipeline._vocoder = flow, vocoder = Stopwatch(pipeline._flow), Stopwatch(pipeline._vocoder)
+    before, run, samples = rss_mib(), Run(name, mode, seconds), 0
+    with model.stream(voice) as stream:
+        for batch in [*np.split(tokens, seconds), None]:
+            for chunk in stream.finish() if batch is None else stream.push(batch):
+                samples += len(chunk.audio)
+                run.position_s.append(round(samples / model.config.sample_rate, 2))
+                run.rss_mib.append(round(rss_mib() - before, 1))
+    run.peak_mib = round(peak_mib() - before, 1)
+    run.flow_s = [round(value, 5) for value in flow.seconds]
+    run.vocoder_s = [round(value, 5) for value in vocoder.seconds]
+    return run
+
+
+def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any]:
+    """How many tokens a first chunk waits for, and what it costs once they are there."""
+    model = Token2Wav.load(folder, stream=StreamConfig(align_prompt=align))
+    voice, tokens = prompt(prompt_tokens), np.random.default_rng(0).integers(0, 6561, 100)
+    waited, costs = 0, []
+    for _ in range(7):
+        with model.stream(voice) as stream:
+            for waited in range(1, 101):
+                start = time.perf_counter()
+                if stream.push(tokens[waited - 1 : waited]):
+                    costs.append(time.perf_counter() - start)
+                    break
+    compute = statistics.median(costs[1:])
+    return {
+        "prompt_tokens": prompt_tokens,
+        "align_prompt": align,
+        "tokens_needed": waited,
+        "compute_ms": round(1000 * compute, 1),
+        "latency_at_25_tokens_per_second_ms": round(1000 * (waited / 25 + compute)),
+    }
+
+
+def table(runs: list[Run]) -> str:
+    lines = [
+        f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
+    ]
+    for run in runs:
+        last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the very last one is shorter
+        lines.append(
+            f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} {sum(run.vocoder_s):9.2f} "
+            f"{last:13.0f} {run.peak_mib:8.0f}"
+        )
+    return "\n".join(lines)
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Compute per second of audio over position, of the longest streams; then cost and memory of the endless one."""
+    *finite, endless = runs
+    models = list(dict.fromkeys(run.model for run in finite))
+    figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained")
+    for axis, model in zip(axes, models, strict=False):
+        for mode in MODES:
+            run = max((run for run in finite if (run.model, run.mode) == (model, mode)), key=lambda run: run.seconds)
+            axis.plot(run.position_s[1:-1], cost(run)[1:-1], label=mode)
+        axis.set_title(f"{model} model", fontsize=10)
+        axis.legend()
+    axes[-1].plot(endless.position_s[1:-1], cost(endless)[1:-1], label="compute")
+    axes[-1].set_title(f"{endless.model}, {endless.mode}", fontsize=10)
+    memory = axes[-1].twinx()
+    memory.plot(endless.position_s, endless.rss_mib, color="tab:red", label="memory")
+    memory.set_ylabel("memory beyond the model (MiB)", color="tab:red")
+    memory.set_ylim(0, 2 * max(endless.rss_mib))
+    for axis in axes:
+        axis.set_xlabel("position in the stream (s)")
+        axis.set_ylabel("compute per second of audio (s)")
+        axis.set_ylim(bottom=0)
+    figure.savefig(path, dpi=110)
+
+
+def cost(run: Run) -> NDArray[np.float64]:
+    """Seconds of compute per second of audio, chunk by chunk."""
+    return (np.array(run.flow_s) + run.vocoder_s) / np.diff([0.0, *run.position_s])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams")
+    parser.add_argument(
+        "--endless", type=int, default=1200, help="length of one more, windowed stream of the first model"
+    )
+    parser.add_argument("--name", default="streaming_cost", help="of the result files")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models}
+        jobs = [
+            (folders[name], name, mode, seconds) for name in folders for seconds in options.seconds for mode in MODES
+        ]
+        jobs.append((folders[options.models[0]], f"{options.models[0]}, endless", WINDOWED, options.endless))
+        cases = [(folders[options.models[-1]], tokens, align) for tokens in (75, 80, 99) for align in (False, True)]
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
+            runs = processes.starmap(run_stream, jobs, chunksize=1)
+            packets = processes.starmap(first_packet, cases, chunksize=1)
+    save(options.name, {"environment": describe(), "first_packet": packets, "runs": [asdict(run) for run in runs]})
+    plot(runs, RESULTS / f"{options.name}.png")
+    print(table(runs))
+    for packet in packets:
+        print(packet)
+
+
+if __name__ == "__main__":
+    main()
