@@ -96,7 +96,7 @@ def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     voice, tokens = prompt(PROMPT_TOKENS), np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
     pipeline = model.pipeline
-    pipeline._flow, pipeline._vocoder = flow, vocoder = Stopwatch(pipeline._flow), Stopwatch(pipeline._vocoder)
+    pipeline.flow, pipeline.vocoder = flow, vocoder = Stopwatch(pipeline.flow), Stopwatch(pipeline.vocoder)
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
     with model.stream(voice) as stream:
         for batch in [*np.split(tokens, seconds), None]:

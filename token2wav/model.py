@@ -38,8 +38,6 @@ class Token2Wav:
     def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, stream: StreamConfig) -> None:
         self.config = config
         self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow))
-        self._flow = flow
-        self._vocoder = vocoder
         self._align_prompt = stream.align_prompt
 
     @classmethod
@@ -144,7 +142,7 @@ class Token2Wav:
         check_vocabulary("tokens", array, self.config.flow.vocab_size)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        return self._flow.whole(array, voice, streaming=streaming).cpu().numpy()
+        return self.pipeline.flow.whole(array, voice, streaming=streaming).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
         """Audio of a whole mel, (80, frames) to (480 * frames,) float32.
@@ -156,7 +154,7 @@ class Token2Wav:
         bands = self.config.flow.mel_bands
         if array.shape[0] != bands or not array.shape[1]:
             raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
-        return self._vocoder.whole(torch.from_numpy(array)).cpu().numpy()
+        return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()
 
 
 def _device(name: str) -> torch.device:

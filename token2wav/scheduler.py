@@ -117,9 +117,7 @@ class Scheduler:
             InputError: the voice does not fit the model, or its prompt is too long.
             LimitError: there are too many utterances.
         """
-        if (count := len(voice.prompt_tokens)) > self._limits.prompt_tokens:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        voice = self._model.prepared(voice)
+        voice = self.prepared(voice)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
@@ -130,6 +128,16 @@ class Scheduler:
             self._wake.notify()  # from now on, idle time is watched
         self._on_change()
         return utterance
+
+    def prepared(self, voice: Voice) -> Voice:
+        """A voice as utterances use it.
+
+        Raises:
+            InputError: it does not fit the model, or its prompt is too long.
+        """
+        if (count := len(voice.prompt_tokens)) > self._limits.prompt_tokens:
+            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
+        return self._model.prepared(voice)
 
     def push(
         self, utterance: Utterance, tokens: ArrayLike, reply: Reply, *, end: bool, keep_open: bool = False

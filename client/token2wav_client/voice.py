@@ -104,7 +104,8 @@ def _floats(field: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> npt.ND
     if array.shape != shape:
         raise VoiceError(f"{field}: shape {array.shape}, expected {shape}")
     with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, np.float32)
+        array = np.array(array, np.float32, order="C")
     if not np.isfinite(array).all():
         raise VoiceError(f"{field}: holds numbers that are not finite in float32")
+    array.flags.writeable = False  # the id of the voice stands for it
     return array

@@ -104,7 +104,7 @@ class Service:
         if (voice_id := voice_id_of(request)) is not None:
             return self._voices.get(voice_id)
         sent = voice_of(request)
-        voice = self._model.prepared(sent)
+        voice = self._scheduler.prepared(sent)
         self._voices.register(sent, voice)
         return voice
 

@@ -18,7 +18,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     model: Token2Wav = parts.model(engine, config).model
     pipeline = model.pipeline
     session = pipeline.open(a_voice(41))
-    vocoder = pipeline._vocoder._engine._streams[session.vocoder_handle]  # type: ignore[attr-defined]
+    vocoder = pipeline.vocoder._engine._streams[session.vocoder_handle]  # type: ignore[attr-defined]
     flow, tokens = engine._streams[session.flow_handle], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):

@@ -47,21 +47,24 @@ def test_what_is_written_is_read(storage: Storage, pages: list[int]) -> None:
     for step in range(2):
         for layer in range(2):
             k, v = (values(4 * len(pages), 10 * step + 2 * layer + which) for which in (0, 1))
-            store.write(step, layer, pages, k, v)
+            store.write(step, layer, store.index(pages), k, v)
             written[step, layer] = k, v
     for (step, layer), (k, v) in written.items():
-        for value, reference in zip(store.read(step, layer, pages), (k, v), strict=True):
+        for value, reference in zip(store.read(step, layer, store.index(pages)), (k, v), strict=True):
             assert_close(value, reference, storage)
         for at, page in enumerate(pages):  # one by one, whatever lies between them
-            assert torch.equal(store.read(step, layer, [page])[0], store.read(step, layer, pages)[0].split(4, 1)[at])
+            assert torch.equal(
+                store.read(step, layer, store.index([page]))[0],
+                store.read(step, layer, store.index(pages))[0].split(4, 1)[at],
+            )
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_last_block_is_padded(storage: Storage) -> None:
     store = KeyValueStore(a_layout(storage), 4, torch.device("cpu"))
     past, new = values(4, 0), values(6, 1)
-    store.write(1, 0, [2], past, past)
-    k, v = StepMemory(store, 1, [0, 3], [2, 0, 3], torch.empty(0)).extend(0, new, new)
+    store.write(1, 0, store.index([2]), past, past)
+    k, v = StepMemory(store, 1, store.index([0, 3]), store.index([2, 0, 3]), torch.empty(0)).extend(0, new, new)
     assert torch.equal(k, v)
     assert k.shape == (BRANCHES, 12, 16)
     assert_close(k[:, :10], torch.cat((past, new), dim=1), storage)

@@ -10,7 +10,7 @@ from token2wav.engines.torch_engine import TorchFlowEngine
 
 def test_loaded_model_holds_no_time_weights(parts: Parts) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=8))
-    engine = model._flow
+    engine = model.pipeline.flow
     assert isinstance(engine, TorchFlowEngine)
     before, after = dict(parts.flow.named_parameters()), dict(engine._flow.named_parameters())
     gone = set(before) - set(after)

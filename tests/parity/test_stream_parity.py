@@ -80,7 +80,7 @@ def test_chunks_are_those_of_the_public_loop(
 
 
 def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token2Wav) -> None:
-    vocoder = public.pipeline._vocoder
+    vocoder = public.pipeline.vocoder
     handle, last = vocoder.open(), len(golden.chunks) - 1
     for index in range(last + 1):
         [audio] = vocoder.advance([(handle, MelChunk(golden.chunk(index, "mel"), index == last))])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from tests.server.rig import Rig, voice_inputs
-from tests.support.golden import TINY, GoldenSet
+from tests.support.golden import DATA, TINY, GoldenSet
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError, VoiceError
 
@@ -47,6 +50,14 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
         spoken(rig, golden.tokens, UNKNOWN)
 
 
+def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", rig.server.grpc_url, "--voice-id", UNKNOWN]
+    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--out", str(tmp_path / "out.wav")]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert completed.returncode == 4
+    assert "is not registered here; send the voice itself once" in completed.stderr
+
+
 def test_a_malformed_id_is_refused(rig: Rig) -> None:
     with rig.connect() as connection:
         connection.send([1], named("0123"))
@@ -68,6 +79,27 @@ def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
         assert not connection.answers().errors
         connection.send([1], named(golden.voice.content_hash), "middle")
         assert connection.answers().errors == ["voice_id: only the first request of an utterance carries it"]
+
+
+def test_an_id_as_a_string_is_refused_before_it_can_kill_the_process(rig: Rig, golden: GoldenSet) -> None:
+    string = triton.InferInput("voice_id", [1], "BYTES")
+    string.set_data_from_numpy(np.array([UNKNOWN.encode()], np.object_))
+    with rig.connect() as connection:
+        connection.client.async_stream_infer("token2wav", [string])
+        [error] = connection.answers().errors
+        assert "data-type is 'BYTES'" in error
+        connection.send(golden.tokens[:1], golden.voice)
+        assert connection.answers().audio.shape == (960,)
+
+
+def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
+    voice = Voice(np.zeros(41, np.int32), np.zeros((82, 80)), np.ones(192))
+    with limited.connect() as connection:
+        connection.send([1], voice)
+        assert connection.answers().errors == ["prompt_tokens: 41 tokens, at most 40 are allowed"]
+        connection.send([1], named(voice.content_hash))
+        [error] = connection.answers().errors
+        assert "is not registered here" in error
 
 
 def test_what_is_forgotten_must_be_sent_again(golden: GoldenSet, voice: ClientVoice, tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ class PromptTable(Generic[Content]):
         while len(self) - self.referenced > self._most and self.evict():
             pass
 
+    def idle(self) -> list[Content]:
+        """Contents that nobody refers to."""
+        with self._lock:
+            prompts = self._prompts.values()
+            return [prompt.content for prompt in prompts if not prompt.references and prompt.content is not None]
+
     def evict(self) -> bool:
         """Frees the least recently used prompt that nobody refers to; says whether there was one."""
         with self._lock:

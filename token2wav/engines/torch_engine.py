@@ -294,14 +294,12 @@ class TorchFlowEngine:
         return new
 
     def _acquire(self, count: int) -> list[int]:
-        """Takes pages, those of prompts that nobody uses included."""
+        """Takes pages, those of prompts that nobody uses included if that is enough."""
         with self._lock:
-            while True:
-                try:
-                    return self.pool.acquire(count)
-                except OutOfPagesError:
-                    if not self.prompts.evict():
-                        raise
+            idle = sum(len(prompt.pages) for prompt in self.prompts.idle())
+            while self.pool.free < count <= self.pool.free + idle and self.prompts.evict():
+                pass
+            return self.pool.acquire(count)
 
     def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
         """Puts pages that no later chunk can see back into the reserve."""

@@ -66,6 +66,19 @@ class CacheLayout:
         return self.vectors_per_page * (per_vector + scale)
 
 
+@dataclass(frozen=True)
+class PageIndex:
+    """Pages of one stream.
+
+    Attributes:
+        count: how many.
+        where: a slice if they follow one another in the store, else their numbers (count,) on its device.
+    """
+
+    count: int
+    where: slice | torch.Tensor
+
+
 class KeyValueStore:
     """Memory of all pages. Which page belongs to whom is not its business (`engines/paging.py`).
 
@@ -83,25 +96,35 @@ class KeyValueStore:
         self._data = torch.empty(*shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device)
         self._scale = torch.empty(shape, device=device) if layout.storage == "int8" else None
 
-    def write(self, step: int, layer: int, pages: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
+    def index(self, pages: list[int]) -> PageIndex:
+        """Pages in a form to read and write them with, many times."""
+        run = list(range(pages[0], pages[0] + len(pages)))
+        if pages == run:
+            return PageIndex(len(pages), slice(pages[0], pages[0] + len(pages)))
+        return PageIndex(len(pages), torch.tensor(pages, device=self._data.device))
+
+    def write(self, step: int, layer: int, pages: PageIndex, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores k and v (branches, pages * block_frames, heads * dim_head) of one step and layer."""
         for which, value in ((_KEY, k), (_VALUE, v)):
-            value = value.unflatten(1, (len(pages), -1)).unflatten(-1, (self.layout.heads, -1))
+            value = value.unflatten(1, (pages.count, -1)).unflatten(-1, (self.layout.heads, -1))
             if self._scale is not None:
                 scale = value.abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX
-                _put(self._scale[step, layer, which], pages, scale)
+                self._scale[step, layer, which][:, pages.where] = scale
                 value = (value / scale[..., None]).round()
-            _put(self._data[step, layer, which], pages, value)
+            self._data[step, layer, which][:, pages.where] = value.to(self._data.dtype)
 
-    def read(self, step: int, layer: int, pages: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of pages in order, each (branches, pages * block_frames, heads * dim_head) float32."""
+    def read(self, step: int, layer: int, pages: PageIndex) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of pages in order, each (branches, pages * block_frames, heads * dim_head) float32.
+
+        They are views of the store where pages follow one another and are kept in float32.
+        """
         k, v = (self._read(step, layer, which, pages) for which in (_KEY, _VALUE))
         return k, v
 
-    def _read(self, step: int, layer: int, which: int, pages: list[int]) -> torch.Tensor:
-        value = _take(self._data[step, layer, which], pages).float()
+    def _read(self, step: int, layer: int, which: int, pages: PageIndex) -> torch.Tensor:
+        value = self._data[step, layer, which][:, pages.where].float()
         if self._scale is not None:
-            value = value * _take(self._scale[step, layer, which], pages)[..., None]
+            value = value * self._scale[step, layer, which][:, pages.where, :, :, None]
         return value.flatten(3).flatten(1, 2)
 
 
@@ -118,8 +141,8 @@ class ChunkMemory:
 
     def __init__(self, store: KeyValueStore, past: list[int], new: list[int], contexts: torch.Tensor) -> None:
         self._store = store
-        self._new = new
-        self._visible = past + new
+        self._new = store.index(new)
+        self._visible = store.index(past + new)
         self._contexts = contexts
 
     def step(self, index: int) -> StepMemory:
@@ -130,7 +153,7 @@ class StepMemory:
     """`ChunkMemory` at one ODE step."""
 
     def __init__(
-        self, store: KeyValueStore, step: int, new: list[int], visible: list[int], contexts: torch.Tensor
+        self, store: KeyValueStore, step: int, new: PageIndex, visible: PageIndex, contexts: torch.Tensor
     ) -> None:
         self._store = store
         self._step = step
@@ -144,29 +167,8 @@ class StepMemory:
         The chunk's own are read back from the store, so that what a frame sees does not depend on how blocks were
         grouped into chunks, whatever the storage type. A last block that is not full is padded with zeros.
         """
-        missing = len(self._new) * self._store.layout.block_frames - k.shape[1]
+        missing = self._new.count * self._store.layout.block_frames - k.shape[1]
         if missing:
             k, v = (torch.nn.functional.pad(value, (0, 0, 0, missing)) for value in (k, v))
         self._store.write(self._step, layer, self._new, k, v)
         return self._store.read(self._step, layer, self._visible)
-
-
-def _run(pages: list[int]) -> slice | None:
-    """The slice that is the same as a list of pages, if they follow one another."""
-    if pages == list(range(pages[0], pages[0] + len(pages))):
-        return slice(pages[0], pages[0] + len(pages))
-    return None
-
-
-def _take(memory: torch.Tensor, pages: list[int]) -> torch.Tensor:
-    """Pages of memory (branches, pages, ...); a view where they follow one another."""
-    if (run := _run(pages)) is not None:
-        return memory[:, run]
-    return memory.index_select(1, torch.tensor(pages, device=memory.device))
-
-
-def _put(memory: torch.Tensor, pages: list[int], value: torch.Tensor) -> None:
-    if (run := _run(pages)) is not None:
-        memory[:, run] = value
-    else:
-        memory[:, torch.tensor(pages, device=memory.device)] = value.to(memory.dtype)

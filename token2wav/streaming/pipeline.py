@@ -29,8 +29,8 @@ class Pipeline:
 
     def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, schedule: HopSchedule) -> None:
         self._config = config
-        self._flow = flow
-        self._vocoder = vocoder
+        self.flow = flow
+        self.vocoder = vocoder
         self._schedule = schedule
         self._dropped: deque[Session] = deque()
 
@@ -44,19 +44,19 @@ class Pipeline:
         voice.check(self._config)
         self._close_dropped()
         with _engine_errors():
-            flow_handle = self._flow.open(voice)
+            flow_handle = self.flow.open(voice)
             try:
-                vocoder_handle = self._vocoder.open()
+                vocoder_handle = self.vocoder.open()
             except BaseException:
-                self._flow.close(flow_handle)
+                self.flow.close(flow_handle)
                 raise
         return Session(voice, self._config, self._schedule, flow_handle, vocoder_handle)
 
     def close(self, session: Session) -> None:
         """Frees all that an utterance holds; doing so twice is harmless."""
         session.ended = session.done = True
-        self._flow.close(session.flow_handle)
-        self._vocoder.close(session.vocoder_handle)
+        self.flow.close(session.flow_handle)
+        self.vocoder.close(session.vocoder_handle)
 
     def drop(self, session: Session) -> None:
         """Lets the next call close an utterance.
@@ -79,12 +79,12 @@ class Pipeline:
         self._close_dropped()
         chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
         with _engine_errors():
-            mels = self._flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
+            mels = self.flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
             new = [
                 (session.vocoder_handle, MelChunk(mel[:, self._prompt_frames(session, chunk) :], chunk.last))
                 for (session, chunk), mel in zip(chunks, mels, strict=True)
             ]
-            audio = [samples.cpu().numpy() for samples in self._vocoder.advance(new)]
+            audio = [samples.cpu().numpy() for samples in self.vocoder.advance(new)]
         for samples in audio:
             _check_finite(samples)
         return [session.sent(chunk, samples) for (session, chunk), samples in zip(chunks, audio, strict=True)]
@@ -93,7 +93,7 @@ class Pipeline:
     def open_streams(self) -> int:
         """Utterances that hold memory in either engine."""
         self._close_dropped()
-        return max(self._flow.open_streams, self._vocoder.open_streams)
+        return max(self.flow.open_streams, self.vocoder.open_streams)
 
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
         """Frames at the start of a chunk that belong to the prompt's last, incomplete block."""
