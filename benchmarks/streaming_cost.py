@@ -110,6 +110,10 @@ def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     return run
 
 
+def run_job(job: tuple[Path, str, str, int]) -> Run:
+    return run_stream(*job)
+
+
 def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any]:
     """How many tokens a first chunk waits for, and what it costs once they are there."""
     model = Token2Wav.load(folder, stream=StreamConfig(align_prompt=align))
@@ -132,17 +136,15 @@ def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any
     }
 
 
-def table(runs: list[Run]) -> str:
-    lines = [
-        f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
-    ]
-    for run in runs:
-        last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the very last one is shorter
-        lines.append(
-            f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} {sum(run.vocoder_s):9.2f} "
-            f"{last:13.0f} {run.peak_mib:8.0f}"
-        )
-    return "\n".join(lines)
+HEAD = f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
+
+
+def row(run: Run) -> str:
+    last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the very last one is shorter
+    return (
+        f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} {sum(run.vocoder_s):9.2f} "
+        f"{last:13.0f} {run.peak_mib:8.0f}"
+    )
 
 
 def plot(runs: list[Run], path: Path) -> None:
@@ -191,11 +193,14 @@ def main() -> None:
         jobs.append((folders[options.models[0]], f"{options.models[0]}, endless", WINDOWED, options.endless))
         cases = [(folders[options.models[-1]], tokens, align) for tokens in (75, 80, 99) for align in (False, True)]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
-            runs = processes.starmap(run_stream, jobs, chunksize=1)
+            print(HEAD, flush=True)
+            runs = []
+            for run in processes.imap(run_job, jobs):
+                runs.append(run)
+                print(row(run), flush=True)
             packets = processes.starmap(first_packet, cases, chunksize=1)
     save(options.name, {"environment": describe(), "first_packet": packets, "runs": [asdict(run) for run in runs]})
     plot(runs, RESULTS / f"{options.name}.png")
-    print(table(runs))
     for packet in packets:
         print(packet)
 
