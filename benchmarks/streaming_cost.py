@@ -1,7 +1,7 @@
 """What a chunk costs: computing it from the cache against recomputing the whole history, on the same weights.
 
-Streams of several lengths run through both, each in a process of its own so that its peak memory is its own. Prints a
-table; writes JSON and a plot of seconds per chunk against position.
+Streams of several lengths run through both, each in a process of its own so that its peak memory is its own. One more,
+windowed stream is very long, to show that nothing grows. Prints a line for each as it is done; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.streaming_cost
 """
