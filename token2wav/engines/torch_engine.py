@@ -118,10 +118,6 @@ class TorchFlowEngine:
     def open_streams(self) -> int:
         return len(self._streams)
 
-    @property
-    def page_bytes(self) -> int:
-        return self._layout.page_bytes
-
     @torch.inference_mode()
     def open(self, voice: Voice) -> int:
         prompt = self.prompts.acquire(voice)
