@@ -8,6 +8,7 @@ import torch
 
 from token2wav.flow.cache import ChunkMemory
 from token2wav.flow.dit import DiT
+from token2wav.flow.masks import attention_bias
 
 
 def time_grid(steps: int) -> torch.Tensor:
@@ -76,6 +77,7 @@ class EulerSolver:
         rows = noise.shape[0]
         # The second half of the batch is unconditional: everything but the state is zero, the speaker included (Q6).
         mu, spk, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, spk, cond))
+        mask = None if mask is None else attention_bias(mask)
         x = noise
         for index, (width, modulation) in enumerate(zip(self._widths, self._modulation, strict=True)):
             step = None if memory is None else memory.step(index)
