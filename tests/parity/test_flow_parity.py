@@ -8,7 +8,7 @@ from tests.parity import tolerances
 from tests.support.golden import GoldenSet
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.flow.flow import Flow
-from token2wav.flow.masks import BlockMask
+from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver, solver_times, time_grid
 from token2wav.vocoder.noise import SourceNoise
@@ -81,9 +81,9 @@ def test_estimator_inside(golden: GoldenSet, flow: Flow) -> None:
         assert off(embedded, golden["est.dbg.input_embed"]) <= tolerances.ESTIMATOR
         frames = embedded.shape[1]
         rope = dit.rotary_embed(torch.arange(frames, device=embedded.device))
-        mask = BlockMask(dit.block_frames).whole(frames, embedded.device)
+        bias = attention_bias(BlockMask(dit.block_frames).whole(frames, embedded.device))
         modulation = dit.modulation(given["t"])
-        block = dit.transformer_blocks[0](embedded, modulation.blocks[0], rope, mask)
+        block = dit.transformer_blocks[0](embedded, modulation.blocks[0], rope, bias)
         assert off(block, golden["est.dbg.block0"]) <= tolerances.ESTIMATOR
 
 

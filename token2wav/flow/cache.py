@@ -159,9 +159,15 @@ class StepMemory:
         self._step = step
         self._new = new
         self._visible = visible
-        self.contexts = contexts
+        self._contexts = contexts
 
-    def extend(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+        """See `Memory`."""
+        x = torch.cat((self._contexts[conv], x), dim=2)
+        self._contexts[conv] = x[:, :, -self._contexts.shape[-1] :]
+        return x
+
+    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores the chunk's keys and values (branches, frames, inner) and returns all that it can see.
 
         The chunk's own are read back from the store, so that what a frame sees does not depend on how blocks were

@@ -1,6 +1,6 @@
 """The DiT flow-matching estimator of CosyVoice3: frames in, their velocity out.
 
-With a memory (`flow/cache.py`) it continues an utterance whose past is cached; without one it takes whole sequences.
+With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
 
 Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
 Remarks with a number (Q8 ...) are quirks of the public code that checkpoints rely on; docs/parity.md lists them.
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.flow.cache import StepMemory
-from token2wav.flow.masks import BlockMask
+from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.model_config import EstimatorConfig
 
 _CONV_KERNEL = 31
@@ -38,6 +38,19 @@ class Modulation:
 
     blocks: torch.Tensor
     out: torch.Tensor
+
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary angles, (T, dim_head) or (B, T, dim_head)
+
+
+class Memory(Protocol):
+    """What the estimator remembers of the frames before those it is given (`flow/cache.py`)."""
+
+    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+        """Puts the `CONTEXT_FRAMES` inputs (B, dim, ...) of a position convolution before x, and notes its last."""
+
+    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Notes the chunk's keys and values (B, T, inner); returns all that it can see (B, keys, inner)."""
 
 
 class TimeEmbedding(nn.Module):
@@ -63,22 +76,11 @@ class ConvPositionEmbedding(nn.Module):
         self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
         self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
 
-    def forward(self, x: torch.Tensor, contexts: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, T, dim) to (B, T, dim).
-
-        Args:
-            x: frames.
-            contexts: (2, B, dim, kernel - 1) inputs of both convolutions just before x, replaced by those at its end;
-                None at the start of an utterance, where zeros come before.
-        """
+    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x."""
         h = x.transpose(1, 2)
         for index, conv in enumerate((self.conv1, self.conv2)):
-            if contexts is None:
-                h = F.pad(h, (_CONV_KERNEL - 1, 0))
-            else:
-                h = torch.cat((contexts[index], h), dim=2)
-                contexts[index] = h[:, :, 1 - _CONV_KERNEL :]
-            h = conv(h)
+            h = conv(F.pad(h, (CONTEXT_FRAMES, 0)) if memory is None else memory.extend_conv(index, h))
         return h.transpose(1, 2)
 
 
@@ -96,12 +98,12 @@ class InputEmbedding(nn.Module):
         cond: torch.Tensor,
         mu: torch.Tensor,
         spks: torch.Tensor,
-        contexts: torch.Tensor | None = None,
+        memory: Memory | None = None,
     ) -> torch.Tensor:
-        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim); contexts as in `ConvPositionEmbedding`."""
+        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
         spks = spks[:, None].expand(-1, x.shape[1], -1)
         h = self.proj(torch.cat((x, cond, mu, spks), dim=-1))  # Q7: this order
-        return self.conv_pos_embed(h, contexts) + h
+        return self.conv_pos_embed(h, memory) + h
 
 
 class RotaryEmbedding(nn.Module):
@@ -114,19 +116,19 @@ class RotaryEmbedding(nn.Module):
         exponent = torch.arange(0, dim_head, 2).float() / dim_head
         self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(T,) absolute frame indices to cos and sin, each (T, dim_head)."""
-        angle = positions.float()[:, None] * self.inv_freq[None]  # (T, dim_head / 2)
+    def forward(self, positions: torch.Tensor) -> Rope:
+        """Absolute frame indices, (T,) or (B, T), to cos and sin, each with an axis of dim_head more."""
+        angle = positions.float()[..., None] * self.inv_freq  # (..., dim_head / 2)
         angle = angle.repeat_interleave(2, dim=-1)
         return angle.cos(), angle.sin()
 
 
 def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates head 0 of x (B, T, heads * dim_head); the other heads have no position (Q9)."""
+    """Rotates head 0 of x (B, T, heads * dim_head), in float32; the other heads have no position (Q9)."""
     head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     pairs = head.unflatten(-1, (-1, 2))
     turned = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
-    return torch.cat((head * cos + turned * sin, rest), dim=-1)
+    return torch.cat(((head * cos + turned * sin).to(x.dtype), rest), dim=-1)
 
 
 class Attention(nn.Module):
@@ -145,18 +147,20 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        memory: StepMemory | None = None,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
     ) -> torch.Tensor:
-        """x (B, T, dim), mask broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
+        """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
+        x = x.to(self.to_q.weight.dtype)
         q = rotate_first_head(self.to_q(x), *rope)
         k = rotate_first_head(self.to_k(x), *rope)
         v = self.to_v(x)
         if memory is not None:
-            k, v = memory.extend(self.layer, k, v)
+            k, v = memory.extend_attention(self.layer, k, v)
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # (B, heads, T, dim_head)
+        bias = None if bias is None else bias.to(q.dtype)
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return self.to_out[0](h.transpose(1, 2).flatten(-2))
 
 
@@ -169,7 +173,11 @@ class FeedForward(nn.Module):
         self.ff = nn.Sequential(up, nn.Identity(), nn.Linear(inner, config.dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ff(x)
+        return self.ff(x.to(self.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
 
 
 class AdaNorm(nn.Module):
@@ -201,13 +209,13 @@ class DiTBlock(nn.Module):
         self,
         x: torch.Tensor,
         modulation: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor | None,
-        memory: StepMemory | None = None,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
     ) -> torch.Tensor:
         """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
         shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
-        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, mask, memory)
+        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, memory)
         return x + gate_ff[:, None] * self.ff(modulated_norm(x, shift_ff, scale_ff))
 
 
@@ -237,29 +245,29 @@ class DiT(nn.Module):
         spks: torch.Tensor,
         cond: torch.Tensor,
         modulation: Modulation,
-        mask: torch.Tensor | None,
-        memory: StepMemory | None = None,
-        start: int = 0,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
     ) -> torch.Tensor:
         """One evaluation.
 
         Args:
             x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; spks: (B, bands) speaker.
             modulation: of the time of each row (or of one row for all).
-            mask: broadcastable to (B, heads, T, keys), True where attention is allowed; None for full attention.
+            rope: of the positions of x, counted from the start of the prompt.
+            bias: added to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
             memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
-            start: position of the first frame of x, counted from the start of the prompt.
 
         Returns:
-            (B, bands, T) velocity.
+            (B, bands, T) velocity, float32.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), cond.transpose(1, 2)
-        h = self.input_embed(x, cond, mu, spks, None if memory is None else memory.contexts)
-        rope = self.rotary_embed(torch.arange(start, start + h.shape[1], device=h.device))
+        h = self.input_embed(x, cond, mu, spks, memory)
         for block, row in zip(self._blocks(), modulation.blocks, strict=True):
-            h = block(h, row, rope, mask, memory)
+            h = block(h, row, rope, bias, memory)
         scale, shift = modulation.out.unbind(1)
-        return self.proj_out(modulated_norm(h, shift, scale)).transpose(1, 2)
+        h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
+        return self.proj_out(h).float().transpose(1, 2)
 
     def forward(
         self,
@@ -275,7 +283,15 @@ class DiT(nn.Module):
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
             attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
-        return self.velocity(x, mu, spks, cond, self.modulation(t), attend) * mask
+        rope = self.rotary_embed(torch.arange(x.shape[2], device=x.device))
+        return self.velocity(x, mu, spks, cond, self.modulation(t), rope, attention_bias(attend)) * mask
+
+    def halve(self) -> None:
+        """Puts attention, feed-forward and output projection into float16; docs/precision.md says why not the rest."""
+        for block in self._blocks():
+            block.attn.half()
+            block.ff.half()
+        self.proj_out.half()
 
     def drop_time_weights(self) -> None:
         """Frees what `modulation` needs, 43 % of the public model's weights, once its results are in tables."""

@@ -77,11 +77,12 @@ class EulerSolver:
         rows = noise.shape[0]
         # The second half of the batch is unconditional: everything but the state is zero, the speaker included (Q6).
         mu, spk, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, spk, cond))
-        mask = None if mask is None else attention_bias(mask)
+        bias = None if mask is None else attention_bias(mask)
+        rope = self._estimator.rotary_embed(torch.arange(start, start + noise.shape[2], device=noise.device))
         x = noise
         for index, (width, modulation) in enumerate(zip(self._widths, self._modulation, strict=True)):
             step = None if memory is None else memory.step(index)
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, mask, step, start)
+            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, rope, bias, step)
             conditional, unconditional = velocity[:rows], velocity[rows:]
             x = x + width * ((1 + self._guidance) * conditional - self._guidance * unconditional)
         return x

@@ -6,6 +6,8 @@ checkpoints rely on; docs/parity.md lists them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -98,10 +100,31 @@ class F0Predictor(nn.Module):
         return self.classifier(self.condnet(x).transpose(1, 2)).abs().squeeze(-1).to(mel.dtype)
 
 
+def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine has convolutions.
+
+    Args:
+        window: (n,) of both directions.
+
+    Returns:
+        Analysis and synthesis kernels, (n + 2, 1, n): real parts of all bins, then imaginary parts.
+    """
+    size = len(window)
+    angle = 2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
+    waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
+    # All bins but the first and the last stand for two of the inverse transform, their mirror image included.
+    twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
+    twice[0] = twice[-1] = 1.0
+    inverse = waves * twice.repeat(2)[:, None] / size
+    return (waves * window).float()[:, None], (inverse * window).float()[:, None]
+
+
 class HiFT(nn.Module):
     """The vocoder as one module."""
 
     window: torch.Tensor
+    analysis: torch.Tensor
+    synthesis: torch.Tensor
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
@@ -131,7 +154,8 @@ class HiFT(nn.Module):
                 self.resblocks.append(ResBlock(width, kernel, dilations))
         self.conv_post = weight_norm(CausalConv(channels[-1], bins, 7))
         self.f0_predictor = F0Predictor(config)
-        self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
+        for name in ("window", "analysis", "synthesis"):  # filled by `freeze`
+            self.register_buffer(name, None, persistent=False)
 
     @property
     def lookahead_frames(self) -> int:
@@ -144,7 +168,8 @@ class HiFT(nn.Module):
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
-        self.window = torch.hann_window(self.config.n_fft)  # has no values if the module was built on the meta device
+        self.window = torch.hann_window(self.config.n_fft)
+        self.analysis, self.synthesis = fourier_kernels(self.window)
         self.eval().requires_grad_(False)
 
     @torch.inference_mode()
@@ -174,13 +199,29 @@ class HiFT(nn.Module):
 
     def decode(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool) -> torch.Tensor:
         """mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame) to audio (B, samples)."""
-        config = self.config
-        spectrum = self.spectrum(source)
-        look_right = config.conv_pre_look_right
+        audio = self.network(*self.network_inputs(mel, source, final=final))
+        return audio if final else audio[:, : -self.config.samples_per_frame]
+
+    def network_inputs(
+        self, mel: torch.Tensor, source: torch.Tensor, *, final: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `network` takes of a mel and its excitation: at the end of an utterance zeros stand for what follows."""
+        look_right, spectrum = self.config.conv_pre_look_right, self.spectrum(source)
         if final:
-            mel = F.pad(mel, (0, look_right))
-        else:
-            spectrum = spectrum[..., : -look_right * config.samples_per_frame // config.hop_len]
+            return F.pad(mel, (0, look_right)), spectrum
+        return mel, spectrum[..., : -look_right * self.config.samples_per_frame // self.config.hop_len]
+
+    def network(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
+        """The part that is exported.
+
+        Args:
+            mel: (B, bands, T + conv_pre_look_right).
+            spectrum: (B, n_fft + 2, T * samples_per_frame / hop_len + 1) STFT of the excitation, see `spectrum`.
+
+        Returns:
+            (B, T * samples_per_frame) audio.
+        """
+        config = self.config
         x = self.conv_pre(mel)
         last_stage = len(self.ups) - 1
         blocks = len(config.resblock_kernel_sizes)
@@ -192,21 +233,22 @@ class HiFT(nn.Module):
             branches = self.resblocks[stage * blocks : (stage + 1) * blocks]
             x = torch.stack([branch(x) for branch in branches]).sum(dim=0) / blocks
         audio = self.waveform(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here (Q24)
-        if not final:
-            audio = audio[:, : -config.samples_per_frame]
         return audio.clamp(-config.audio_limit, config.audio_limit)
 
     def spectrum(self, source: torch.Tensor) -> torch.Tensor:
         """STFT of the excitation, (B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
-        stft = torch.stft(
-            source.squeeze(1), self.config.n_fft, self.config.hop_len, window=self.window, return_complex=True
-        )
-        return torch.cat((stft.real, stft.imag), dim=1)
+        edge = self.config.n_fft // 2
+        return F.conv1d(F.pad(source, (edge, edge), mode="reflect"), self.analysis, stride=self.config.hop_len)
 
     def waveform(self, x: torch.Tensor) -> torch.Tensor:
         """Inverse STFT of log-magnitudes and phases, (B, n_fft + 2, frames) to (B, (frames - 1) * hop)."""
-        bins = self.config.n_fft // 2 + 1
+        hop, edge = self.config.hop_len, self.config.n_fft // 2
+        bins = edge + 1
         magnitude = x[:, :bins].exp().clamp(max=_MAX_MAGNITUDE)
         angle = x[:, bins:].sin()  # the sine of the output is the phase, in radians (Q24)
-        stft = torch.complex(magnitude * angle.cos(), magnitude * angle.sin())
-        return torch.istft(stft, self.config.n_fft, self.config.hop_len, window=self.window)
+        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1)
+        # Overlapping windows, and what they add up to.
+        overlap = F.conv_transpose1d(stft, self.synthesis, stride=hop, padding=edge)
+        ones, squared = torch.ones_like(x[:1, :1]), self.window.square()[None, None]
+        weight = F.conv_transpose1d(ones, squared, stride=hop, padding=edge)
+        return (overlap / weight)[:, 0]

@@ -1,0 +1,120 @@
+"""One ODE step of a batch of chunks as a pure function of tensors: what exporters turn into graphs.
+
+A graph can neither read pages nor change its inputs, so the past comes in as dense tensors and what is new goes out.
+All that is the same in every step (rotary angles, attention bias) or depends on time alone (modulation) is an input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from token2wav.flow.dit import CONTEXT_FRAMES, DiT, Modulation
+
+
+class DenseMemory:
+    """The estimator's `Memory` for rows whose pasts have different lengths, padded.
+
+    Args:
+        contexts: (2, R, dim, CONTEXT_FRAMES) last inputs of the position convolutions.
+        frames: (R,) valid frames of each row; what follows them is padding.
+        past: keys and values of every layer, k0, v0, k1, v1 ..., each (R, S, inner).
+
+    Attributes:
+        contexts: as given, then after the chunk.
+        new: keys and values of the chunk in the same order, each (R, N, inner).
+    """
+
+    def __init__(self, contexts: torch.Tensor, frames: torch.Tensor, past: tuple[torch.Tensor, ...]) -> None:
+        self._before = contexts
+        self._past = past
+        # x has CONTEXT_FRAMES inputs in front, so the last ones of n valid frames are n ... n + CONTEXT_FRAMES - 1.
+        self._last = frames[:, None] + torch.arange(CONTEXT_FRAMES, device=frames.device)  # (R, CONTEXT_FRAMES)
+        self._after: list[torch.Tensor] = []
+        self.new: list[torch.Tensor] = []
+
+    @property
+    def contexts(self) -> torch.Tensor:
+        return torch.stack(self._after)
+
+    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+        """See `Memory`."""
+        x = torch.cat((self._before[conv], x), dim=2)
+        self._after.append(x.gather(2, self._last[:, None].expand(-1, x.shape[1], -1)))
+        return x
+
+    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Memory`."""
+        self.new += [k, v]
+        return torch.cat((self._past[2 * layer], k), dim=1), torch.cat((self._past[2 * layer + 1], v), dim=1)
+
+
+class CachedStep(nn.Module):
+    """The estimator with its past as inputs and outputs. Rows are streams and guidance branches; all are at one time.
+
+    Args:
+        estimator: whose weights are used; those behind `modulation` are not.
+    """
+
+    def __init__(self, estimator: DiT) -> None:
+        super().__init__()
+        self.estimator = estimator
+        self.layers = len(estimator.transformer_blocks)
+
+    @property
+    def input_names(self) -> list[str]:
+        return [*STEP_INPUTS, *(f"past_{name}" for name in self._cache_names)]
+
+    @property
+    def output_names(self) -> list[str]:
+        return ["velocity", "new_contexts", *(f"new_{name}" for name in self._cache_names)]
+
+    @property
+    def _cache_names(self) -> list[str]:
+        return [f"{which}_{layer}" for layer in range(self.layers) for which in ("key", "value")]
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        modulation: torch.Tensor,
+        modulation_out: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        bias: torch.Tensor,
+        frames: torch.Tensor,
+        contexts: torch.Tensor,
+        past: tuple[torch.Tensor, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """R rows of N frames each, with S frames of past.
+
+        Args:
+            x, mu, cond: (R, bands, N) float32, like all but `frames` and `past`.
+            spks: (R, bands).
+            modulation: (layers, 6, dim) of the step's time; modulation_out: (2, dim).
+            cos, sin: (R, N, dim_head) of the frames' positions.
+            bias: (R, 1, N, S + N) to add to attention scores: 0, or -30000 where a frame must not look.
+            frames: (R,) int64, how many of the N frames are valid.
+            contexts: (2, R, dim, CONTEXT_FRAMES) inputs of the two position convolutions before the first frame.
+            past: k0, v0, k1, v1 ..., each (R, S, inner), in the type of the attention's weights.
+
+        Returns:
+            Velocity (R, bands, N), contexts after the valid frames, and the chunk's k0, v0, k1, v1 ..., (R, N, inner).
+        """
+        memory = DenseMemory(contexts, frames, past)
+        velocity = self.estimator.velocity(
+            x,
+            mu,
+            spks,
+            cond,
+            Modulation(modulation[:, None], modulation_out[None]),
+            (cos, sin),
+            bias,
+            memory,
+        )
+        return velocity, memory.contexts, *memory.new
+
+
+STEP_INPUTS = ("x", "mu", "spks", "cond", "modulation", "modulation_out", "cos", "sin", "bias", "frames", "contexts")
