@@ -21,10 +21,10 @@ from token2wav.errors import CheckpointError
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.model_config import ModelConfig
+from token2wav.model_folder import Stem, weights_file
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise, draws_before_source
 
-SUFFIXES = (".safetensors", ".pt")  # in order of preference
 NOISE_FILE = "noise.safetensors"
 _LISTED = 8  # names per kind in an error
 _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the weights
@@ -40,14 +40,14 @@ def load_flow(folder: Path, config: ModelConfig) -> Flow:
     """
     with torch.device("meta"):
         module = Flow(config.flow)
-    return _filled(module, _weights_file(folder, "flow")).eval().requires_grad_(False)
+    return _filled(module, weights_file(folder, "flow")).eval().requires_grad_(False)
 
 
 def load_hift(folder: Path, config: ModelConfig) -> HiFT:
     """The vocoder of a model folder, as `load_flow`."""
     with torch.device("meta"):
         module = HiFT(config.hift)
-    module = _filled(module, _weights_file(folder, "hift"))
+    module = _filled(module, weights_file(folder, "hift"))
     module.freeze()
     return module
 
@@ -82,19 +82,13 @@ def check_model_folder(folder: Path) -> None:
         Token2WavError: the folder cannot be served, and why.
     """
     config = ModelConfig.read(folder)
+    modules: dict[Stem, nn.Module]
     with torch.device("meta"):
         modules = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
-    files = {stem: _weights_file(folder, stem) for stem in modules}
+    files = {stem: weights_file(folder, stem) for stem in modules}
     for stem, module in modules.items():
         _checked(module, files[stem])
     load_noise(folder, config)
-
-
-def _weights_file(folder: Path, stem: str) -> Path:
-    for suffix in SUFFIXES:
-        if (path := folder / (stem + suffix)).is_file():
-            return path
-    raise CheckpointError(f"{folder}: neither {stem}.safetensors nor {stem}.pt is there")
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

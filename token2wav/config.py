@@ -58,24 +58,35 @@ class RuntimeConfig:
 
     Attributes:
         device: `auto` (CUDA where torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
+        engine: what executes the networks: `torch`, `onnx` or `tensorrt`, the last two on graphs that
+            `token2wav-export` made; `auto` takes the fastest for which all is there.
+        engines: folder with those graphs; empty for `engines` in the model folder.
+        precision: of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
         incremental: compute every chunk from what is cached of its past; else recompute all of it, as a reference.
         cache_mib: size of the cache of keys and values in MiB; 0 takes a quarter of the free memory of a CPU, or 80 %
             of a GPU's.
-        cache_storage: type of cached keys and values. `float16` halves the cache (error of the mel 4e-5 of its
-            deviation), `int8` quarters it (1e-3).
+        cache_storage: type of cached keys and values; `auto` is that of `precision`. `float16` halves the cache (error
+            of the mel 4e-5 of its deviation), `int8` quarters it (1e-3).
     """
 
     device: str = "auto"
+    engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
+    engines: str = ""
+    precision: Literal["auto", "float32", "float16"] = "auto"
     threads: int = 0
     incremental: bool = True
     cache_mib: int = 0
-    cache_storage: Literal["float32", "float16", "int8"] = "float32"
+    cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
 
     def __post_init__(self) -> None:
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"runtime.device: '{self.device}' is not auto, cpu, cuda or cuda:N")
+        if not self.incremental and self.engine in ("onnx", "tensorrt"):
+            raise ConfigError(
+                f"runtime.incremental: false recomputes on torch; it does not go with engine {self.engine}"
+            )
         if self.threads < 0:
             raise ConfigError(f"runtime.threads: {self.threads} is negative")
         if self.cache_mib < 0:

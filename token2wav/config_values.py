@@ -30,7 +30,7 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind` (int, float, bool, str, Literal, or tuples of them); whole floats pass as integers."""
+    """`value` as `kind` (int, float, bool, str, Literal, tuples or mappings of them); whole floats pass as integers."""
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
@@ -39,6 +39,10 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         if isinstance(value, list):
             return tuple(convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value))
         raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
+    if get_origin(kind) is dict:
+        if isinstance(value, dict):
+            return {key: convert(item, get_args(kind)[1], f"{name}.{key}") for key, item in value.items()}
+        raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
     if kind is int and numeric and value == int(value):
         return int(value)

@@ -15,8 +15,16 @@ class ConfigError(Token2WavError):
     """A configuration file or value cannot be used."""
 
 
+class ArtifactError(ConfigError):
+    """An exported graph or engine is missing, damaged, or does not belong to the model, software or GPU."""
+
+
 class CheckpointError(Token2WavError):
     """A model folder is incomplete, or its weights do not fit its configuration."""
+
+
+class EngineUnavailableError(ConfigError):
+    """An engine cannot run on this host; the message says what it lacks."""
 
 
 class InputError(Token2WavError):

@@ -9,15 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.checkpoint import load_flow, load_hift, load_noise
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.engines.base import FlowEngine, VocoderEngine
-from token2wav.engines.memory import cache_bytes
-from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.engines.torch_engine import TorchFlowEngine
-from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.engines.build import build_engines
+from token2wav.engines.choice import Host
 from token2wav.errors import ConfigError, InputError
-from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline
@@ -67,29 +63,7 @@ class Token2Wav:
             torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
-        flow, hift = load_flow(folder, config).to(device), load_hift(folder, config).to(device)
-        flow_noise, source_noise = load_noise(folder, config)
-        solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-        flow.estimator.drop_time_weights()
-        flow_engine: FlowEngine
-        vocoder_engine: VocoderEngine
-        if runtime.incremental:
-            flow_engine = TorchFlowEngine(
-                flow,
-                flow_noise,
-                solver,
-                cache_bytes=cache_bytes(runtime.cache_mib, device),
-                storage=runtime.cache_storage,
-                left_blocks=stream.left_blocks,
-                longest_hop=stream.max_hop_tokens,
-                tail=stream.tail,
-            )
-            vocoder_engine = TorchVocoderEngine(hift, source_noise, stream.phase)
-        else:
-            flow_engine = RecomputeFlowEngine(
-                flow, flow_noise, solver, tail=stream.tail, left_blocks=stream.left_blocks
-            )
-            vocoder_engine = RecomputeVocoderEngine(hift, source_noise, stream.phase)
+        flow_engine, vocoder_engine = build_engines(Host(folder, runtime, device), config, stream)
         model = cls(config, flow_engine, vocoder_engine, stream)
         log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
         return model

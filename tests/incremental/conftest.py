@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.incremental.rig import Parts, RecordedModel
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 
 @pytest.fixture(scope="session")
@@ -12,11 +12,11 @@ def parts() -> Parts:
 
 
 @pytest.fixture(scope="session")
-def engine(parts: Parts) -> TorchFlowEngine:
+def engine(parts: Parts) -> CachedFlowEngine:
     """An incremental engine with room for all; for tests that look at mels only."""
     return parts.incremental()
 
 
 @pytest.fixture(scope="session")
-def model(parts: Parts, engine: TorchFlowEngine) -> RecordedModel:
+def model(parts: Parts, engine: CachedFlowEngine) -> RecordedModel:
     return parts.model(engine)

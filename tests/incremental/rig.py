@@ -14,9 +14,10 @@ from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_hift, load_noise
 from token2wav.engines.base import FlowEngine, MelChunk, VocoderEngine
+from token2wav.engines.build import cached_flow_engine
+from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.engines.torch_engine import TorchFlowEngine
-from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.flow.cache import CacheLayout, Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
@@ -63,8 +64,8 @@ class Parts:
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
         solver: EulerSolver | None = None,
-    ) -> TorchFlowEngine:
-        return TorchFlowEngine(
+    ) -> CachedFlowEngine:
+        return cached_flow_engine(
             self.flow,
             self.flow_noise,
             solver or self.solver,
@@ -90,7 +91,7 @@ class Parts:
 
     def model(self, flow: FlowEngine, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
-        recorder = MelRecorder(TorchVocoderEngine(self.hift, self.source_noise))
+        recorder = MelRecorder(CachedVocoderEngine(self.hift, self.source_noise))
         return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
 
 
@@ -248,7 +249,7 @@ def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     return float(np.abs(value - reference).max())
 
 
-def unreferenced_evicted(engine: TorchFlowEngine) -> int:
+def unreferenced_evicted(engine: CachedFlowEngine) -> int:
     """Pages in use after every prompt that no stream refers to was evicted."""
     while engine.prompts.evict():
         pass

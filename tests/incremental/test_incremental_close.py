@@ -10,7 +10,7 @@ import pytest
 
 from tests.incremental.rig import CountingSolver, FlowStream, Parts, a_voice, some_tokens, unreferenced_evicted
 from token2wav import StreamClosedError
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 
 class Held:
@@ -42,7 +42,7 @@ def held(parts: Parts) -> Iterator[Held]:
 
 
 def test_pages_are_released_once_and_after_the_computation(parts: Parts, held: Held) -> None:
-    engine: TorchFlowEngine = held.engine
+    engine: CachedFlowEngine = held.engine
     stream = FlowStream(engine, a_voice(41), parts.config)
     used = engine.pool.used
     with ThreadPoolExecutor(1) as thread:

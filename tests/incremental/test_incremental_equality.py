@@ -10,32 +10,32 @@ from hypothesis import strategies as st
 from tests.incremental.rig import AUDIO, MEL, Parts, RecordedModel, a_voice, flow_mel, off, portions, some_tokens
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 # Around the ends of blocks, the 3 look-ahead tokens, and the 8 frames that the vocoder holds back.
 LENGTHS = [1, 2, 3, 4, 5, 22, 23, 24, 25, 26, 27, 28, 29, 47, 48, 49, 50, 51, 52, 53, 54, 75, 77, 78, 79, 100, 103]
 PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 
 
-def mel_of(parts: Parts, engine: TorchFlowEngine, prompt: int, length: int, sizes: list[int]) -> float:
+def mel_of(parts: Parts, engine: CachedFlowEngine, prompt: int, length: int, sizes: list[int]) -> float:
     """How far the mel of a stream is from that of the whole."""
     voice, tokens = a_voice(prompt), some_tokens(length)
     return off(flow_mel(parts, engine, portions(tokens, sizes), voice), parts.whole(tokens, voice))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_mel_of_every_length(parts: Parts, engine: TorchFlowEngine, length: int) -> None:
+def test_mel_of_every_length(parts: Parts, engine: CachedFlowEngine, length: int) -> None:
     assert mel_of(parts, engine, 41, length, [length]) <= MEL
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_mel_after_every_prompt(parts: Parts, engine: TorchFlowEngine, prompt: int) -> None:
+def test_mel_after_every_prompt(parts: Parts, engine: CachedFlowEngine, prompt: int) -> None:
     for length in (1, 25 - prompt % 25, 28, 60):
         assert mel_of(parts, engine, prompt, length, [length]) <= MEL, f"{length} tokens"
 
 
 @pytest.mark.parametrize("sizes", [[1], [2, 0, 5], [3], [25], [28, 25], [7, 61]], ids=str)
-def test_mel_of_every_portioning(parts: Parts, engine: TorchFlowEngine, sizes: list[int]) -> None:
+def test_mel_of_every_portioning(parts: Parts, engine: CachedFlowEngine, sizes: list[int]) -> None:
     assert mel_of(parts, engine, 28, 90, sizes) <= MEL
 
 
@@ -49,12 +49,12 @@ def test_mel_of_every_portioning(parts: Parts, engine: TorchFlowEngine, sizes: l
     ],
     ids=lambda config: f"{config.hop}-{config.hop_tokens}",
 )
-def test_mel_of_every_schedule(parts: Parts, engine: TorchFlowEngine, stream: StreamConfig) -> None:
+def test_mel_of_every_schedule(parts: Parts, engine: CachedFlowEngine, stream: StreamConfig) -> None:
     voice, tokens = a_voice(41), some_tokens(160)
     assert off(flow_mel(parts, engine, [tokens], voice, stream), parts.whole(tokens, voice)) <= MEL
 
 
-def test_mel_of_a_long_stream(parts: Parts, engine: TorchFlowEngine) -> None:
+def test_mel_of_a_long_stream(parts: Parts, engine: CachedFlowEngine) -> None:
     voice, tokens = a_voice(41), some_tokens(430)
     assert off(flow_mel(parts, engine, portions(tokens, [13]), voice), parts.whole(tokens, voice)) <= MEL
 

@@ -19,7 +19,7 @@ from tests.incremental.rig import (
     unreferenced_evicted,
 )
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 Ending = Callable[[Stream], None]
 
@@ -64,7 +64,7 @@ ENDINGS = [
 ]
 
 
-def held(model: Token2Wav, engine: TorchFlowEngine) -> list[int]:
+def held(model: Token2Wav, engine: CachedFlowEngine) -> list[int]:
     """Open utterances, voices in use, pages of streams."""
     return [
         model.pipeline.open_streams,

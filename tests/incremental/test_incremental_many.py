@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.incremental.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, portions, some_tokens
 from tests.support.golden import snr_db
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push
 
@@ -23,7 +23,7 @@ UTTERANCES = st.lists(
 @settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(utterances=UTTERANCES, data=st.data())
 def test_interleaved_streams(
-    parts: Parts, engine: TorchFlowEngine, utterances: list[Utterance], data: st.DataObject
+    parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance], data: st.DataObject
 ) -> None:
     streams = [FlowStream(engine, a_voice(prompt), parts.config) for prompt, _, _ in utterances]
     waiting = [portions(some_tokens(length, seed), [size]) for seed, (_, length, size) in enumerate(utterances)]

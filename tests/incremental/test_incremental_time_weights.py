@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.incremental.rig import MEL, Parts, a_voice, off, some_tokens
 from tests.support.golden import TINY
 from token2wav import RuntimeConfig, Token2Wav
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
 
 
 def test_loaded_model_holds_no_time_weights(parts: Parts) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=8))
     engine = model.pipeline.flow
-    assert isinstance(engine, TorchFlowEngine)
+    assert isinstance(engine, CachedFlowEngine)
     before, after = dict(parts.flow.named_parameters()), dict(engine._flow.named_parameters())
     gone = set(before) - set(after)
     depth = parts.config.flow.estimator.depth

@@ -15,7 +15,7 @@ from tests.support.golden import GoldenSet, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.engines.base import MelChunk
 from token2wav.engines.recompute_engine import RecomputeVocoderEngine
-from token2wav.engines.vocoder_engine import TorchVocoderEngine
+from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.streaming.session import AudioChunk
 
 
@@ -24,11 +24,11 @@ class MelRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mels: list[torch.Tensor] = []
-        for engine in (TorchVocoderEngine, RecomputeVocoderEngine):
+        for engine in (CachedVocoderEngine, RecomputeVocoderEngine):
             self._record(engine, monkeypatch)
 
     def _record(
-        self, kind: type[TorchVocoderEngine] | type[RecomputeVocoderEngine], monkeypatch: pytest.MonkeyPatch
+        self, kind: type[CachedVocoderEngine] | type[RecomputeVocoderEngine], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         advance = kind.advance
 

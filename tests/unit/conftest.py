@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_hift, load_noise
-from token2wav.engines.torch_engine import TorchFlowEngine
+from token2wav.engines.build import cached_flow_engine
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 
@@ -50,7 +50,7 @@ def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
     flow = load_flow(TINY, config)
     solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-    engine = TorchFlowEngine(flow, flow_noise, solver, cache_bytes=64 << 20)
+    engine = cached_flow_engine(flow, flow_noise, solver, cache_bytes=64 << 20)
     return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
 
 

@@ -19,6 +19,7 @@ FOREIGN = {
     "tritonserver",
     "pytriton",
     "token2wav_client",
+    "token2wav_export",
     "token2wav_server",
 }
 
@@ -30,9 +31,9 @@ FLOORS = [
     {"token2wav.engines"},
     {"token2wav.checkpoint"},
     {"token2wav.vocoder", "token2wav.flow"},
-    {"token2wav.voice"},
+    {"token2wav.artifacts", "token2wav.voice"},
     {"token2wav.model_config", "token2wav.config"},
-    {"token2wav.config_values", "token2wav.hyperyaml"},
+    {"token2wav.config_values", "token2wav.hyperyaml", "token2wav.model_folder"},
     {"token2wav.errors"},
 ]
 
@@ -88,7 +89,9 @@ def test_the_library_knows_nothing_of_servers_and_clients(name: str) -> None:
     assert {imported.partition(".")[0] for imported in imports_of(name)} & FOREIGN == set()
 
 
-@pytest.mark.parametrize("name", ["config", "config_values", "errors", "hyperyaml", "model_config", "voice"])
+@pytest.mark.parametrize(
+    "name", ["artifacts", "config", "config_values", "errors", "hyperyaml", "model_config", "model_folder", "voice"]
+)
 def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
     assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()
 

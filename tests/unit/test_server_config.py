@@ -26,14 +26,15 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig("growing", 25, 100, "streaming", "exact")
-    assert defaults.runtime == RuntimeConfig("auto", 0)
+    assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
 stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
          left_blocks: 8, align_prompt: true}
-runtime: {device: "cuda:1", threads: 4, incremental: false, cache_mib: 512, cache_storage: int8}
+runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, incremental: false,
+          cache_mib: 512, cache_storage: int8}
 limits:
     streams: 3
     request_tokens: 10
@@ -50,7 +51,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig("lead", 50, 200, "full", "reference", left_blocks=8, align_prompt=True),
-        RuntimeConfig("cuda:1", 4, incremental=False, cache_mib=512, cache_storage="int8"),
+        RuntimeConfig("cuda:1", "torch", "made", "float16", 4, incremental=False, cache_mib=512, cache_storage="int8"),
         LimitConfig(3, 10, 20, 5, 100, 2.5, voices=7, voice_mib=9),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above

@@ -1,327 +1,55 @@
-"""Torch flow engine: every chunk costs only itself.
-
-Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
-prompt are computed once per voice and shared. The result is that of `RecomputeFlowEngine` up to float rounding.
-"""
+"""Chunks on torch: keys and values are read from their pages in place where they follow one another."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk
-from token2wav.engines.handles import HandleTable
-from token2wav.engines.paging import OutOfPagesError, PagePool
-from token2wav.engines.prompts import PromptTable, SharedPrompt
-from token2wav.engines.recompute_engine import RecomputeFlowEngine
-from token2wav.errors import EngineError, StreamClosedError
-from token2wav.flow.cache import BRANCHES, CacheLayout, ChunkMemory, KeyValueStore, Storage
-from token2wav.flow.dit import CONTEXT_FRAMES
-from token2wav.flow.flow import Flow
+from token2wav.engines.work import ChunkWork
+from token2wav.flow.cache import ChunkMemory, KeyValueStore
 from token2wav.flow.masks import BlockMask
-from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
-from token2wav.voice import Voice
-
-_PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
 
 
-@dataclass(eq=False)
-class _Prompt:
-    """What all streams of a voice share."""
-
-    pages: list[int]
-    contexts: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
-    prompt_mel: torch.Tensor  # (bands, 2 P)
-    speaker: torch.Tensor  # (bands,)
-
-
-@dataclass(frozen=True)
-class _Past:
-    """The finished blocks that a chunk can see, in order: their numbers within the utterance, and their pages."""
-
-    blocks: list[int]
-    pages: list[int]
-
-
-@dataclass(eq=False)
-class _Stream:
-    """One utterance."""
-
-    voice: Voice
-    prompt: SharedPrompt[_Prompt]
-    content: _Prompt
-    contexts: torch.Tensor
-    next_frame: int
-    first_block: int  # of `pages`
-    pages: list[int] = field(default_factory=list)  # of finished blocks after the prompt's
-    reserve: list[int] = field(default_factory=list)  # pages that are taken already, for the blocks to come
-    tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
-    recomputing: int | None = None  # handle in the recompute engine, once it had to
-    busy: bool = False
-    closed: bool = False
-
-
-class TorchFlowEngine:
-    """Incremental flow on a CPU or a CUDA device.
-
-    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
-    its pages back and goes on by recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed
-    number of pages, all taken when it opens.
+class TorchChunkSolver:
+    """Runs chunks one by one.
 
     Args:
-        flow: on the device that is to be used.
-        noise: of the flow.
         solver: of the flow's estimator.
-        cache_bytes: size of the page pool.
-        storage: type of cached keys and values.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
-        longest_hop: tokens of the longest hop that streams will take.
-        tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
+        store: memory of all pages.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        noise: FlowNoise,
-        solver: EulerSolver,
-        *,
-        cache_bytes: int,
-        storage: Storage = "float32",
-        left_blocks: int = -1,
-        longest_hop: int = 100,
-        tail: Literal["streaming", "full"] = "streaming",
-    ) -> None:
-        self._flow = flow
-        self._noise = noise
+    def __init__(self, solver: EulerSolver, store: KeyValueStore, left_blocks: int) -> None:
         self._solver = solver
+        self._store = store
         self._left_blocks = left_blocks
-        self._longest_hop = longest_hop
-        self._tail = tail
-        self._keeps_tokens = left_blocks < 0 or tail == "full"
-        self._device = flow.spk_embed_affine_layer.weight.device
-        self._layout = CacheLayout.of(flow.config, storage)
-        self.pool = PagePool(cache_bytes // self._layout.page_bytes)
-        self._store = KeyValueStore(self._layout, self.pool.capacity, self._device)
-        self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
-        self._streams: HandleTable[_Stream] = HandleTable()
-        self._recompute = RecomputeFlowEngine(flow, noise, solver, tail=tail, left_blocks=left_blocks)
-        self._lock = threading.Lock()  # eviction and taking pages are one step
 
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
+    def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
+        """See `ChunkSolver`."""
+        return [self._solve_one(work) for work in works]
 
-    @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
-        prompt = self.prompts.acquire(voice)
-        try:
-            reserve = self._acquire(self._reserved_blocks())
-        except BaseException:
-            self.prompts.release(prompt)
-            raise
-        content = prompt.content
-        assert content is not None
-        prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens))
-        return self._streams.add(
-            _Stream(
-                voice=voice,
-                prompt=prompt,
-                content=content,
-                contexts=content.contexts.clone(),
-                next_frame=prefix * self._flow.config.token_mel_ratio,
-                first_block=len(content.pages),
-                reserve=reserve,
-            )
-        )
-
-    @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        mels = []
-        for handle, chunk in batch:
-            stream = self._streams[handle]
-            with self._lock:
-                if stream.closed:
-                    raise StreamClosedError("stream: it was cancelled")
-                stream.busy = True
-            try:
-                mels.append(self._advance_one(stream, chunk))
-            finally:
-                with self._lock:
-                    stream.busy = False
-                    closed = stream.closed
-                if closed:
-                    self._release(stream)
-        return mels
-
-    def close(self, handle: int) -> None:
-        stream = self._streams.remove(handle)
-        if stream is None:
-            return
-        with self._lock:
-            stream.closed = True
-            busy = stream.busy
-        if not busy:  # else another thread still writes to its pages, and releases them when it is done
-            self._release(stream)
-
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
-        """See `RecomputeFlowEngine.whole`."""
-        return self._recompute.whole(tokens, voice, streaming=streaming)
-
-    def _reserved_blocks(self) -> int:
-        """Pages to take for a stream before it starts: for its first chunk, or all it will ever need."""
-        if self._left_blocks < 0:
-            return 3
-        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the look-ahead tokens.
-        return max(1, self._left_blocks) + self._longest_hop // self._flow.config.block_tokens + 2
-
-    def _advance_one(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
-        first_frame = self._flow.config.token_mel_ratio * chunk.start
-        if stream.next_frame != first_frame:
-            raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
-        mel = self._from_cache(stream, chunk)
-        if mel is None:
-            if stream.recomputing is None:
-                stream.recomputing = self._start_over(stream, chunk)
-            [mel] = self._recompute.advance([(stream.recomputing, chunk)])
-        stream.next_frame += mel.shape[1]
-        return mel
-
-    def _from_cache(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor | None:
-        """Mel of a chunk, or None if the stream must go on without the cache."""
-        if stream.recomputing is not None or (chunk.last and self._tail == "full"):
-            return None
-        try:
-            new = self._pages_for(stream, chunk)
-        except OutOfPagesError:
-            return None
-        content = stream.content
-        past = _Past(
-            blocks=[*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))],
-            pages=content.pages + stream.pages,
-        )
-        stream.pages += new
-        mel = self._compute(content, len(content.pages), stream.contexts, past, new, chunk)
-        self._forget_unseen(stream, chunk)
-        if self._keeps_tokens:
-            stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
-        return mel
-
-    def _compute(
-        self,
-        prompt: _Prompt,
-        prefix_blocks: int,
-        contexts: torch.Tensor,
-        past: _Past,
-        new: list[int],
-        chunk: FlowChunk,
-    ) -> torch.Tensor:
-        """(bands, frames) of a chunk; its keys and values go into the pages `new`, its contexts into `contexts`."""
-        config = self._flow.config
-        mu = self._flow.condition(torch.tensor(chunk.tokens, device=self._device), left=chunk.left, last=chunk.last)
-        start, frames = config.token_mel_ratio * chunk.start, mu.shape[1]
-        cond = torch.zeros_like(mu)
-        given = prompt.prompt_mel[:, start : start + frames]
-        cond[:, : given.shape[1]] = given
+    def _solve_one(self, work: ChunkWork) -> torch.Tensor:
         return self._solver.solve(
-            self._noise.window(start, start + frames).to(self._device)[None],
-            mu[None],
-            prompt.speaker[None],
-            cond[None],
-            self._mask(start, frames, past.blocks, len(new), prefix_blocks),
-            ChunkMemory(self._store, past.pages, new, contexts),
-            start,
+            work.noise[None],
+            work.mu[None],
+            work.speaker[None],
+            work.cond[None],
+            self._mask(work),
+            ChunkMemory(self._store, work.past.pages, work.new, work.contexts),
+            work.start,
         )[0]
 
-    def _mask(self, start: int, frames: int, past: list[int], new: int, prefix_blocks: int) -> torch.Tensor | None:
+    def _mask(self, work: ChunkWork) -> torch.Tensor | None:
         """(frames, keys) of a chunk over past blocks and its own; None where all is allowed."""
-        size = self._layout.block_frames
-        if new == 1 and frames == size and self._left_blocks < 0:
+        size, device = self._store.layout.block_frames, work.noise.device
+        if len(work.new) == 1 and work.frames == size and self._left_blocks < 0:
             return None
-        blocks = torch.tensor([*past, *range(start // size, start // size + new)], device=self._device)
-        keys = (blocks[:, None] * size + torch.arange(size, device=self._device)).flatten()
-        queries = torch.arange(start, start + frames, device=self._device)
-        allowed = BlockMask(size, self._left_blocks, prefix_blocks).allows(queries, keys)
-        return allowed & (keys < start + frames)  # a last block may be padded
-
-    def _prefill(self, voice: Voice) -> _Prompt:
-        """Computes the blocks that lie wholly in a prompt."""
-        config = self._flow.config
-        estimator = config.estimator
-        prompt = _Prompt(
-            pages=[],
-            contexts=torch.zeros(self._layout.steps, 2, BRANCHES, estimator.dim, CONTEXT_FRAMES, device=self._device),
-            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
-            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
-        )
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        prefix_blocks = prefix // config.block_tokens
-        pages = self._acquire(prefix_blocks)
-        try:
-            for done in range(0, prefix_blocks, _PREFILL_BLOCKS):
-                end = min(prefix_blocks, done + _PREFILL_BLOCKS)
-                start, stop = done * config.block_tokens, end * config.block_tokens
-                left = min(config.lookbehind_len, start)
-                window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
-                past = _Past(list(range(done)), pages[:done])
-                chunk = FlowChunk(window, left, start, stop, last=False)
-                self._compute(prompt, prefix_blocks, prompt.contexts, past, pages[done:end], chunk)
-        except BaseException:
-            self.pool.release(pages)
-            raise
-        prompt.pages = pages
-        return prompt
-
-    def _pages_for(self, stream: _Stream, chunk: FlowChunk) -> list[int]:
-        """Pages for the blocks of a chunk, out of the stream's reserve as far as it goes."""
-        config = self._flow.config
-        blocks = -(-(chunk.stop - chunk.start) // config.block_tokens)
-        if blocks > len(stream.reserve):
-            stream.reserve += self._acquire(blocks - len(stream.reserve))
-            stream.reserve.sort()
-        new = stream.reserve[:blocks]
-        del stream.reserve[:blocks]
-        return new
-
-    def _acquire(self, count: int) -> list[int]:
-        """Takes pages, those of prompts that nobody uses included if that is enough."""
-        with self._lock:
-            idle = sum(len(prompt.pages) for prompt in self.prompts.idle())
-            while self.pool.free < count <= self.pool.free + idle and self.prompts.evict():
-                pass
-            return self.pool.acquire(count)
-
-    def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
-        """Puts pages that no later chunk can see back into the reserve."""
-        block = chunk.stop // self._flow.config.block_tokens
-        mask = BlockMask(self._layout.block_frames, self._left_blocks, len(stream.content.pages))
-        unseen = min(len(stream.pages), mask.first_needed(block) - stream.first_block)
-        if unseen > 0:
-            stream.reserve += stream.pages[:unseen]
-            del stream.pages[:unseen]
-            stream.first_block += unseen
-
-    def _start_over(self, stream: _Stream, chunk: FlowChunk) -> int:
-        """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
-        self._release_pages(stream)
-        prefix = self._flow.config.prefix_tokens(len(stream.voice.prompt_tokens))
-        ahead = chunk.tokens[chunk.left :][: self._flow.config.pre_lookahead_len]
-        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
-        stream.tokens.clear()
-        return self._recompute.resume(stream.voice, tokens if chunk.start else None)
-
-    def _release(self, stream: _Stream) -> None:
-        self._release_pages(stream)
-        self.prompts.release(stream.prompt)
-        if stream.recomputing is not None:
-            self._recompute.close(stream.recomputing)
-
-    def _release_pages(self, stream: _Stream) -> None:
-        self.pool.release(stream.pages)
-        self.pool.release(stream.reserve)
+        first = work.start // size
+        blocks = torch.tensor([*work.past.blocks, *range(first, first + len(work.new))], device=device)
+        keys = (blocks[:, None] * size + torch.arange(size, device=device)).flatten()
+        end = work.start + work.frames
+        queries = torch.arange(work.start, end, device=device)
+        allowed = BlockMask(size, self._left_blocks, work.past.prefix_blocks).allows(queries, keys)
+        return allowed & (keys < end)  # a last block may be padded

@@ -1,4 +1,4 @@
-"""Torch vocoder engine: every chunk costs only itself."""
+"""The incremental vocoder engine: every chunk costs only itself."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import torch
 from token2wav.engines.base import MelChunk
 from token2wav.engines.handles import HandleTable
 from token2wav.vocoder.hift import HiFT
-from token2wav.vocoder.incremental import IncrementalHiFT, VocoderState
+from token2wav.vocoder.incremental import IncrementalHiFT, VocoderNetwork, VocoderState
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.vocoder.source import Phase
 
 
-class TorchVocoderEngine:
+class CachedVocoderEngine:
     """Incremental HiFT. The result is that of `RecomputeVocoderEngine` up to float rounding.
 
     Args:
         hift: on the device that is to be used.
         noise: of the harmonic source.
         phase: rounding of the source's phase, see `StreamConfig`.
+        network: runs `HiFT.network` on another engine than torch.
     """
 
-    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> None:
-        self._hift = IncrementalHiFT(hift, noise, phase)
+    def __init__(
+        self, hift: HiFT, noise: SourceNoise, phase: Phase = "exact", network: VocoderNetwork | None = None
+    ) -> None:
+        self._hift = IncrementalHiFT(hift, noise, phase, network)
         self._device = hift.window.device
         self._streams: HandleTable[VocoderState] = HandleTable()
 

@@ -86,15 +86,25 @@ class KeyValueStore:
         layout: sizes.
         pages: how many.
         device: where.
+
+    Attributes:
+        zeros: number of a page that is never written, to read where there is only padding.
+        waste: number of a page that is never read, to write padding to. One page for both would carry the NaN of a
+            broken stream into others: what is masked is multiplied by 0, which leaves NaN.
     """
 
     def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
+        self.pages = pages
+        self.zeros, self.waste = pages, pages + 1
         # Page after branch: the pages of one stream, read at one step and layer, are one run of memory where the
         # page numbers are. On a CPU, memory that was never written takes no room.
-        shape = (layout.steps, layout.layers, 2, BRANCHES, pages, layout.block_frames, layout.heads)
+        shape = (layout.steps, layout.layers, 2, BRANCHES, pages + 2, layout.block_frames, layout.heads)
         self._data = torch.empty(*shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device)
         self._scale = torch.empty(shape, device=device) if layout.storage == "int8" else None
+        self._data[:, :, :, :, self.zeros] = 0
+        if self._scale is not None:
+            self._scale[:, :, :, :, self.zeros] = 0
 
     def index(self, pages: list[int]) -> PageIndex:
         """Pages in a form to read and write them with, many times."""
@@ -108,7 +118,7 @@ class KeyValueStore:
         for which, value in ((_KEY, k), (_VALUE, v)):
             value = value.unflatten(1, (pages.count, -1)).unflatten(-1, (self.layout.heads, -1))
             if self._scale is not None:
-                scale = value.abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX
+                scale = _scale_of(value)
                 self._scale[step, layer, which][:, pages.where] = scale
                 value = (value / scale[..., None]).round()
             self._data[step, layer, which][:, pages.where] = value.to(self._data.dtype)
@@ -121,11 +131,41 @@ class KeyValueStore:
         k, v = (self._read(step, layer, which, pages) for which in (_KEY, _VALUE))
         return k, v
 
+    def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
+        """Copies pages (n,) of all layers of one step.
+
+        Args:
+            step: ODE step.
+            pages: (n,) their numbers, on the device.
+            out: (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point type.
+        """
+        if out.dtype == self._data.dtype:
+            torch.index_select(self._data[step], 3, pages, out=out)
+            return
+        values = self._data[step].index_select(3, pages)
+        if self._scale is None:
+            out.copy_(values)
+        else:
+            torch.mul(values, self._scale[step].index_select(3, pages)[..., None], out=out)
+
+    def scatter(self, step: int, pages: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores what `gather` would give; of pages that are named twice it is not said which value stays."""
+        if self._scale is not None:
+            scale = _scale_of(values)
+            self._scale[step].index_copy_(3, pages, scale)
+            values = (values / scale[..., None]).round()
+        self._data[step].index_copy_(3, pages, values.to(self._data.dtype))
+
     def _read(self, step: int, layer: int, which: int, pages: PageIndex) -> torch.Tensor:
         value = self._data[step, layer, which][:, pages.where].float()
         if self._scale is not None:
             value = value * self._scale[step, layer, which][:, pages.where, :, :, None]
         return value.flatten(3).flatten(1, 2)
+
+
+def _scale_of(values: torch.Tensor) -> torch.Tensor:
+    """Width of an int8 step for every vector (..., dim_head)."""
+    return values.float().abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX
 
 
 class ChunkMemory:

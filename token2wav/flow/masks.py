@@ -9,6 +9,16 @@ import torch
 _NEVER = -30000.0
 
 
+def allowed_blocks(
+    query: torch.Tensor, key: torch.Tensor, left_blocks: int, prefix_blocks: int | torch.Tensor
+) -> torch.Tensor:
+    """Whether frames of block `query` may look at block `key`; arguments as in `BlockMask`, shapes broadcast."""
+    allowed = key <= query
+    if left_blocks >= 0:
+        allowed &= (key >= query - left_blocks) | (key < prefix_blocks)
+    return allowed
+
+
 @dataclass(frozen=True)
 class BlockMask:
     """Who may look at whom while streaming.
@@ -29,10 +39,7 @@ class BlockMask:
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""
         query, key = (queries // self.block_frames)[:, None], (keys // self.block_frames)[None, :]
-        allowed = key <= query
-        if self.left_blocks >= 0:
-            allowed &= (key >= query - self.left_blocks) | (key < self.prefix_blocks)
-        return allowed
+        return allowed_blocks(query, key, self.left_blocks, self.prefix_blocks)
 
     def whole(self, frames: int, device: torch.device | None = None) -> torch.Tensor:
         """(frames, frames) mask of a sequence computed at once."""

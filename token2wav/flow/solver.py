@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from token2wav.flow.cache import ChunkMemory
-from token2wav.flow.dit import DiT
+from token2wav.flow.dit import DiT, Modulation
 from token2wav.flow.masks import attention_bias
 
 
@@ -34,23 +35,54 @@ def solver_times(steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(times), torch.stack(widths)
 
 
+@dataclass(frozen=True)
+class OdeTables:
+    """All that depends on the schedule alone.
+
+    Attributes:
+        widths: of every step.
+        modulation: of the estimator at every step, for one row.
+        guidance: classifier-free guidance rate.
+    """
+
+    widths: list[float]
+    modulation: list[Modulation]
+    guidance: float
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, estimator: DiT, steps: int, guidance: float) -> OdeTables:
+        times, widths = solver_times(steps)
+        device = estimator.proj_out.weight.device
+        return cls(widths.tolist(), [estimator.modulation(t[None].to(device)) for t in times], guidance)
+
+    def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
+        """The state (B, ...) after a step, given the velocity (2B, ...) of its conditional and unconditional rows."""
+        conditional, unconditional = velocity.chunk(2)
+        guided = (1 + self.guidance) * conditional - self.guidance * unconditional
+        return x + self.widths[step] * guided
+
+
+def with_unconditional(*conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Conditions (B, ...) of the conditional rows, and after them zeros, the speaker included (Q6): (2B, ...)."""
+    return tuple(torch.cat((value, torch.zeros_like(value))) for value in conditions)
+
+
 class EulerSolver:
-    """Integrates one estimator over a fixed schedule; all that depends on time alone is a table made here.
+    """Integrates one estimator over a fixed schedule.
 
     Args:
         estimator: the DiT.
         steps: ODE steps.
         guidance: classifier-free guidance rate.
+
+    Attributes:
+        tables: made here, once.
     """
 
     def __init__(self, estimator: DiT, steps: int, guidance: float) -> None:
         self._estimator = estimator
-        self._guidance = guidance
-        times, widths = solver_times(steps)
-        self._widths: list[float] = widths.tolist()
-        device = estimator.proj_out.weight.device
-        with torch.inference_mode():
-            self._modulation = [estimator.modulation(t[None].to(device)) for t in times]
+        self.tables = OdeTables.of(estimator, steps, guidance)
 
     @torch.inference_mode()
     def solve(
@@ -74,15 +106,12 @@ class EulerSolver:
         Returns:
             (B, bands, T) mel.
         """
-        rows = noise.shape[0]
-        # The second half of the batch is unconditional: everything but the state is zero, the speaker included (Q6).
-        mu, spk, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, spk, cond))
+        mu, spk, cond = with_unconditional(mu, spk, cond)
         bias = None if mask is None else attention_bias(mask)
         rope = self._estimator.rotary_embed(torch.arange(start, start + noise.shape[2], device=noise.device))
         x = noise
-        for index, (width, modulation) in enumerate(zip(self._widths, self._modulation, strict=True)):
+        for index, modulation in enumerate(self.tables.modulation):
             step = None if memory is None else memory.step(index)
             velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, rope, bias, step)
-            conditional, unconditional = velocity[:rows], velocity[rows:]
-            x = x + width * ((1 + self._guidance) * conditional - self._guidance * unconditional)
+            x = self.tables.advance(index, x, velocity)
         return x

@@ -7,6 +7,7 @@ same samples as the whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,9 @@ class VocoderState:
     speech_offset: int = 0
 
 
+VocoderNetwork = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # as `HiFT.network`
+
+
 class IncrementalHiFT:
     """Vocodes utterances piece by piece. It has no state of its own.
 
@@ -80,10 +84,14 @@ class IncrementalHiFT:
         hift: the vocoder.
         noise: of its source.
         phase: rounding of the source's phase, see `StreamConfig`.
+        network: runs `HiFT.network` on another engine than torch.
     """
 
-    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> None:
+    def __init__(
+        self, hift: HiFT, noise: SourceNoise, phase: Phase = "exact", network: VocoderNetwork | None = None
+    ) -> None:
         self._hift = hift
+        self._network = network or hift.network
         self._noise = noise
         self._phase = phase
         self._reach = left_reach_frames(hift.config)
@@ -111,8 +119,8 @@ class IncrementalHiFT:
             return state.mel.new_empty(0)
         self._extend_source(state, final)
         window = state.source.shape[2] // self._samples
-        audio = self._hift.decode(state.mel[None, :, :window], state.source, final=final)[0]
-        audio = audio[(sent - state.mel_start) * self._samples :]
+        audio = self._network(*self._hift.network_inputs(state.mel[None, :, :window], state.source, final=final))[0]
+        audio = audio[(sent - state.mel_start) * self._samples : (ready - state.mel_start) * self._samples]
         state.speech_offset += len(audio)
         self._forget(state, ready)
         return audio

@@ -1,0 +1,104 @@
+"""From a model folder and a configuration to the two engines that serve it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.config import StreamConfig
+from token2wav.engines.base import FlowEngine, VocoderEngine
+from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.choice import Graphs, Host, choose, chunk_solver
+from token2wav.engines.memory import cache_bytes
+from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
+from token2wav.engines.vocoder_engine import CachedVocoderEngine
+from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
+from token2wav.flow.flow import Flow
+from token2wav.flow.noise import FlowNoise
+from token2wav.flow.solver import EulerSolver
+from token2wav.model_config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+
+def build_engines(host: Host, config: ModelConfig, stream: StreamConfig) -> tuple[FlowEngine, VocoderEngine]:
+    """Loads weights and graphs.
+
+    Args:
+        host: model folder, runtime configuration and device.
+        config: of the model.
+        stream: how streams are cut into chunks.
+
+    Raises:
+        ConfigError: the engine that the configuration names cannot run here.
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    graphs = choose(host, config.hift.hop_len)  # before weights load: it may refuse
+    device, runtime = host.device, host.runtime
+    flow, hift = load_flow(host.folder, config).to(device), load_hift(host.folder, config).to(device)
+    flow_noise, source_noise = load_noise(host.folder, config)
+    solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
+    flow.estimator.drop_time_weights()
+    if host.precision == "float16":
+        flow.estimator.halve()
+    log.info("engine %s, %s, on %s", graphs.engine, host.precision, device)
+    if not runtime.incremental:
+        return (
+            RecomputeFlowEngine(flow, flow_noise, solver, tail=stream.tail, left_blocks=stream.left_blocks),
+            RecomputeVocoderEngine(hift, source_noise, stream.phase),
+        )
+    flow_engine = cached_flow_engine(
+        flow,
+        flow_noise,
+        solver,
+        graphs,
+        cache_bytes=cache_bytes(runtime.cache_mib, device),
+        storage=host.precision if runtime.cache_storage == "auto" else runtime.cache_storage,
+        left_blocks=stream.left_blocks,
+        longest_hop=stream.max_hop_tokens,
+        tail=stream.tail,
+    )
+    return flow_engine, CachedVocoderEngine(hift, source_noise, stream.phase, graphs.vocoder)
+
+
+def cached_flow_engine(
+    flow: Flow,
+    noise: FlowNoise,
+    solver: EulerSolver,
+    graphs: Graphs = Graphs("torch"),  # noqa: B008 (it is frozen)
+    *,
+    cache_bytes: int,
+    storage: Storage = "float32",
+    left_blocks: int = -1,
+    longest_hop: int = 100,
+    tail: Literal["streaming", "full"] = "streaming",
+) -> CachedFlowEngine:
+    """The incremental engine, on torch or on an exported graph.
+
+    Args:
+        flow: on the device that is to be used.
+        noise: of the flow.
+        solver: of the flow's estimator.
+        graphs: what executes the estimator.
+        cache_bytes: size of the page pool.
+        storage: type of cached keys and values.
+        left_blocks, longest_hop, tail: see `CachedFlowEngine`.
+    """
+    layout = CacheLayout.of(flow.config, storage)
+    device = flow.spk_embed_affine_layer.weight.device
+    store = KeyValueStore(layout, cache_bytes // layout.page_bytes, device)
+    with torch.inference_mode():
+        chunks = chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop)
+    return CachedFlowEngine(
+        flow,
+        noise,
+        chunks,
+        store,
+        RecomputeFlowEngine(flow, noise, solver, tail=tail, left_blocks=left_blocks),
+        left_blocks=left_blocks,
+        longest_hop=longest_hop,
+        tail=tail,
+    )

@@ -1,0 +1,181 @@
+"""Which engine runs a model on this host: what the configuration names, or the fastest for which all is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from token2wav.artifacts import EngineFolder, Precision
+from token2wav.config import RuntimeConfig
+from token2wav.engines.cuda_graphs import graphs_enabled
+from token2wav.engines.exported_steps import ExportedSteps, StepRunner
+from token2wav.engines.packed import PackedBatch, likely_shapes
+from token2wav.engines.packed_solver import PackedChunkSolver, Steps
+from token2wav.engines.tensorrt_engine import PACKAGES, TensorRTGraph, package, target_of
+from token2wav.engines.torch_engine import TorchChunkSolver
+from token2wav.engines.torch_steps import TorchSteps
+from token2wav.engines.work import ChunkSolver
+from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.flow.cache import KeyValueStore
+from token2wav.flow.flow import Flow
+from token2wav.flow.solver import EulerSolver
+from token2wav.vocoder.incremental import VocoderNetwork
+
+log = logging.getLogger(__name__)
+
+EngineName = Literal["torch", "onnx", "tensorrt"]
+# Fastest first. On a CPU measured (benchmarks/results/engines.json), on a GPU assumed until `make gpu-check` has run.
+_ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("onnx", "torch"), "cuda": ("tensorrt", "torch", "onnx")}
+
+
+_CAPTURED_PAST = 64  # blocks: a minute with the prompt; longer histories run without a graph
+_CAPTURED_STREAMS = 4
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an engine is chosen for.
+
+    Attributes:
+        folder: of the model.
+        runtime: its configuration.
+        device: that was chosen.
+    """
+
+    folder: Path
+    runtime: RuntimeConfig
+    device: torch.device
+
+    @property
+    def precision(self) -> Precision:
+        if self.runtime.precision == "auto":
+            return "float16" if self.device.type == "cuda" else "float32"
+        return self.runtime.precision
+
+    @property
+    def engines(self) -> EngineFolder:
+        return EngineFolder(Path(self.runtime.engines)) if self.runtime.engines else EngineFolder.of(self.folder)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs that were found for an engine.
+
+    Attributes:
+        engine: that runs them.
+        step: of the estimator; None for torch.
+        vocoder: of the vocoder; None where torch runs it.
+    """
+
+    engine: EngineName
+    step: StepRunner | None = None
+    vocoder: VocoderNetwork | None = None
+
+
+def choose(host: Host, hop: int) -> Graphs:
+    """The engine of a host, with its graphs loaded.
+
+    Args:
+        host: model, configuration and device.
+        hop: of the vocoder's spectrum, in samples.
+
+    Raises:
+        ConfigError: the engine that the configuration names cannot run here.
+    """
+    loaders: dict[EngineName, Callable[[], Graphs]] = {
+        "torch": lambda: Graphs("torch"),
+        "onnx": lambda: _onnx(host, hop),
+        "tensorrt": lambda: _tensorrt(host),
+    }
+    if not host.runtime.incremental:
+        return Graphs("torch")
+    if host.runtime.engine != "auto":
+        return loaders[host.runtime.engine]()
+    for name in _ORDER[host.device.type]:
+        try:
+            return loaders[name]()
+        except ConfigError as error:
+            log.info("engine %s would come before others but cannot be used: %s", name, error)
+    raise AssertionError("torch can always be used")
+
+
+def chunk_solver(
+    graphs: Graphs,
+    flow: Flow,
+    solver: EulerSolver,
+    store: KeyValueStore,
+    left_blocks: int,
+    longest_hop: int,
+) -> ChunkSolver:
+    """What integrates chunks on the engine that was chosen.
+
+    Args:
+        graphs: from `choose`.
+        flow: on the device.
+        solver: of its estimator.
+        store: memory of all pages.
+        left_blocks, longest_hop: see `CachedFlowEngine`.
+    """
+    device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
+    capture = graphs_enabled(device) and graphs.engine != "onnx"
+    if graphs.engine == "torch" and not capture:
+        return TorchChunkSolver(solver, store, left_blocks)
+
+    def steps(batch: PackedBatch) -> Steps:
+        if graphs.step is None or not graphs.step.takes(ExportedSteps.shapes(batch, store)):
+            return TorchSteps(batch, flow.estimator, solver.tables, store)
+        return ExportedSteps(batch, graphs.step, solver.tables, store)
+
+    block = flow.config.block_tokens
+    hops = [1, 2, *range(4, longest_hop // block + 1, 4), longest_hop // block]
+    shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if capture else []
+    return PackedChunkSolver(
+        steps,
+        solver.tables,
+        store,
+        config,
+        left_blocks,
+        device,
+        shapes=shapes,
+        capture=capture,
+    )
+
+
+def _onnx(host: Host, hop: int) -> Graphs:
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise EngineUnavailableError("onnxruntime is not installed; run: pip install 'token2wav[onnx]'")
+    from token2wav.engines.onnx_engine import OnnxGraph, OnnxVocoder, check_provider  # an optional dependency
+
+    check_provider(host.device)
+    step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
+    vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
+    threads = host.runtime.threads
+    network = OnnxVocoder(OnnxGraph(vocoder, host.device, threads), hop)
+    return Graphs("onnx", OnnxGraph(step, host.device, threads), network)
+
+
+def _tensorrt(host: Host) -> Graphs:
+    if host.device.type != "cuda":
+        raise EngineUnavailableError(f"tensorrt runs on NVIDIA GPUs, and the device is {host.device}")
+    problems = []
+    for name in PACKAGES:
+        try:
+            versions: dict[str, str] = {name: package(name).__version__}
+            step = host.engines.find(
+                "step",
+                host.precision,
+                name,
+                model_folder=host.folder,
+                versions=versions,
+                target=target_of(host.device),
+            )
+            return Graphs("tensorrt", TensorRTGraph(step, name))
+        except ConfigError as error:
+            problems.append(str(error))
+    raise EngineUnavailableError("; ".join(problems))

@@ -1,0 +1,68 @@
+"""Packed batches on torch: keys and values are read from their pages, layer by layer, through tables on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from token2wav.engines.packed import PackedBatch
+from token2wav.flow.cache import BRANCHES, KeyValueStore, PageIndex
+from token2wav.flow.dit import CONTEXT_FRAMES, DiT
+from token2wav.flow.solver import OdeTables
+
+
+class TorchSteps:
+    """See `Steps`. Nothing here waits for the device or depends on what is in the tensors.
+
+    Args:
+        batch: whose tensors are used.
+        estimator: the DiT.
+        tables: of the schedule.
+        store: memory of all pages.
+    """
+
+    def __init__(self, batch: PackedBatch, estimator: DiT, tables: OdeTables, store: KeyValueStore) -> None:
+        self._batch = batch
+        self._estimator = estimator
+        self._tables = tables
+        self._store = store
+
+    def __call__(self, step: int) -> torch.Tensor:
+        batch = self._batch
+        return self._estimator.velocity(
+            batch.x,
+            batch.mu,
+            batch.spks,
+            batch.cond,
+            self._tables.modulation[step],
+            (batch.cos, batch.sin),
+            batch.bias,
+            _PackedMemory(batch, self._store, step),
+        )
+
+
+class _PackedMemory:
+    """The estimator's `Memory` of a packed batch at one ODE step."""
+
+    def __init__(self, batch: PackedBatch, store: KeyValueStore, step: int) -> None:
+        self._batch = batch
+        self._store = store
+        self._step = step
+
+    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+        """See `Memory`."""
+        context = self._batch.contexts[self._step, conv]
+        x = torch.cat((context, x), dim=2)
+        # There are CONTEXT_FRAMES inputs in front, so the last ones of n valid frames start at n.
+        last = self._batch.frames[:, None, None] + torch.arange(CONTEXT_FRAMES, device=x.device)
+        context.copy_(x.gather(2, last.expand(-1, x.shape[1], -1)))
+        return x
+
+    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Memory`. The chunk's own are read back from the store, as in `StepMemory`."""
+        batch, rows = self._batch, k.shape[0]
+        new, visible = batch.new_pages.flatten(), batch.visible_pages.flatten()
+        own_k, own_v = (value.reshape(BRANCHES, -1, value.shape[-1]) for value in (k, v))
+        self._store.write(self._step, layer, PageIndex(len(new), new), own_k, own_v)
+        seen = self._store.read(self._step, layer, PageIndex(len(visible), visible))
+        seen_k, seen_v = (value.reshape(rows, -1, value.shape[-1]).to(k.dtype) for value in seen)
+        return seen_k, seen_v

@@ -1,0 +1,24 @@
+"""Which file of a model folder holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from token2wav.errors import CheckpointError
+
+Stem = Literal["flow", "hift"]
+
+_SUFFIXES = (".safetensors", ".pt")  # in order of preference
+
+
+def weights_file(folder: Path, stem: Stem) -> Path:
+    """The weights of one stage.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    for suffix in _SUFFIXES:
+        if (path := folder / (stem + suffix)).is_file():
+            return path
+    raise CheckpointError(f"{folder}: neither {stem}.safetensors nor {stem}.pt is there")
