@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,18 +63,21 @@ class Parts:
         left_blocks: int = -1,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
-        solver: EulerSolver | None = None,
+        solver: CountingSolver | CheapSolver | None = None,
     ) -> CachedFlowEngine:
-        return cached_flow_engine(
+        engine = cached_flow_engine(
             self.flow,
             self.flow_noise,
-            solver or self.solver,
+            self.solver,
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
             longest_hop=longest_hop,
             tail=tail,
         )
+        if solver is not None:
+            solver.watch(engine)
+        return engine
 
     def recompute(
         self, *, left_blocks: int = -1, tail: Literal["streaming", "full"] = "streaming"
@@ -95,29 +98,44 @@ class Parts:
         return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
 
 
-class CountingSolver(EulerSolver):
-    """Counts its calls, and does something else before each."""
+class CountingSolver:
+    """Stands before the solvers of an engine, counts their calls, and does something else before each."""
 
-    def __init__(self, parts: Parts, before: Callable[[int], None] = lambda call: None) -> None:
-        config = parts.config.flow
-        super().__init__(parts.flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+    def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.calls = 0
         self._before = before
 
-    def solve(self, *args: object, **kwargs: object) -> torch.Tensor:
+    def watch(self, engine: CachedFlowEngine) -> None:
+        for owner in (engine, engine._recompute):
+            owner._solver = _Watched(owner._solver, self._called)
+
+    def _called(self) -> None:
         self.calls += 1
         self._before(self.calls)
-        return super().solve(*args, **kwargs)  # type: ignore[arg-type]
 
 
-class CheapSolver(EulerSolver):
+class _Watched:
+    def __init__(self, solver: Any, called: Callable[[], None]) -> None:
+        self._solver = solver
+        self._called = called
+
+    def solve(self, works: Any, *args: Any) -> Any:
+        if len(works):
+            self._called()
+        return self._solver.solve(works, *args)
+
+
+class CheapSolver:
     """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
 
-    def __init__(self) -> None:
-        pass
+    def watch(self, engine: CachedFlowEngine) -> None:
+        for owner in (engine, engine._recompute):
+            owner._solver = self
 
-    def solve(self, noise: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        return torch.zeros_like(noise)
+    def solve(self, works: Any, *_: object) -> Any:
+        if isinstance(works, torch.Tensor):
+            return torch.zeros_like(works)
+        return [torch.zeros_like(work.noise) for work in works]
 
 
 class MelRecorder:

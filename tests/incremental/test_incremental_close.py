@@ -18,7 +18,7 @@ class Held:
 
     def __init__(self, parts: Parts) -> None:
         self.computing, self.go_on = threading.Event(), threading.Event()
-        self.engine = parts.incremental(pages=12, solver=CountingSolver(parts, self._before))
+        self.engine = parts.incremental(pages=12, solver=CountingSolver(self._before))
         self.released: list[int] = []
         release = self.engine.pool.release
 

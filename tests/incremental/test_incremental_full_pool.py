@@ -106,7 +106,7 @@ def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
 
 
 def test_idle_voices_make_room(parts: Parts) -> None:
-    solver = CountingSolver(parts)
+    solver = CountingSolver()
     engine = parts.incremental(pages=7, solver=solver)
     for prompt in (53, 54):  # 2 pages each
         engine.close(engine.open(a_voice(prompt)))

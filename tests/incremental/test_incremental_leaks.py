@@ -93,7 +93,7 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
         if call == fails_at:
             raise RuntimeError("it broke")
 
-    engine = parts.incremental(pages=4, solver=CountingSolver(parts, fail))
+    engine = parts.incremental(pages=4, solver=CountingSolver(fail))
     model = parts.model(engine, FIXED).model
     kept: list[Stream] = []  # streams that failed are not dropped, so only their failure can free what they held
 

@@ -15,7 +15,7 @@ PREFILLED = 128  # tokens: 5 blocks and their look-ahead; more than are computed
 
 
 def test_second_stream_of_a_voice_computes_nothing_of_it(parts: Parts) -> None:
-    solver = CountingSolver(parts)
+    solver = CountingSolver()
     engine = parts.incremental(solver=solver)
     first = engine.open(a_voice(PREFILLED))
     assert (engine.prompts.computed, solver.calls) == (1, 2)
@@ -68,7 +68,7 @@ def test_voices_that_differ_anywhere_are_not_shared(parts: Parts, changed: str) 
 
 
 def test_voice_opened_by_20_threads_is_computed_once(parts: Parts) -> None:
-    solver = CountingSolver(parts)
+    solver = CountingSolver()
     engine = parts.incremental(solver=solver)
     start = threading.Barrier(20)
 
@@ -89,7 +89,7 @@ def test_voice_that_failed_can_be_tried_again(parts: Parts) -> None:
         if call == 2:  # the second part of the prompt
             raise RuntimeError("it broke")
 
-    engine = parts.incremental(solver=CountingSolver(parts, fail))
+    engine = parts.incremental(solver=CountingSolver(fail))
     with pytest.raises(RuntimeError, match="it broke"):
         engine.open(a_voice(PREFILLED))
     assert (engine.pool.used, len(engine.prompts), engine.open_streams) == (0, 0, 0)

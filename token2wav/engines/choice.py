@@ -125,7 +125,7 @@ def chunk_solver(
     device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
     capture = graphs_enabled(device) and graphs.engine != "onnx"
     if graphs.engine == "torch" and not capture:
-        return TorchChunkSolver(solver, store, left_blocks)
+        return TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
 
     def steps(batch: PackedBatch) -> Steps:
         if graphs.step is None or not graphs.step.takes(ExportedSteps.shapes(batch, store)):

@@ -6,7 +6,7 @@ import torch
 
 from token2wav.engines.packed import PackedBatch
 from token2wav.flow.cache import BRANCHES, KeyValueStore, PageIndex
-from token2wav.flow.dit import CONTEXT_FRAMES, DiT
+from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT
 from token2wav.flow.solver import OdeTables
 
 
@@ -48,21 +48,29 @@ class _PackedMemory:
         self._store = store
         self._step = step
 
-    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
-        context = self._batch.contexts[self._step, conv]
+        context = self._batch.contexts[self._step, index]
         x = torch.cat((context, x), dim=2)
         # There are CONTEXT_FRAMES inputs in front, so the last ones of n valid frames start at n.
         last = self._batch.frames[:, None, None] + torch.arange(CONTEXT_FRAMES, device=x.device)
         context.copy_(x.gather(2, last.expand(-1, x.shape[1], -1)))
-        return x
+        return conv(x)
 
-    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Memory`. The chunk's own are read back from the store, as in `StepMemory`."""
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Memory`. The chunk's own keys and values are read back from the store, as in `StepMemory`."""
         batch, rows = self._batch, k.shape[0]
         new, visible = batch.new_pages.flatten(), batch.visible_pages.flatten()
         own_k, own_v = (value.reshape(BRANCHES, -1, value.shape[-1]) for value in (k, v))
         self._store.write(self._step, layer, PageIndex(len(new), new), own_k, own_v)
         seen = self._store.read(self._step, layer, PageIndex(len(visible), visible))
         seen_k, seen_v = (value.reshape(rows, -1, value.shape[-1]).to(k.dtype) for value in seen)
-        return seen_k, seen_v
+        return attend(q, seen_k, seen_v, bias)

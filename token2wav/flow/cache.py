@@ -7,6 +7,7 @@ inputs of the two position convolutions. So they are computed once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -201,10 +202,26 @@ class StepMemory:
         self._visible = visible
         self._contexts = contexts
 
-    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+    def convolve(self, index: int, conv: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
-        x = torch.cat((self._contexts[conv], x), dim=2)
-        self._contexts[conv] = x[:, :, -self._contexts.shape[-1] :]
+        return conv(self.extend_conv(index, x))
+
+    def attend(
+        self,
+        layer: int,
+        attend: Callable[..., torch.Tensor],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Memory`."""
+        return attend(q, *self.extend_attention(layer, k, v), bias)
+
+    def extend_conv(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """Puts the last inputs of a position convolution before x (branches, dim, frames), and notes those of x."""
+        x = torch.cat((self._contexts[index], x), dim=2)
+        self._contexts[index] = x[:, :, -self._contexts.shape[-1] :]
         return x
 
     def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

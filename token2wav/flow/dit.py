@@ -9,6 +9,7 @@ Remarks with a number (Q8 ...) are quirks of the public code that checkpoints re
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,14 +44,26 @@ class Modulation:
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary angles, (T, dim_head) or (B, T, dim_head)
 
 
+Convolution = Callable[[torch.Tensor], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
 class Memory(Protocol):
     """What the estimator remembers of the frames before those it is given (`flow/cache.py`)."""
 
-    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
-        """Puts the `CONTEXT_FRAMES` inputs (B, dim, ...) of a position convolution before x, and notes its last."""
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""
 
-    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Notes the chunk's keys and values (B, T, inner); returns all that it can see (B, keys, inner)."""
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
 
 
 class TimeEmbedding(nn.Module):
@@ -62,10 +75,15 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: torch.Tensor) -> torch.Tensor:
         """(B,) times in [0, 1] to (B, dim)."""
-        half = _TIME_DIM // 2
-        exponent = torch.arange(half, device=t.device).float() * -(math.log(10000.0) / (half - 1))
-        angle = _TIME_SCALE * t[:, None] * exponent.exp()[None]
+        angle = _TIME_SCALE * t[:, None] * self.frequencies(t.device)[None]
         return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
+
+    @staticmethod
+    def frequencies(device: torch.device) -> torch.Tensor:
+        """Of the sinusoids, (128,)."""
+        half = _TIME_DIM // 2
+        exponent = torch.arange(half, device=device).float() * -(math.log(10000.0) / (half - 1))
+        return exponent.exp()
 
 
 class ConvPositionEmbedding(nn.Module):
@@ -80,7 +98,7 @@ class ConvPositionEmbedding(nn.Module):
         """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x."""
         h = x.transpose(1, 2)
         for index, conv in enumerate((self.conv1, self.conv2)):
-            h = conv(F.pad(h, (CONTEXT_FRAMES, 0)) if memory is None else memory.extend_conv(index, h))
+            h = conv(F.pad(h, (CONTEXT_FRAMES, 0))) if memory is None else memory.convolve(index, conv, h)
         return h.transpose(1, 2)
 
 
@@ -100,8 +118,9 @@ class InputEmbedding(nn.Module):
         spks: torch.Tensor,
         memory: Memory | None = None,
     ) -> torch.Tensor:
-        """x, cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
-        spks = spks[:, None].expand(-1, x.shape[1], -1)
+        """x, cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
+        if spks.dim() == 2:
+            spks = spks[:, None].expand(-1, x.shape[1], -1)
         h = self.proj(torch.cat((x, cond, mu, spks), dim=-1))  # Q7: this order
         return self.conv_pos_embed(h, memory) + h
 
@@ -156,12 +175,15 @@ class Attention(nn.Module):
         q = rotate_first_head(self.to_q(x), *rope)
         k = rotate_first_head(self.to_k(x), *rope)
         v = self.to_v(x)
-        if memory is not None:
-            k, v = memory.extend_attention(self.layer, k, v)
+        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.layer, self._attend, q, k, v, bias)
+        return self.to_out[0](h)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         bias = None if bias is None else bias.to(q.dtype)
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
-        return self.to_out[0](h.transpose(1, 2).flatten(-2))
+        return h.transpose(1, 2).flatten(-2)
 
 
 class FeedForward(nn.Module):
@@ -252,7 +274,8 @@ class DiT(nn.Module):
         """One evaluation.
 
         Args:
-            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; spks: (B, bands) speaker.
+            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions.
+            spks: (B, bands) speaker of every row, or (B, T, bands) of every frame.
             modulation: of the time of each row (or of one row for all).
             rope: of the positions of x, counted from the start of the prompt.
             bias: added to attention scores, broadcastable to (B, heads, T, keys); None for full attention.

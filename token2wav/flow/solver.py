@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from token2wav.flow.cache import ChunkMemory
 from token2wav.flow.dit import DiT, Modulation
 from token2wav.flow.masks import attention_bias
 
@@ -92,26 +91,21 @@ class EulerSolver:
         spk: torch.Tensor,
         cond: torch.Tensor,
         mask: torch.Tensor | None,
-        memory: ChunkMemory | None = None,
-        start: int = 0,
     ) -> torch.Tensor:
-        """Noise to mel.
+        """Noise to mel, for whole sequences that start with their prompt.
 
         Args:
             noise, mu, cond: (B, bands, T); spk: (B, bands).
-            mask: (T, keys) attention mask, True where allowed; None for full attention.
-            memory: of the frames before these, B = 1; None for whole sequences that start with their prompt.
-            start: position of the first frame, counted from the start of the prompt.
+            mask: (T, T) attention mask, True where allowed; None for full attention.
 
         Returns:
             (B, bands, T) mel.
         """
         mu, spk, cond = with_unconditional(mu, spk, cond)
         bias = None if mask is None else attention_bias(mask)
-        rope = self._estimator.rotary_embed(torch.arange(start, start + noise.shape[2], device=noise.device))
+        rope = self._estimator.rotary_embed(torch.arange(noise.shape[2], device=noise.device))
         x = noise
         for index, modulation in enumerate(self.tables.modulation):
-            step = None if memory is None else memory.step(index)
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, rope, bias, step)
+            velocity = self._estimator.velocity(torch.cat((x, x)), mu, spk, cond, modulation, rope, bias)
             x = self.tables.advance(index, x, velocity)
         return x

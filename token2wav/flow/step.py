@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from token2wav.flow.dit import CONTEXT_FRAMES, DiT, Modulation
+from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT, Modulation
 
 
 class DenseMemory:
@@ -37,16 +37,25 @@ class DenseMemory:
     def contexts(self) -> torch.Tensor:
         return torch.stack(self._after)
 
-    def extend_conv(self, conv: int, x: torch.Tensor) -> torch.Tensor:
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
-        x = torch.cat((self._before[conv], x), dim=2)
+        x = torch.cat((self._before[index], x), dim=2)
         self._after.append(x.gather(2, self._last[:, None].expand(-1, x.shape[1], -1)))
-        return x
+        return conv(x)
 
-    def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
         """See `Memory`."""
         self.new += [k, v]
-        return torch.cat((self._past[2 * layer], k), dim=1), torch.cat((self._past[2 * layer + 1], v), dim=1)
+        past_k, past_v = self._past[2 * layer], self._past[2 * layer + 1]
+        return attend(q, torch.cat((past_k, k), dim=1), torch.cat((past_v, v), dim=1), bias)
 
 
 class CachedStep(nn.Module):

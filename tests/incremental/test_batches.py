@@ -1,0 +1,120 @@
+"""Chunks of many streams in one batch equal the same chunks alone, however they are packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.incremental.rig import Parts, a_voice, flow_mel, off, some_tokens
+from token2wav import StreamConfig
+from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.packed import BatchShape, likely_shapes
+from token2wav.engines.packed_solver import PackedChunkSolver
+from token2wav.engines.torch_steps import TorchSteps
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
+
+BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
+PREPARED = likely_shapes([1, 2, 4], most_past=8, most_streams=4)
+
+Utterance = tuple[int, int]  # prompt tokens, tokens
+UTTERANCES: list[list[Utterance]] = [
+    [(0, 30), (0, 30)],
+    [(0, 200), (25, 40), (41, 7), (75, 130)],
+    [(28, 1), (53, 175), (0, 99), (1, 26), (99, 60)],
+]
+
+
+def packed(parts: Parts, shapes: list[BatchShape], **options: int) -> CachedFlowEngine:
+    """An engine that pads its batches, as those on graphs do, with torch for the arithmetic."""
+    engine = parts.incremental(**options)  # type: ignore[arg-type]
+    store, tables = engine._solver._store, parts.solver.tables  # type: ignore[attr-defined]
+    engine._solver = PackedChunkSolver(
+        lambda batch: TorchSteps(batch, parts.flow.estimator, tables, store),
+        tables,
+        store,
+        parts.config.flow.estimator,
+        options.get("left_blocks", -1),
+        torch.device("cpu"),
+        shapes=shapes,
+    )
+    return engine
+
+
+@pytest.fixture(params=["row", "packed", "prepared"])
+def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
+    if request.param == "row":
+        return parts.incremental()
+    return packed(parts, PREPARED if request.param == "prepared" else [])
+
+
+def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
+    """Mels of utterances whose next chunks always run in one batch."""
+    schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
+    sessions, mels = [], []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        sessions.append(Session(voice, parts.config, schedule, engine.open(voice), 0))
+        sessions[-1].push(some_tokens(length, seed))
+        sessions[-1].end()
+        mels.append([np.empty((80, 0), np.float32)])
+    while running := [i for i, session in enumerate(sessions) if not session.done]:
+        chunks = [sessions[i].next_chunk() for i in running]
+        results = engine.advance([(sessions[i].flow_handle, c) for i, c in zip(running, chunks, strict=True) if c])
+        for i, chunk, mel in zip(running, chunks, results, strict=True):
+            assert chunk is not None
+            mels[i].append(mel.numpy())
+            sessions[i].sent(chunk, np.empty(0, np.float32))
+    for session in sessions:
+        engine.close(session.flow_handle)
+    return [
+        np.concatenate(parts_of, axis=1)[:, -2 * length :]
+        for parts_of, (_, length) in zip(mels, utterances, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("utterances", UTTERANCES)
+def test_a_batch_equals_its_streams_alone(
+    parts: Parts, batching: CachedFlowEngine, utterances: list[Utterance]
+) -> None:
+    together = run_together(parts, batching, utterances)
+    for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
+        alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
+        assert off(mel, alone) <= BATCHED
+
+
+@pytest.mark.parametrize("left_blocks", [0, 1, 3])
+def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_blocks: int) -> None:
+    for engine in (parts.incremental(left_blocks=left_blocks), packed(parts, [], left_blocks=left_blocks)):
+        together = run_together(parts, engine, UTTERANCES[1])
+        for seed, ((prompt, length), mel) in enumerate(zip(UTTERANCES[1], together, strict=True)):
+            assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
+
+
+def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlowEngine) -> None:
+    config, healthy = parts.config, a_voice(28)
+    schedule = HopSchedule.of(StreamConfig(), config.flow)
+    sessions = [Session(healthy, config, schedule, batching.open(healthy), 0) for _ in range(3)]
+    with torch.inference_mode():
+        batching._streams[sessions[1].flow_handle].contexts.fill_(torch.nan)
+    for length, session in zip((60, 140, 60), sessions, strict=True):
+        session.push(some_tokens(length))
+        session.end()
+    for _ in range(2):  # what it left in pages for padding must not reach the second batch
+        chunks = [session.next_chunk() for session in sessions]
+        mels = batching.advance([(s.flow_handle, c) for s, c in zip(sessions, chunks, strict=True) if c])
+        assert [bool(torch.isfinite(mel).all()) for mel in mels] == [True, False, True]
+        for session, chunk in zip(sessions, chunks, strict=True):
+            assert chunk is not None
+            session.sent(chunk, np.empty(0, np.float32))
+    for session in sessions:
+        batching.close(session.flow_handle)
+
+
+def test_a_batch_takes_the_smallest_prepared_shape_that_fits() -> None:
+    assert BatchShape(1, 2, 3).fits(BatchShape(1, 2, 3))
+    assert not BatchShape(1, 2, 4).fits(BatchShape(4, 2, 3))
+    assert likely_shapes([1, 4, 1], 9, 3) == [
+        BatchShape(streams, hop, past) for streams in (1, 2, 4) for hop in (1, 4) for past in (4, 8, 16)
+    ]
