@@ -106,6 +106,10 @@ class LimitConfig:
         idle_seconds: an utterance without a request for so long is dropped.
         voices: registered voices; beyond it the one is forgotten that was used least recently.
         voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
+        batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
+        player_buffer_seconds: audio that a listener's player holds before it starts; deadlines count from there. At
+            25 tokens a second the second chunk comes 160 ms after the first one's audio has ended: what the vocoder
+            holds back.
     """
 
     streams: int = 64
@@ -116,6 +120,8 @@ class LimitConfig:
     idle_seconds: float = 30.0
     voices: int = 256
     voice_mib: int = 256
+    batch_streams: int = 8
+    player_buffer_seconds: float = 0.3
 
     def __post_init__(self) -> None:
         all_positive(self, "limits")

@@ -1,7 +1,7 @@
-"""Many utterances on one pipeline: one thread that decides whose chunk runs next.
+"""Many utterances on one pipeline: one thread that computes, in batches, what `policy.py` says comes first.
 
 Requests of an utterance are consumed in order, each answered as soon as its tokens have been taken and the chunks that
-they made possible have been sent. Utterances that have not been heard yet go first, then whoever waited longest.
+they made possible have been sent.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,57 +19,14 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
+from token2wav.policy import Policy, Ready
 from token2wav.streaming.session import AudioChunk, Session
+from token2wav.utterance import Observer, Reply, Request, Utterance
 from token2wav.voice import Voice, check_vocabulary, token_array
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05  # how soon a vanished client or an idle utterance is noticed while nothing runs
-
-
-class Reply(Protocol):
-    """Where the answers to one request go. Exactly one of `finish` and `fail` is called, once, and last."""
-
-    def send(self, chunk: AudioChunk) -> None:
-        """Delivers one chunk."""
-
-    def finish(self) -> None:
-        """Says that the request is consumed."""
-
-    def fail(self, error: Token2WavError) -> None:
-        """Says that the utterance is lost, and why."""
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for answers any more."""
-
-
-@dataclass(eq=False)
-class _Request:
-    tokens: NDArray[np.int32]
-    end: bool
-    reply: Reply
-    keep_open: bool
-    taken: bool = False
-
-
-@dataclass(eq=False)
-class Utterance:
-    """One utterance in the scheduler. Opaque to callers.
-
-    Attributes:
-        closed: whether it has ended for any reason; no more requests are taken.
-    """
-
-    voice: Voice
-    on_close: Callable[[], None]
-    last_request: float
-    session: Session | None = None
-    requests: deque[_Request] = field(default_factory=deque)
-    kept_open: list[Reply] = field(default_factory=list)
-    tokens: int = 0
-    ended: bool = False
-    closed: bool = False
-    last_turn: int = -1  # -1: not heard yet
+_POLL_SECONDS = 0.05  # how soon a vanished client or an idle utterance is noticed
 
 
 class Scheduler:
@@ -80,7 +35,7 @@ class Scheduler:
     Args:
         model: what to run.
         limits: bounds that are checked before work starts.
-        on_change: called after an utterance was admitted, started or ended, from any thread.
+        observer: told what happens.
         clock: seconds, monotonic.
     """
 
@@ -88,15 +43,17 @@ class Scheduler:
         self,
         model: Token2Wav,
         limits: LimitConfig,
-        on_change: Callable[[], None] = lambda: None,
+        observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._limits = limits
-        self._on_change = on_change
+        self._observer = observer or Observer()
         self._clock = clock
         self._utterances: list[Utterance] = []
-        self._turns = itertools.count()
+        self._numbers = itertools.count(1)
+        self._policy: Policy[Utterance] = Policy(limits.batch_streams)
+        self._looked_for_abandoned = clock()
         self._closing = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="token2wav-scheduler", daemon=True)
@@ -123,10 +80,11 @@ class Scheduler:
                 raise LimitError("server: it is shutting down; try another one")
             if len(self._utterances) >= self._limits.streams:
                 raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
-            utterance = Utterance(voice, on_close, self._clock())
+            now = self._clock()
+            utterance = Utterance(next(self._numbers), voice, on_close, now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
-        self._on_change()
+        self._observer.changed(len(self._utterances))
         return utterance
 
     def prepared(self, voice: Voice) -> Voice:
@@ -166,7 +124,7 @@ class Scheduler:
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
                 self._admit(utterance, array, end)
-                utterance.requests.append(_Request(array, end, reply, keep_open))
+                utterance.requests.append(Request(array, end, reply, keep_open))
                 utterance.last_request = self._clock()
                 self._wake.notify()
         except Token2WavError as error:
@@ -183,10 +141,9 @@ class Scheduler:
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
             replies += [reply for reply in utterance.kept_open if reply not in replies]
-            if utterance.session is not None:
+            if utterance.session is not None and not utterance.running:
                 self._model.pipeline.close(utterance.session)
-        utterance.on_close()
-        self._on_change()
+        self._over(utterance, type(reason).__name__ if reason else "cancelled")
         error = reason or StreamClosedError("stream: it was cancelled")
         for reply in replies:
             _answer(reply, lambda reply: reply.fail(error))
@@ -222,22 +179,22 @@ class Scheduler:
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                utterance = self._next()
-                if utterance is None:
-                    if self._closing and not self._utterances:
-                        return
-                    self._wake.wait(_POLL_SECONDS if self._utterances else None)
             self._drop_abandoned()
-            if utterance is not None and not utterance.closed:
-                self._serve(utterance)
-
-    def _next(self) -> Utterance | None:
-        waiting = [utterance for utterance in self._utterances if utterance.requests]
-        return min(waiting, key=lambda utterance: utterance.last_turn, default=None)
+            self._take_requests()
+            if batch := self._policy.next_batch(self._ready(), self._clock()):
+                self._compute([chunk.owner for chunk in batch])
+                continue
+            with self._wake:
+                if self._closing and not self._utterances:
+                    return
+                if not any(utterance.requests for utterance in self._utterances):
+                    self._wake.wait(_POLL_SECONDS if self._utterances else None)
 
     def _drop_abandoned(self) -> None:
         now = self._clock()
+        if 0 <= now - self._looked_for_abandoned < _POLL_SECONDS:
+            return
+        self._looked_for_abandoned = now
         for utterance in list(self._utterances):
             with self._wake:
                 waiting = [request.reply for request in itertools.islice(utterance.requests, 1)]
@@ -249,50 +206,125 @@ class Scheduler:
                     StreamClosedError(f"stream: no request for {self._limits.idle_seconds:g} s; it was dropped"),
                 )
 
-    def _serve(self, utterance: Utterance) -> None:
-        """One turn: takes the next request if need be, and runs at most one chunk."""
-        try:
-            self._turn(utterance)
-        except Token2WavError as error:
-            self.cancel(utterance, error)
-        except Exception as error:
-            # Whatever it was, it must not take the other utterances with it.
-            log.exception("utterance failed")
-            self.cancel(utterance, EngineError(f"engine: {type(error).__name__}: {error}"))
+    def _take_requests(self) -> None:
+        """Hands tokens to sessions until each has a chunk to run or no more tokens.
 
-    def _turn(self, utterance: Utterance) -> None:
-        pipeline = self._model.pipeline
-        if utterance.session is None:
-            session = pipeline.open(utterance.voice)
+        To open a session may cost as much as a chunk, for a voice that was not heard before. So utterances are opened
+        in the order of their admission, and not before a chunk that has waited longer.
+        """
+        for utterance in list(self._utterances):
+            if not utterance.requests or utterance.ready_since is not None:
+                continue
+            if utterance.session is None and any(chunk.since < utterance.admitted for chunk in self._ready()):
+                continue
+            self._guarded(utterance, self._take)
+
+    def _take(self, utterance: Utterance) -> None:
+        session = utterance.session or self._open_session(utterance)
+        while session is not None:
             with self._wake:
-                utterance.session = session
-                if utterance.closed:  # cancelled meanwhile, when there was nothing to close yet
-                    pipeline.close(session)
+                if utterance.closed or not utterance.requests:
                     return
-            self._on_change()
-        session = utterance.session
+                request = utterance.requests[0]
+            if not request.taken:
+                request.taken = True
+                session.push(request.tokens)
+                if request.end:
+                    session.end()
+                if request.keep_open:
+                    utterance.kept_open.append(request.reply)
+            if session.next_chunk() is not None:
+                utterance.ready_since = self._clock()
+                return
+            self._consumed(utterance, request, last=session.done)
+
+    def _open_session(self, utterance: Utterance) -> Session | None:
+        session = self._model.pipeline.open(utterance.voice)
+        with self._wake:
+            utterance.session = session
+            if utterance.closed:  # cancelled meanwhile, when there was nothing to close yet
+                self._model.pipeline.close(session)
+                return None
+        self._observer.changed(len(self._utterances))
+        return session
+
+    def _ready(self) -> list[Ready[Utterance]]:
+        ready = []
+        for utterance in list(self._utterances):
+            since, session = utterance.ready_since, utterance.session
+            if since is None or session is None or utterance.closed:
+                continue
+            if (chunk := session.next_chunk()) is not None:
+                ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start))
+        return ready
+
+    def _compute(self, utterances: list[Utterance]) -> None:
+        """Runs one chunk of every utterance and sends what comes out."""
+        with self._wake:
+            utterances = [utterance for utterance in utterances if not utterance.closed]
+            for utterance in utterances:
+                utterance.running = True
+        start = self._clock()
+        waited = [start - utterance.ready_since for utterance in utterances if utterance.ready_since is not None]
+        results = self._advance([utterance.session for utterance in utterances if utterance.session is not None])
+        took = self._clock() - start
+        with self._wake:
+            for utterance in utterances:
+                utterance.running = False
+                utterance.ready_since = None
+                utterance.compute_seconds += took
+                if utterance.closed and utterance.session is not None:
+                    self._model.pipeline.close(utterance.session)
+        self._observer.computed(waited, *self._model.pipeline.stage_seconds)
+        for utterance, result in zip(utterances, results, strict=True):
+            if isinstance(result, EngineError):
+                self.cancel(utterance, result)
+            else:
+                self._guarded(utterance, partial(self._send, chunk=result))
+
+    def _advance(self, sessions: list[Session]) -> list[AudioChunk | EngineError]:
+        """What the pipeline says; where it fails as a whole, that for everyone."""
+        try:
+            return self._model.pipeline.advance(sessions) if sessions else []
+        except EngineError as error:
+            return [error] * len(sessions)
+        except Exception as error:
+            log.exception("a batch failed")
+            return [EngineError(f"engine: {type(error).__name__}: {error}")] * len(sessions)
+
+    def _send(self, utterance: Utterance, chunk: AudioChunk) -> None:
         with self._wake:
             if utterance.closed:
                 return
             request = utterance.requests[0]
-        if not request.taken:
-            request.taken = True
-            session.push(request.tokens)
-            if request.end:
-                session.end()
-            if request.keep_open:
-                utterance.kept_open.append(request.reply)
-        if session.next_chunk() is not None:
-            [chunk] = pipeline.advance([session])
-            utterance.last_turn = next(self._turns)
-            with self._wake:
-                if utterance.closed:
-                    return
-            request.reply.send(chunk)
-        if session.next_chunk() is None:
-            self._consumed(utterance, request, last=session.done)
+        seconds, now = len(chunk.audio) / self._model.config.sample_rate, self._clock()
+        late = 0.0
+        if utterance.plays_until is None:
+            utterance.heard_since, utterance.plays_until = now, now + self._limits.player_buffer_seconds
+        elif now > utterance.plays_until:
+            late, utterance.plays_until = now - utterance.plays_until, now
+            utterance.underruns += 1
+        utterance.plays_until += seconds
+        utterance.seconds_sent += seconds
+        request.reply.send(chunk)
+        self._observer.sent(utterance, seconds, late)
+        assert utterance.session is not None
+        if utterance.session.next_chunk() is not None:
+            utterance.ready_since = self._clock()
+        else:
+            self._consumed(utterance, request, last=utterance.session.done)
 
-    def _consumed(self, utterance: Utterance, request: _Request, *, last: bool) -> None:
+    def _guarded(self, utterance: Utterance, work: Callable[[Utterance], None]) -> None:
+        """Whatever goes wrong with one utterance must not take others with it."""
+        try:
+            work(utterance)
+        except Token2WavError as error:
+            self.cancel(utterance, error)
+        except Exception as error:
+            log.exception("stream %d failed", utterance.number)
+            self.cancel(utterance, EngineError(f"engine: {type(error).__name__}: {error}"))
+
+    def _consumed(self, utterance: Utterance, request: Request, *, last: bool) -> None:
         with self._wake:
             if utterance.closed:
                 return
@@ -306,10 +338,14 @@ class Scheduler:
                 assert utterance.session is not None
                 self._model.pipeline.close(utterance.session)
         if last:
-            utterance.on_close()
-            self._on_change()
+            self._over(utterance, "finished")
         for reply in finished:
             _answer(reply, lambda reply: reply.finish())
+
+    def _over(self, utterance: Utterance, reason: str) -> None:
+        utterance.on_close()
+        self._observer.changed(len(self._utterances))
+        self._observer.ended(utterance, reason)
 
 
 def _is_cancelled(reply: Reply) -> bool:

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.scheduler import Scheduler, Utterance
+from token2wav.scheduler import Scheduler
 from token2wav.streaming.voices import VoiceRegistry
+from token2wav.utterance import Utterance
 from token2wav.voice import Voice
+from token2wav_server.metrics import ServerMetrics
 from token2wav_server.protocol import (
     Options,
     Position,
@@ -39,11 +40,10 @@ class Service:
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
-        self._gauge_family, self._gauges = _gauges()  # Triton drops a metric whose family is not referenced
         self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
-        self._scheduler = Scheduler(model, config.limits, self._observe)
-        self._observe()
+        self._metrics = ServerMetrics(model)
+        self._scheduler = Scheduler(model, config.limits, self._metrics)
 
     @classmethod
     def start(cls) -> Service:
@@ -64,6 +64,7 @@ class Service:
         try:
             self._handle(request)
         except Token2WavError as error:
+            self._metrics.refused(error)
             TritonReply(request).fail(error)
 
     def close(self) -> None:
@@ -119,16 +120,3 @@ class Service:
 
     def _forget(self, sequence_id: int | str) -> None:
         self._sequences.pop(sequence_id, None)
-
-    def _observe(self) -> None:
-        self._gauges["scheduler"].set(self._scheduler.open_utterances)
-        self._gauges["engine"].set(self._model.pipeline.open_streams)
-
-
-def _gauges() -> tuple[Any, dict[str, Any]]:
-    family = pb_utils.MetricFamily(
-        name="token2wav_open_streams",
-        description="Utterances that are open, by who holds something for them",
-        kind=pb_utils.MetricFamily.GAUGE,
-    )
-    return family, {holder: family.Metric(labels={"holder": holder}) for holder in ("scheduler", "engine")}

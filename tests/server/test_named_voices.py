@@ -42,7 +42,7 @@ def test_voices_that_differ_in_their_mel_only_are_not_mixed_up(rig: Rig, golden:
         voice = Voice(given.prompt_tokens, factor * given.prompt_mel, given.speaker_embedding)
         client_voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
         for speaker in (client_voice, client_voice.id):
-            assert np.abs(spoken(rig, tokens, speaker) - model.synthesize(tokens, voice)).max() <= 1e-5
+            assert np.abs(spoken(rig, tokens, speaker) - model.synthesize(tokens, voice)).max() <= 1e-4
 
 
 def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.golden import snr_db
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens, demo_voice, one_line
 from token2wav import (
     AudioChunk,
@@ -24,10 +25,12 @@ from token2wav import (
     Voice,
 )
 from token2wav.config import LimitConfig
-from token2wav.scheduler import Scheduler, Utterance
+from token2wav.scheduler import Scheduler
+from token2wav.utterance import Observer, Utterance
 
 Expected = Callable[[int], NDArray[np.float32]]
 
+SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
 HOP = 25  # new tokens of the first chunk with the prompt of the fixture `voice`
 FIRST = HOP + 3
 SECOND = FIRST + 50
@@ -230,7 +233,7 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(scheduler: S
                 replies.append(RecordingReply())
                 scheduler.push(utterance, demo_tokens(n)[at : at + portion], replies[-1], end=at + portion >= n)
                 at += portion
-            if not np.array_equal(joined(*replies), references[v, n]):
+            if snr_db(joined(*replies), references[v, n]) < SAME_DB:
                 failures.append(f"voice {v}, {n} tokens, seed {seed}")
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
@@ -541,13 +544,14 @@ def test_on_close_is_called_once_and_before_the_last_word(scheduler: Scheduler, 
     )
 
 
-def test_on_change_sees_utterances_admitted_started_and_ended(model: Token2Wav, voice: Voice) -> None:
+def test_an_observer_sees_utterances_admitted_started_and_ended(model: Token2Wav, voice: Voice) -> None:
     seen: list[tuple[int, int]] = []
 
-    def look() -> None:
-        seen.append((watched.open_utterances, model.pipeline.open_streams))
+    class Onlooker(Observer):
+        def changed(self, open_utterances: int) -> None:
+            seen.append((open_utterances, model.pipeline.open_streams))
 
-    watched = Scheduler(model, LIMITS, on_change=look)
+    watched = Scheduler(model, LIMITS, Onlooker())
     try:
         first = watched.open(voice)
         second = watched.open(voice)

@@ -44,6 +44,8 @@ limits:
     idle_seconds: 2.5
     voices: 7
     voice_mib: 9
+    batch_streams: 5
+    player_buffer_seconds: 0.1
 """
 
 
@@ -52,7 +54,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     assert config == ServerConfig(
         StreamConfig("lead", 50, 200, "full", "reference", left_blocks=8, align_prompt=True),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 4, incremental=False, cache_mib=512, cache_storage="int8"),
-        LimitConfig(3, 10, 20, 5, 100, 2.5, voices=7, voice_mib=9),
+        LimitConfig(3, 10, 20, 5, 100, 2.5, voices=7, voice_mib=9, batch_streams=5, player_buffer_seconds=0.1),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
         given, default = getattr(config, part.name), getattr(ServerConfig(), part.name)

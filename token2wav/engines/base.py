@@ -51,6 +51,26 @@ class MelChunk:
     last: bool
 
 
+@dataclass(frozen=True)
+class CacheUsage:
+    """What an engine's cache is used for.
+
+    Attributes:
+        capacity: pages in all.
+        used: pages that are taken.
+        shared: those of them that belong to voices' prompts.
+        page_bytes: size of one.
+        prompt_hits, prompt_misses: utterances whose voice's prompt was there, or had to be computed.
+    """
+
+    capacity: int = 0
+    used: int = 0
+    shared: int = 0
+    page_bytes: int = 0
+    prompt_hits: int = 0
+    prompt_misses: int = 0
+
+
 class FlowEngine(Protocol):
     """Tokens to mel."""
 
@@ -62,6 +82,9 @@ class FlowEngine(Protocol):
 
     def close(self, handle: int) -> None:
         """Frees an utterance; a handle that is not open is ignored."""
+
+    def usage(self) -> CacheUsage:
+        """Of the cache now; all zero for an engine that has none."""
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""

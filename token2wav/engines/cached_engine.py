@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk
+from token2wav.engines.base import CacheUsage, FlowChunk
 from token2wav.engines.handles import HandleTable
 from token2wav.engines.paging import OutOfPagesError, PagePool
 from token2wav.engines.prompts import PromptTable, SharedPrompt
@@ -109,6 +109,18 @@ class CachedFlowEngine:
     @property
     def open_streams(self) -> int:
         return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        """See `FlowEngine.usage`."""
+        prompts = self.prompts
+        return CacheUsage(
+            capacity=self.pool.capacity,
+            used=self.pool.used,
+            shared=sum(len(prompt.pages) for prompt in prompts.contents()),
+            page_bytes=self._layout.page_bytes,
+            prompt_hits=prompts.acquired - prompts.computed,
+            prompt_misses=prompts.computed,
+        )
 
     @torch.inference_mode()
     def open(self, voice: Voice) -> int:

@@ -38,6 +38,7 @@ class PromptTable(Generic[Content]):
         most: prompts to keep, not counting those that are in use.
 
     Attributes:
+        acquired: how often a prompt was asked for and was there in the end.
         computed: how often `compute` has succeeded.
     """
 
@@ -47,6 +48,7 @@ class PromptTable(Generic[Content]):
         self._most = most
         self._prompts: OrderedDict[str, SharedPrompt[Content]] = OrderedDict()
         self._lock = threading.Lock()
+        self.acquired = 0
         self.computed = 0
 
     def __len__(self) -> int:
@@ -71,6 +73,8 @@ class PromptTable(Generic[Content]):
         except BaseException:
             self.release(prompt)
             raise
+        with self._lock:
+            self.acquired += 1
         return prompt
 
     def release(self, prompt: SharedPrompt[Content]) -> None:
@@ -81,6 +85,11 @@ class PromptTable(Generic[Content]):
                 self._prompts = OrderedDict((key, each) for key, each in self._prompts.items() if each is not prompt)
         while len(self) - self.referenced > self._most and self.evict():
             pass
+
+    def contents(self) -> list[Content]:
+        """Of all prompts that are there."""
+        with self._lock:
+            return [prompt.content for prompt in self._prompts.values() if prompt.content is not None]
 
     def idle(self) -> list[Content]:
         """Contents that nobody refers to."""

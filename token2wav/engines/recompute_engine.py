@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, MelChunk
+from token2wav.engines.base import CacheUsage, FlowChunk, MelChunk
 from token2wav.engines.handles import HandleTable
 from token2wav.errors import EngineError
 from token2wav.flow.flow import Flow
@@ -88,6 +88,9 @@ class RecomputeFlowEngine:
     @property
     def open_streams(self) -> int:
         return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:

@@ -35,10 +35,9 @@ class CachedVocoderEngine:
         return self._streams.add(self._hift.start())
 
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        return [
-            self._hift.advance(self._streams[handle], chunk.mel.to(self._device), final=chunk.last)
-            for handle, chunk in batch
-        ]
+        return self._hift.advance_batch(
+            [(self._streams[handle], chunk.mel.to(self._device), chunk.last) for handle, chunk in batch]
+        )
 
     def close(self, handle: int) -> None:
         self._streams.remove(handle)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
 from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
 from token2wav.errors import EngineError
@@ -25,6 +25,9 @@ class Pipeline:
         flow: flow engine.
         vocoder: vocoder engine.
         schedule: when chunks run.
+
+    Attributes:
+        stage_seconds: that flow and vocoder took for the latest batch.
     """
 
     def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, schedule: HopSchedule) -> None:
@@ -33,6 +36,7 @@ class Pipeline:
         self.vocoder = vocoder
         self._schedule = schedule
         self._dropped: deque[Session] = deque()
+        self.stage_seconds = (0.0, 0.0)
 
     def open(self, voice: Voice) -> Session:
         """Starts an utterance.
@@ -70,24 +74,33 @@ class Pipeline:
         while self._dropped:
             self.close(self._dropped.popleft())
 
-    def advance(self, sessions: Sequence[Session]) -> list[AudioChunk]:
+    def advance(self, sessions: Sequence[Session]) -> list[AudioChunk | EngineError]:
         """Runs the next chunk of every session, in one batch. Each must have one (`Session.next_chunk`).
 
+        Returns:
+            For every session its audio, or why it cannot go on: its own numbers are broken, which harms no other.
+
         Raises:
-            EngineError: an engine failed; the sessions of this batch cannot go on.
+            EngineError: an engine failed as a whole; none of the sessions can go on.
         """
         self._close_dropped()
         chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
+        start = time.perf_counter()
         with _engine_errors():
             mels = self.flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
+            between = time.perf_counter()
             new = [
                 (session.vocoder_handle, MelChunk(mel[:, self._prompt_frames(session, chunk) :], chunk.last))
                 for (session, chunk), mel in zip(chunks, mels, strict=True)
             ]
             audio = [samples.cpu().numpy() for samples in self.vocoder.advance(new)]
-        for samples in audio:
-            _check_finite(samples)
-        return [session.sent(chunk, samples) for (session, chunk), samples in zip(chunks, audio, strict=True)]
+        self.stage_seconds = between - start, time.perf_counter() - between
+        return [
+            session.sent(chunk, samples)
+            if np.isfinite(samples).all()
+            else EngineError("engine: the model produced NaN or infinite audio")
+            for (session, chunk), samples in zip(chunks, audio, strict=True)
+        ]
 
     @property
     def open_streams(self) -> int:
@@ -106,8 +119,3 @@ def _engine_errors() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
         raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
-
-
-def _check_finite(samples: NDArray[np.float32]) -> None:
-    if not np.isfinite(samples).all():
-        raise EngineError("engine: the model produced NaN or infinite audio")

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from numpy.typing import ArrayLike
 
-from token2wav.errors import StreamClosedError
+from token2wav.errors import EngineError, StreamClosedError
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
@@ -82,7 +82,10 @@ class Stream:
         chunks: list[AudioChunk] = []
         try:
             while self._session.next_chunk() is not None:
-                chunks += self._pipeline.advance([self._session])
+                [result] = self._pipeline.advance([self._session])
+                if isinstance(result, EngineError):
+                    raise result
+                chunks.append(result)
         except BaseException:
             self._close()
             raise

@@ -7,7 +7,7 @@ same samples as the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +74,16 @@ class VocoderState:
     speech_offset: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Inputs of `HiFT.network`, and which of the samples that come out are new."""
+
+    mel: torch.Tensor
+    spectrum: torch.Tensor
+    first: int
+    last: int
+
+
 VocoderNetwork = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # as `HiFT.network`
 
 
@@ -111,19 +121,43 @@ class IncrementalHiFT:
     @torch.inference_mode()
     def advance(self, state: VocoderState, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
         """Takes mel frames (bands, n) and returns the samples (m,) that they make possible."""
+        [audio] = self.advance_batch([(state, mel, final)])
+        return audio
+
+    @torch.inference_mode()
+    def advance_batch(self, batch: Sequence[tuple[VocoderState, torch.Tensor, bool]]) -> list[torch.Tensor]:
+        """Takes (state, mel, final) of several utterances and returns the new samples of each.
+
+        Windows of one length, which those of streams at the same hop are, go through the network together.
+        """
+        windows = [self._window(state, mel, final) for state, mel, final in batch]
+        groups: dict[int, list[int]] = {}
+        for index, window in enumerate(windows):
+            if window is not None:
+                groups.setdefault(window.mel.shape[2], []).append(index)
+        results = [mel.new_empty(0) for _, mel, _ in batch]
+        for members in groups.values():
+            together = [window for index in members if (window := windows[index]) is not None]
+            mels, spectra = (torch.cat(parts) for parts in zip(*((w.mel, w.spectrum) for w in together), strict=True))
+            for index, window, audio in zip(members, together, self._network(mels, spectra), strict=True):
+                results[index] = audio[window.first : window.last]
+                batch[index][0].speech_offset += window.last - window.first
+        return results
+
+    def _window(self, state: VocoderState, mel: torch.Tensor, final: bool) -> _Window | None:
+        """What the network is to see for the samples that new frames make possible; None if they make none."""
         state.mel = torch.cat((state.mel, mel), dim=1)
         frames = state.mel_start + state.mel.shape[1]
         ready = frames if final else max(0, frames - self._hift.lookahead_frames)
         sent = state.speech_offset // self._samples
         if ready <= sent:
-            return state.mel.new_empty(0)
+            return None
         self._extend_source(state, final)
-        window = state.source.shape[2] // self._samples
-        audio = self._network(*self._hift.network_inputs(state.mel[None, :, :window], state.source, final=final))[0]
-        audio = audio[(sent - state.mel_start) * self._samples : (ready - state.mel_start) * self._samples]
-        state.speech_offset += len(audio)
+        known = state.source.shape[2] // self._samples
+        inputs = self._hift.network_inputs(state.mel[None, :, :known], state.source, final=final)
+        first, last = ((frame - state.mel_start) * self._samples for frame in (sent, ready))
         self._forget(state, ready)
-        return audio
+        return _Window(*inputs, first, last)
 
     def _extend_source(self, state: VocoderState, final: bool) -> None:
         """Excitation of all frames whose F0 can be known."""

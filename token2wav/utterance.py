@@ -1,0 +1,118 @@
+"""One utterance as the scheduler sees it: its requests, and what is known of its listener."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from token2wav.errors import Token2WavError
+from token2wav.streaming.session import AudioChunk, Session
+from token2wav.voice import Voice
+
+
+class Reply(Protocol):
+    """Where the answers to one request go. Exactly one of `finish` and `fail` is called, once, and last."""
+
+    def send(self, chunk: AudioChunk) -> None:
+        """Delivers one chunk."""
+
+    def finish(self) -> None:
+        """Says that the request is consumed."""
+
+    def fail(self, error: Token2WavError) -> None:
+        """Says that the utterance is lost, and why."""
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for answers any more."""
+
+
+@dataclass(eq=False)
+class Request:
+    """Tokens of an utterance that arrived together.
+
+    Attributes:
+        taken: whether the session has them.
+    """
+
+    tokens: NDArray[np.int32]
+    end: bool
+    reply: Reply
+    keep_open: bool
+    taken: bool = False
+
+
+@dataclass(eq=False)
+class Utterance:
+    """One utterance in the scheduler. Opaque to callers. Times are of the scheduler's clock, in seconds.
+
+    Attributes:
+        number: 1, 2, 3 ... in the order of admission, for logs.
+        voice: as the model uses it.
+        on_close: called once when the utterance is over.
+        admitted: when.
+        last_request: when the latest request came or was consumed.
+        session: None until its turn has come to be opened.
+        requests: that are not consumed yet.
+        kept_open: replies that stay unfinished until the end.
+        tokens: received so far.
+        ended: whether no more tokens will come.
+        closed: whether it is over for any reason; no more requests are taken.
+        running: whether the engine works on it; then only the scheduler's thread may close its session.
+        ready_since: when its next chunk had all its tokens; None if it has not.
+        heard_since: when its first audio was sent.
+        plays_until: when its listener will run out of audio.
+        seconds_sent: audio so far.
+        compute_seconds: time of the batches that it was in.
+        underruns: chunks that came after the audio before them had ended.
+    """
+
+    number: int
+    voice: Voice
+    on_close: Callable[[], None]
+    admitted: float
+    last_request: float
+    session: Session | None = None
+    requests: deque[Request] = field(default_factory=deque)
+    kept_open: list[Reply] = field(default_factory=list)
+    tokens: int = 0
+    ended: bool = False
+    closed: bool = False
+    running: bool = False
+    ready_since: float | None = None
+    heard_since: float | None = None
+    plays_until: float | None = None
+    seconds_sent: float = 0.0
+    compute_seconds: float = 0.0
+    underruns: int = 0
+
+
+class Observer:
+    """Told what happens in a scheduler, from any thread; does nothing by itself."""
+
+    def changed(self, open_utterances: int) -> None:
+        """An utterance was admitted, started or ended; says how many there are now."""
+
+    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
+        """A batch ran.
+
+        Args:
+            waited: seconds that each of its chunks had been ready.
+            flow_seconds, vocoder_seconds: that the stages took.
+        """
+
+    def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
+        """A chunk was sent.
+
+        Args:
+            utterance: whose.
+            seconds: of audio.
+            late: seconds for which the listener heard nothing.
+        """
+
+    def ended(self, utterance: Utterance, reason: str) -> None:
+        """An utterance is over: `finished`, `cancelled`, or the name of an error."""
