@@ -9,10 +9,10 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve gpu-check clean
+.PHONY: help setup demo test lint format serve export export-full gpu-check clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv with everything in it (every other target does this first)
 	$(SETUP)
@@ -40,6 +40,15 @@ serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT=]: serv
 	$(SETUP)
 	@$(BIN)/token2wav-serve --model "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+export: ## MODEL=folder [OUT=]: export a model's ONNX graphs into its folder engines, or OUT
+	@test -n "$(MODEL)" || { echo "make export: name the model folder: make export MODEL=path/to/folder" >&2; exit 1; }
+	$(SETUP)
+	@$(BIN)/token2wav-export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
+
+export-full: ## export a random model of the public size and measure that (minutes, 4 GB of disk)
+	$(SETUP)
+	@$(BIN)/python -m benchmarks.export_full
 
 gpu-check: ## run the tests that need an NVIDIA GPU
 	$(SETUP)

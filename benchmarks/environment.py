@@ -17,8 +17,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
 
 
-def describe() -> dict[str, Any]:
-    """Date, command, commit, hardware and versions of this run."""
+def describe(*packages: str) -> dict[str, Any]:
+    """Date, command, commit, hardware and versions of this run, those of further packages included."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -29,7 +29,7 @@ def describe() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in (*_PACKAGES, *packages)},
     }
 
 

@@ -51,6 +51,11 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     """Writes a model folder with random weights and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cosyvoice3.yaml").write_text(resized_yaml(sizes))
+    return fill_randomly(folder, seed)
+
+
+def fill_randomly(folder: Path, seed: int = 0) -> Path:
+    """Writes random weights that fit a folder's `cosyvoice3.yaml`, and returns the folder."""
     config = ModelConfig.read(folder)
     torch.manual_seed(seed)
     for stem, module in (("flow", Flow(config.flow)), ("hift", HiFT(config.hift))):

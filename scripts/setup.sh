@@ -33,7 +33,7 @@ main() {
     pip --no-deps "$TRITON" || fail_with_log
     say "installing the project and its tools"
     # The wheel's own requirements are not installed: they are for an API that is not used here.
-    pip --no-warn-conflicts --editable ".[client,server,dev]" || fail_with_log
+    pip --no-warn-conflicts --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }

@@ -42,4 +42,6 @@ def test_serve_without_a_model() -> None:
 def test_help_is_the_default_and_lists_every_target() -> None:
     done = run("make")
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    assert targets == ["help", "setup", "demo", "test", "lint", "format", "serve", "gpu-check", "clean"]
+    assert targets == (
+        ["help", "setup", "demo", "test", "lint", "format", "serve", "export", "export-full", "gpu-check", "clean"]
+    )

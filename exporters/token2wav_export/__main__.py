@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+
+from token2wav_export.cli import main
+
+sys.exit(main())

@@ -1,0 +1,200 @@
+"""The command `token2wav-export`: its arguments, and how its errors and exit codes reach the shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import get_args
+
+from token2wav.artifacts import EngineFolder, Graph, Precision
+from token2wav.config import load_server_config
+from token2wav.errors import Token2WavError
+from token2wav_export.errors import ExportError
+
+PROGRAM = "token2wav-export"
+DONE, UNUSABLE, FAILED, INTERRUPTED = 0, 2, 3, 130
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  2    wrong usage, or a model folder, engine folder or package that cannot be used
+  3    the export failed; what was there before is still in place
+  130  interrupted (Ctrl-C)
+"""
+_AddParser = Callable[..., argparse.ArgumentParser]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    options.command_line = [PROGRAM, *given]
+    try:
+        options.run(options)
+    except ExportError as error:
+        return _give_up(f"error: {error}", FAILED)
+    except Token2WavError as error:
+        return _give_up(f"error: {error}", UNUSABLE)
+    except KeyboardInterrupt:
+        return _give_up("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # a reader such as `head` has seen enough; Python would complain again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return DONE
+
+
+def _give_up(message: str, exit_code: int) -> int:
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    return exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Make ONNX graphs and TensorRT engines from a CosyVoice3-format model folder.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('token2wav')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in (_add_onnx, _add_tensorrt, _add_inspect):
+        add(commands.add_parser)
+    return parser
+
+
+def _add_onnx(add_parser: _AddParser) -> None:
+    parser = add_parser(
+        "onnx",
+        help="export graphs as ONNX",
+        description="Export graphs as ONNX, compare each with torch, and add them to the engine folder.",
+    )
+    _add_folders(parser)
+    _add_graphs(parser, precision="float32")
+    parser.add_argument(
+        "--opset",
+        type=int,
+        choices=range(18, 23),
+        default=20,
+        help="of ONNX (default: %(default)s)",
+    )
+    parser.set_defaults(run=_run_onnx)
+
+
+def _add_tensorrt(add_parser: _AddParser) -> None:
+    parser = add_parser(
+        "tensorrt",
+        help="build TensorRT engines",
+        description="Build engines from ONNX graphs, which are exported first where there are none to use.",
+    )
+    _add_folders(parser)
+    _add_graphs(parser, precision="float16")
+    parser.add_argument(
+        "--package",
+        choices=("auto", "tensorrt", "tensorrt_rtx"),
+        default="auto",
+        help="to build with; auto takes ordinary TensorRT where it is installed, else TensorRT-RTX (default: auto)",
+    )
+    parser.add_argument(
+        "--compute-capability",
+        nargs="+",
+        default=[],
+        metavar="X.Y",
+        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it knows from Ampere on)",
+    )
+    parser.add_argument(
+        "--max-streams",
+        type=int,
+        default=4,
+        metavar="N",
+        help="streams computed in one batch, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--history-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="prompt and past that a chunk can look back on, at most (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="server configuration (YAML), for the lengths of chunks"
+    )
+    parser.set_defaults(run=_run_tensorrt)
+
+
+def _add_inspect(add_parser: _AddParser) -> None:
+    parser = add_parser(
+        "inspect",
+        help="list what was exported, and whether it can be used",
+        description="List the artefacts of an engine folder: what is in them, for what they are, and whether they can "
+        "be used with this model on this machine.",
+    )
+    _add_folders(parser)
+    parser.add_argument("--json", action="store_true", help="as JSON instead of text")
+    parser.set_defaults(run=_run_inspect)
+
+
+def _add_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="engine folder (default: the folder engines in the model folder)"
+    )
+
+
+def _add_graphs(parser: argparse.ArgumentParser, precision: Precision) -> None:
+    parser.add_argument(
+        "--graphs",
+        nargs="+",
+        choices=get_args(Graph),
+        default=["step", "vocoder"],
+        metavar="GRAPH",
+        help=f"any of {', '.join(get_args(Graph))} (default: step vocoder)",
+    )
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=get_args(Precision),
+        default=[precision],
+        help=f"default: {precision}",
+    )
+
+
+def _engines(options: argparse.Namespace) -> EngineFolder:
+    return EngineFolder.of(options.model) if options.out is None else EngineFolder(options.out)
+
+
+# torch and onnx take seconds to import: only commands that need them do it.
+
+
+def _run_onnx(options: argparse.Namespace) -> None:
+    from token2wav_export.making import Maker
+
+    maker = Maker(options.model, _engines(options), options.command_line)
+    for precision in options.precision:
+        for graph in options.graphs:
+            maker.onnx(graph, precision, options.opset)
+
+
+def _run_tensorrt(options: argparse.Namespace) -> None:
+    from token2wav_export.making import Maker
+    from token2wav_export.packages import load_package
+    from token2wav_export.profiles import Load
+
+    load = Load(load_server_config(options.config).stream, options.max_streams, options.history_seconds)
+    package = load_package(options.package)
+    maker = Maker(options.model, _engines(options), options.command_line)
+    for precision in options.precision:
+        for graph in options.graphs:
+            maker.tensorrt(graph, precision, package, load, options.compute_capability)
+
+
+def _run_inspect(options: argparse.Namespace) -> None:
+    from token2wav_export.inspection import as_json, as_text, inspect_folder
+
+    found = inspect_folder(_engines(options), options.model)
+    print(as_json(found) if options.json else as_text(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""What an engine folder holds, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+
+from token2wav.artifacts import Artifact, EngineFolder
+from token2wav_export.packages import installed_version, own_target
+
+_Shape = TypeVar("_Shape")
+_SHOWN_OPERATORS = 8
+_HEAD = (
+    f"{'graph':20} {'precision':9} {'backend':12} {'nodes':>6} {'weights MB':>10} {'size MB':>8} {'target':21} "
+    f"{'age':>6}  state"
+)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """One artefact, looked into.
+
+    Attributes:
+        artifact: as the manifest has it.
+        problem: why it cannot be used here; None if it can.
+        nodes, operators, inputs, outputs: of an ONNX graph; engines can only be opened on their GPU.
+        weights: bytes of an ONNX graph's weights.
+    """
+
+    artifact: Artifact
+    problem: str | None
+    nodes: int | None = None
+    operators: dict[str, int] | None = None
+    inputs: dict[str, list[int | str]] | None = None
+    outputs: dict[str, list[int | str]] | None = None
+    weights: int | None = None
+
+
+def inspect_folder(engines: EngineFolder, model_folder: Path) -> list[Inspected]:
+    """Looks into all artefacts of a folder.
+
+    Raises:
+        ArtifactError: the manifest is damaged.
+        ConfigError, CheckpointError: the model folder cannot be used.
+    """
+    return [_inspected(engines, artifact, model_folder) for artifact in engines.artifacts()]
+
+
+def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) -> Inspected:
+    if artifact.backend != "onnx":
+        installed = installed_version(artifact.backend)
+        problem = engines.problem(
+            artifact,
+            model_folder=model_folder,
+            versions={artifact.backend: installed} if installed else {},
+            target=own_target(),
+        )
+        return Inspected(artifact, problem or (None if installed else f"{artifact.backend} is not installed here"))
+    problem = engines.problem(artifact, model_folder=model_folder)
+    path = engines.path / artifact.file
+    if not path.is_file():
+        return Inspected(artifact, problem)
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's classes of errors differ between its implementations
+        return Inspected(artifact, problem or f"{artifact.file} is no ONNX graph: {' '.join(str(error).split())}")
+    return Inspected(
+        artifact,
+        problem,
+        nodes=len(model.graph.node),
+        operators=dict(Counter(node.op_type for node in model.graph.node).most_common()),
+        inputs={value.name: _shape(value) for value in model.graph.input},
+        outputs={value.name: _shape(value) for value in model.graph.output},
+        weights=sum(map(_bytes, model.graph.initializer)),
+    )
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int | str]:
+    return [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
+
+
+def _bytes(weight: onnx.TensorProto) -> int:
+    return math.prod(weight.dims) * onnx.helper.tensor_dtype_to_np_dtype(weight.data_type).itemsize
+
+
+def as_json(found: list[Inspected]) -> str:
+    """A list with an object per artefact: the fields of `Inspected`."""
+    return json.dumps([asdict(one) for one in found], indent=1)
+
+
+def as_text(found: list[Inspected], now: datetime | None = None) -> str:
+    """A table, then what is inside of each."""
+    if not found:
+        return "nothing was exported here yet"
+    now = now or datetime.now(timezone.utc)
+    return "\n".join([_HEAD, *(_row(one, now) for one in found), *(_details(one) for one in found)])
+
+
+def _row(one: Inspected, now: datetime) -> str:
+    artifact = one.artifact
+    target = ",".join(artifact.target.get("compute_capability", ("any",)))
+    return (
+        f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {_or_dash(one.nodes):>6} "
+        f"{_megabytes(one.weights):>10} {_megabytes(artifact.size):>8} {target:21} "
+        f"{_age(artifact.created, now):>6}  {'usable' if one.problem is None else f'stale: {one.problem}'}"
+    )
+
+
+def _details(one: Inspected) -> str:
+    lines = ["", one.artifact.file]
+    if one.operators is not None:
+        shown = [f"{count} {name}" for name, count in list(one.operators.items())[:_SHOWN_OPERATORS]]
+        lines.append(f"  operators  {', '.join(shown)}")
+    for title, tensors in (("inputs", one.inputs), ("outputs", one.outputs)):
+        for name, shape in _summarised(tensors or {}).items():
+            lines.append(f"  {title:10} {name} ({', '.join(map(str, shape))})")
+            title = ""
+    for number, profile in enumerate(one.artifact.profiles):
+        lines.append(f"  profile {number}")
+        lines += [f"    {name:14} {' .. '.join(map(str, shapes))}" for name, shapes in _summarised(profile).items()]
+    return "\n".join(lines)
+
+
+def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
+    """Keys and values of layer 0 for those of all layers, which have the same shapes."""
+    last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
+    first = {name: shape for name, shape in tensors.items() if not name[-1].isdigit() or name.endswith("_0")}
+    return {f"{name}..{last}" if name.endswith("_0") and last else name: shape for name, shape in first.items()}
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:.1f}"
+
+
+def _age(created: str, now: datetime) -> str:
+    try:
+        hours = (now - datetime.fromisoformat(created)).total_seconds() / 3600
+    except (ValueError, TypeError):
+        return "?"
+    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} d"

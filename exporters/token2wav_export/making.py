@@ -1,0 +1,183 @@
+"""Makes artefacts: every one in a staging folder, checked, and only then put in its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import time
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+from tqdm import tqdm
+
+from token2wav.artifacts import (
+    GRAPH_VERSION,
+    Artifact,
+    Backend,
+    EngineFolder,
+    Graph,
+    Precision,
+    fingerprint,
+    stem_of,
+)
+from token2wav.config import config_hash
+from token2wav.errors import ArtifactError
+from token2wav.model_config import ModelConfig
+from token2wav_export.builder import build_engine
+from token2wav_export.modules import load_module
+from token2wav_export.onnx_file import write_onnx
+from token2wav_export.packages import Package, build_target
+from token2wav_export.parity import check_parity
+from token2wav_export.profiles import Load, profiles, shapes
+from token2wav_export.signatures import signature
+
+OPSET = 20  # native Gelu and Mish; 23 has Attention, which TensorRT cannot do in float32
+_ONNX_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
+
+
+class Maker:
+    """Makes artefacts of one model.
+
+    Args:
+        model_folder: the model.
+        engines: where artefacts go.
+        command: the command line, for the manifest.
+
+    Raises:
+        ConfigError: the folder's YAML cannot be used.
+    """
+
+    def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
+        self.config = ModelConfig.read(model_folder)
+        self._folder = model_folder
+        self._engines = engines
+        self._command = shlex.join(command)
+
+    def onnx(self, graph: Graph, precision: Precision, opset: int = OPSET) -> Path:
+        """Exports a graph and adds it.
+
+        Returns:
+            The ONNX file.
+
+        Raises:
+            CheckpointError: the weights cannot be used.
+            ExportError: the graph cannot be made, is not valid, or disagrees with torch.
+            ArtifactError: the engine folder cannot be used.
+        """
+        start = time.monotonic()
+        tensors = signature(graph, precision, self.config)
+        made_of = fingerprint(self._folder, stem_of(graph))
+        with self._engines.staging() as staged, _stages(f"{graph} {precision}", 3) as bar:
+            path = staged / f"{graph}-{precision}.onnx"
+            bar.set_postfix_str("tracing")
+            module = load_module(graph, precision, self._folder, self.config)
+            metadata = self._metadata(graph, precision, opset, made_of)
+            write_onnx(module, tensors, path, opset=opset, metadata=metadata)
+            bar.update()
+            bar.set_postfix_str("comparing")
+            reference = module if precision == "float32" else load_module(graph, "float32", self._folder, self.config)
+            found = check_parity(path, graph, precision, tensors, reference)
+            bar.update()
+            bar.set_postfix_str("adding")
+            versions = {name: version(name) for name in _ONNX_PACKAGES}
+            record = self._record(path.name, graph, precision, "onnx", made_of, opset, start, versions)
+            placed = self._engines.add(staged, record)
+            bar.update()
+        print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, disagreement with torch {found:.1e})")
+        return placed
+
+    def tensorrt(
+        self, graph: Graph, precision: Precision, package: Package, load: Load, compute_capabilities: list[str]
+    ) -> Path:
+        """Builds an engine and adds it; the ONNX graph it needs is exported first if there is none to use.
+
+        Returns:
+            The engine's file.
+
+        Raises:
+            ConfigError: the profiles or capabilities cannot be built for.
+            ExportError: the package refuses the graph.
+            CheckpointError, ArtifactError: as `onnx`.
+        """
+        tensors = signature(graph, precision, self.config)
+        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.config)]
+        target = build_target(package, compute_capabilities)
+        try:
+            source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
+        except ArtifactError as error:
+            print(f"{graph} {precision}: exporting the graph first: {str(error).partition('; run: ')[0]}")
+            source = self.onnx(graph, precision)
+        start = time.monotonic()
+        made_of = fingerprint(self._folder, stem_of(graph))
+        with self._engines.staging() as staged:
+            path = staged / f"{graph}-{precision}.engine"
+            flags = build_engine(
+                package,
+                source,
+                path,
+                precision=precision,
+                profiles=allowed,
+                compute_capabilities=compute_capabilities,
+                timing_cache=self._engines.path / "timing.cache",
+            )
+            versions: dict[str, str] = {package.name: package.version}
+            opset = next(entry.version for entry in onnx.load(source, load_external_data=False).opset_import)
+            record = self._record(path.name, graph, precision, package.name, made_of, opset, start, versions)
+            record = dataclasses.replace(record, target=target, flags=flags, profiles=tuple(allowed))
+            placed = self._engines.add(staged, record)
+        print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, {len(allowed)} profiles)")
+        return placed
+
+    def _record(
+        self,
+        file: str,
+        graph: Graph,
+        precision: Precision,
+        backend: Backend,
+        made_of: str,
+        opset: int,
+        start: float,
+        versions: dict[str, str],
+    ) -> Artifact:
+        return Artifact(
+            file=file,
+            graph=graph,
+            precision=precision,
+            backend=backend,
+            fingerprint=made_of,
+            opset=opset,
+            schedule=self._schedule,
+            versions={"token2wav": version("token2wav"), **versions},
+            target={},
+            flags=(),
+            profiles=(),
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - start, 1),
+            command=self._command,
+        )
+
+    @property
+    def _schedule(self) -> dict[str, float]:
+        flow = self.config.flow
+        return {"steps": flow.n_timesteps, "guidance": flow.inference_cfg_rate}
+
+    def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
+        """What an ONNX file says of itself when it is found without its manifest."""
+        return {
+            "graph": graph,
+            "graph_version": str(GRAPH_VERSION),
+            "precision": precision,
+            "opset": str(opset),
+            "fingerprint": made_of,
+            "config": config_hash(self.config),
+            "token2wav": version("token2wav"),
+            **{name: f"{value:g}" for name, value in self._schedule.items()},
+        }
+
+
+def _stages(name: str, count: int) -> tqdm[Any]:
+    return tqdm(desc=name, total=count, unit="stage", leave=False, disable=None)

@@ -1,0 +1,98 @@
+"""TensorRT packages as far as they are installed, and the machine they run on. Both are imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from token2wav.errors import ConfigError
+from token2wav_export.errors import MissingPackageError
+
+PackageName = Literal["tensorrt", "tensorrt_rtx"]
+
+_AMPERE = 8.0
+_INSTALL = (
+    "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install tensorrt-rtx-cu13), or ordinary "
+    "TensorRT for data centre GPUs (pip install tensorrt, or NVIDIA's containers)"
+)
+
+
+@dataclass(frozen=True)
+class Package:
+    """One of the two packages; they have the same interface but for details.
+
+    Attributes:
+        name: of the module, which is the backend's in manifests.
+        module: itself.
+    """
+
+    name: PackageName
+    module: Any
+
+    @property
+    def version(self) -> str:
+        return str(self.module.__version__)
+
+
+def load_package(name: PackageName | Literal["auto"]) -> Package:
+    """A package by name; `auto` takes ordinary TensorRT before TensorRT-RTX.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    wanted: tuple[PackageName, ...] = get_args(PackageName) if name == "auto" else (name,)
+    for candidate in wanted:
+        if importlib.util.find_spec(candidate) is not None:
+            return Package(candidate, importlib.import_module(candidate))
+    raise MissingPackageError(f"{' and '.join(wanted)} cannot be imported; {_INSTALL}")
+
+
+def installed_version(name: PackageName) -> str | None:
+    """The version of a package, or None if it is not installed."""
+    try:
+        return load_package(name).version
+    except MissingPackageError:
+        return None
+
+
+def own_target() -> dict[str, str]:
+    """What `EngineFolder.find` is to know of this machine's GPU; empty where torch sees none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    major, minor = torch.cuda.get_device_capability()
+    return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name()}
+
+
+def build_target(package: Package, compute_capabilities: list[str]) -> dict[str, tuple[str, ...]]:
+    """What an engine will be for: given capabilities, or this machine's GPU where the package cannot choose.
+
+    Without capabilities TensorRT-RTX builds for every GPU that it knows from Ampere on: not for Turing, 7.5.
+
+    Raises:
+        ConfigError: a capability that the package does not know, or that it cannot build for from here.
+    """
+    if package.name == "tensorrt_rtx":
+        known = [
+            f"{digits[:-1]}.{digits[-1]}"
+            for name in package.module.ComputeCapability.__members__
+            if (digits := name.removeprefix("SM")).isdecimal()
+        ]
+        for capability in compute_capabilities:
+            if capability not in known:
+                raise ConfigError(
+                    f"--compute-capability: {capability} is not one of {', '.join(known)}, which TensorRT-RTX builds "
+                    "for; other GPUs need ordinary TensorRT"
+                )
+        return {"compute_capability": tuple(compute_capabilities or (c for c in known if float(c) >= _AMPERE))}
+    if compute_capabilities:
+        raise ConfigError(
+            "--compute-capability: ordinary TensorRT builds for the GPU of this machine only; leave it out"
+        )
+    target = own_target()
+    if not target:
+        raise ConfigError("--package: ordinary TensorRT builds on the GPU it is for, and torch sees none here")
+    return {key: (value,) for key, value in target.items()}

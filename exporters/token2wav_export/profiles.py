@@ -1,0 +1,112 @@
+"""The shapes that an engine is built for: what chunks of a stream can look like under a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from token2wav.artifacts import Graph
+from token2wav.config import StreamConfig
+from token2wav.errors import ConfigError
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.vocoder.incremental import left_reach_frames
+from token2wav_export.signatures import Axis, Signature
+
+Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
+
+
+@dataclass(frozen=True)
+class Span:
+    """Sizes of a free dimension that a profile allows, and the one it is tuned for."""
+
+    smallest: int
+    best: int
+    largest: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smallest <= self.best <= self.largest:
+            raise ConfigError(
+                f"profile: sizes {self.smallest}, {self.best}, {self.largest} do not grow; "
+                "raise --history-seconds or --max-streams"
+            )
+
+
+Profile = dict[str, Span]  # by free dimension
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine is to bear.
+
+    Attributes:
+        stream: how streams are cut into chunks.
+        max_streams: computed in one batch.
+        history_seconds: of prompt and past that a chunk can look back on.
+    """
+
+    stream: StreamConfig
+    max_streams: int
+    history_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.max_streams < 1:
+            raise ConfigError(f"--max-streams: {self.max_streams} is below 1")
+        if not 1 <= self.history_seconds <= 3600:
+            raise ConfigError(f"--history-seconds: {self.history_seconds:g} is not between 1 and 3600")
+
+
+def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
+    """Frames of every hop that a schedule can choose, in ascending order. Anything else runs in pieces of these.
+
+    Raises:
+        ConfigError: the schedule does not fit the model.
+    """
+    schedule = HopSchedule.of(stream, config.flow)
+    if schedule.policy == "lead":
+        tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
+    else:
+        hops = (schedule.hop(index, 0.0) for index in range(schedule.longest.bit_length()))
+        tokens = {schedule.first, *hops}
+    return sorted(count * config.flow.token_mel_ratio for count in tokens)
+
+
+def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
+    """Profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
+
+    Raises:
+        ConfigError: the schedule does not fit the model.
+    """
+    chunks = chunk_frames(load.stream, config)
+    frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
+    block = config.flow.estimator.static_chunk_size
+    history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
+    rows = Span(2, 2, 2 * load.max_streams)  # a stream has two, for guidance
+    if graph == "step":
+        past = Span(0, history // 2, history)
+        starts = [1, *(largest + 1 for largest in chunks)]
+        return [
+            {"rows": rows, "frames": Span(start, largest, largest), "past": past}
+            for start, largest in zip(starts, chunks, strict=False)
+        ]
+    if graph == "vocoder":
+        # A window: what the first new sample depends on, and the new frames with those that were held back before.
+        reach = left_reach_frames(config.hift)
+        largest = reach + chunks[-1] + block
+        return [{"rows": Span(1, 1, load.max_streams), "frames": Span(1, min(reach + chunks[0], largest), largest)}]
+    return [{"rows": rows, "frames": Span(1, chunks[-1] + history // 2, chunks[-1] + history)}]
+
+
+def shapes(profile: Profile, signature: Signature) -> Shapes:
+    """Shapes of all inputs with a free dimension. As all follow from the same sizes, they fit one another.
+
+    Raises:
+        ConfigError: the profile has other dimensions than the graph.
+    """
+    if set(profile) != set(signature.free):
+        raise ConfigError(f"profile: dimensions {', '.join(profile)}, but the graph has {', '.join(signature.free)}")
+    ends = [{name: getattr(span, end) for name, span in profile.items()} for end in ("smallest", "best", "largest")]
+    return {
+        spec.name: tuple(spec.of(sizes) for sizes in ends)
+        for spec in signature.inputs
+        if any(isinstance(axis, Axis) for axis in spec.shape)
+    }

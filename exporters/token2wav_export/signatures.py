@@ -1,0 +1,134 @@
+"""Names, types and shapes of what goes into and comes out of every graph: the contract with those who run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from token2wav.artifacts import Graph, Precision
+from token2wav.flow.dit import CONTEXT_FRAMES
+from token2wav.model_config import EstimatorConfig, HiFTConfig, ModelConfig
+
+Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension that is free, or follows from free ones: the sum of `terms` and a constant.
+
+    Attributes:
+        terms: factors of the free dimensions, by name.
+        constant: what is added.
+    """
+
+    terms: tuple[tuple[str, int], ...]
+    constant: int = 0
+
+    def of(self, sizes: Sizes) -> int:
+        return sum(factor * sizes[name] for name, factor in self.terms) + self.constant
+
+    def __str__(self) -> str:
+        parts = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
+        return "+".join(parts + ([str(self.constant)] if self.constant else []))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output.
+
+    Attributes:
+        name: in the graph.
+        shape: sizes, and axes where they are free.
+        dtype: as numpy and torch call it.
+    """
+
+    name: str
+    shape: tuple[int | Axis, ...]
+    dtype: Literal["float32", "float16", "int64"] = "float32"
+
+    def of(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape for given sizes of the free dimensions."""
+        return tuple(axis.of(sizes) if isinstance(axis, Axis) else axis for axis in self.shape)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a graph in their order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def free(self) -> list[str]:
+        """Names of the free dimensions."""
+        axes = (axis for spec in self.inputs for axis in spec.shape if isinstance(axis, Axis))
+        return list(dict.fromkeys(name for axis in axes for name, _ in axis.terms))
+
+
+ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
+PAST, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
+
+
+def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
+    """The signature of a graph of a model."""
+    if graph == "vocoder":
+        return _vocoder(config.hift)
+    if graph == "step":
+        return _step(config.flow.estimator, precision)
+    return _estimator(config.flow.estimator)
+
+
+def _step(config: EstimatorConfig, precision: Precision) -> Signature:
+    bands, inner = config.mel_dim, config.heads * config.dim_head
+    state = (ROWS, bands, FRAMES)
+    contexts = (2, ROWS, config.dim, CONTEXT_FRAMES)
+    caches = [f"{which}_{layer}" for layer in range(config.depth) for which in ("key", "value")]
+    return Signature(
+        inputs=(
+            TensorSpec("x", state),
+            TensorSpec("mu", state),
+            TensorSpec("spks", (ROWS, bands)),
+            TensorSpec("cond", state),
+            TensorSpec("modulation", (config.depth, 6, config.dim)),
+            TensorSpec("modulation_out", (2, config.dim)),
+            TensorSpec("cos", (ROWS, FRAMES, config.dim_head)),
+            TensorSpec("sin", (ROWS, FRAMES, config.dim_head)),
+            TensorSpec("bias", (ROWS, 1, FRAMES, KEYS)),
+            TensorSpec("frames", (ROWS,), "int64"),
+            TensorSpec("contexts", contexts),
+            *(TensorSpec(f"past_{name}", (ROWS, PAST, inner), precision) for name in caches),
+        ),
+        outputs=(
+            TensorSpec("velocity", state),
+            TensorSpec("new_contexts", contexts),
+            *(TensorSpec(f"new_{name}", (ROWS, FRAMES, inner), precision) for name in caches),
+        ),
+    )
+
+
+def _estimator(config: EstimatorConfig) -> Signature:
+    bands = config.mel_dim
+    state = (ROWS, bands, FRAMES)
+    return Signature(
+        inputs=(
+            TensorSpec("x", state),
+            TensorSpec("mask", (ROWS, 1, FRAMES)),
+            TensorSpec("mu", state),
+            TensorSpec("t", (ROWS,)),
+            TensorSpec("spks", (ROWS, bands)),
+            TensorSpec("cond", state),
+        ),
+        outputs=(TensorSpec("estimator_out", state),),
+    )
+
+
+def _vocoder(config: HiFTConfig) -> Signature:
+    samples = config.samples_per_frame
+    return Signature(
+        inputs=(
+            TensorSpec("mel", (ROWS, config.in_channels, Axis((("frames", 1),), config.conv_pre_look_right))),
+            TensorSpec("spectrum", (ROWS, config.n_fft + 2, Axis((("frames", samples // config.hop_len),), 1))),
+        ),
+        outputs=(TensorSpec("audio", (ROWS, Axis((("frames", samples),)))),),
+    )

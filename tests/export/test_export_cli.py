@@ -1,0 +1,167 @@
+"""The command: what it says, and what it answers to the shell. Nothing here exports for real but one graph."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from tests.export.rig import ARTIFACT, TINY, Export, add, engine
+from token2wav.artifacts import EngineFolder
+from token2wav.errors import ConfigError
+from token2wav_export import making, packages
+from token2wav_export.cli import main
+from token2wav_export.errors import ExportError, MissingPackageError
+from token2wav_export.inspection import as_text, inspect_folder
+from token2wav_export.packages import Package, build_target, load_package
+
+
+def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    """The one line on standard error of a command that fails."""
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith("token2wav-export: error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("command", ["onnx", "tensorrt", "inspect"])
+def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    add(EngineFolder(tmp_path / "out"))
+    arguments = [command, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    if command == "tensorrt":
+        pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)")
+    assert "no such model folder" in failure(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["onnx"],
+        ["onnx", "--model", "m", "--graphs", "other"],
+        ["onnx", "--model", "m", "--precision", "int8"],
+        ["onnx", "--model", "m", "--opset", "23"],
+        ["tensorrt", "--model", "m", "--package", "other"],
+        ["tensorrt", "--model", "m", "--max-streams", "many"],
+    ],
+)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: token2wav-export" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-streams", "0", "--max-streams: 0 is below 1"),
+        ("--history-seconds", "nan", "--history-seconds: nan is not between 1 and 3600"),
+        ("--config", "nowhere.yaml", "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_settings_out_of_range(capsys: pytest.CaptureFixture[str], option: str, value: str, words: str) -> None:
+    assert words in failure(capsys, 2, "tensorrt", "--model", str(TINY), option, value)
+
+
+def test_no_tensorrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = failure(capsys, 2, "tensorrt", "--model", str(TINY))
+    assert "tensorrt and tensorrt_rtx cannot be imported; install TensorRT-RTX" in message
+    with pytest.raises(MissingPackageError, match=r"^tensorrt_rtx cannot be imported"):
+        load_package("tensorrt_rtx")
+
+
+def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Package("tensorrt", None)
+    with pytest.raises(ConfigError, match="--compute-capability: ordinary TensorRT builds for the GPU of this machine"):
+        build_target(package, ["8.9"])
+    monkeypatch.setattr(packages, "own_target", dict)
+    with pytest.raises(ConfigError, match="builds on the GPU it is for, and torch sees none here"):
+        build_target(package, [])
+    monkeypatch.setattr(packages, "own_target", lambda: {"compute_capability": "9.0", "gpu": "H100"})
+    assert build_target(package, []) == {"compute_capability": ("9.0",), "gpu": ("H100",)}
+
+
+def test_a_damaged_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    message = failure(capsys, 2, "inspect", "--model", str(TINY), "--out", str(tmp_path))
+    assert "manifest.json: not a manifest of engines" in message
+
+
+def test_an_export_that_fails_keeps_the_one_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = add(EngineFolder(tmp_path))
+
+    def write(module: object, signature: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"other graph")
+
+    def disagree(*_: object) -> float:
+        raise ExportError("step in float32: ONNX Runtime and torch disagree by 1.0e+00")
+
+    monkeypatch.setattr(making, "write_onnx", write)
+    monkeypatch.setattr(making, "check_parity", disagree)
+    arguments = ["onnx", "--model", str(TINY), "--out", str(tmp_path), "--graphs", "step"]
+    assert "disagree" in failure(capsys, 3, *arguments)
+    assert EngineFolder(tmp_path).find("step", "float32", "onnx", model_folder=TINY) == path
+    assert path.read_bytes() == b"graph"
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".partial")] == []
+
+
+def test_an_interrupted_export(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(making, "write_onnx", interrupted)
+    assert main(["onnx", "--model", str(TINY), "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "token2wav-export: interrupted\n"
+
+
+# inspect
+
+
+def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "nothing was exported here yet\n"
+
+
+def test_inspect_tells_what_is_in_a_graph(
+    capsys: pytest.CaptureFixture[str], export: Export, engine_folders: dict[str, EngineFolder]
+) -> None:
+    path, engines = export("tiny", "step", "float32"), engine_folders["tiny"]
+    arguments = ["inspect", "--model", str(TINY), "--out", str(engines.path)]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out
+    assert str(path.relative_to(engines.path)) in table
+    assert "bias (rows, 1, frames, past+frames)" in table
+    assert "past_key_0..1 (rows, past, 64)" in table
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    step = next(one for one in found if one["artifact"]["file"] == str(path.relative_to(engines.path)))
+    assert step["problem"] is None
+    assert step["nodes"] == sum(step["operators"].values()) > 100
+    assert step["outputs"]["velocity"] == ["rows", 80, "frames"]
+    assert 100_000 < step["weights"] <= sum(step["artifact"]["sizes"].values())
+
+
+def test_inspect_says_why_something_is_stale(tmp_path: Path) -> None:
+    engines = EngineFolder(tmp_path)
+    graph = add(engines, content=b"no graph at all")
+    add(engines, engine("8.9", "0.1"))
+    now = datetime.fromisoformat(ARTIFACT.created).astimezone(timezone.utc) + timedelta(days=3)
+    first, second = inspect_folder(engines, TINY)
+    assert first.problem is not None
+    assert "is no ONNX graph" in first.problem
+    assert second.problem is not None
+    assert "tensorrt_rtx" in second.problem
+    text = as_text([first, second], now)
+    assert "3 d  stale: " in text
+    assert "x              (2, 80, 1) .. (2, 80, 50) .. (8, 80, 50)" in text
+    graph.unlink()
+    assert inspect_folder(engines, TINY)[0].problem == f"{graph.relative_to(tmp_path)} is missing"

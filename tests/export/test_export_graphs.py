@@ -1,0 +1,103 @@
+"""Exported graphs compute what torch computes, at sizes other than those they were traced and checked with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tests.export.rig import Export
+from token2wav.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
+from token2wav.checkpoint import load_hift
+from token2wav.flow.step import CachedStep
+from token2wav.model_config import ModelConfig
+from token2wav_export.errors import ExportError
+from token2wav_export.modules import halve_convolutions, load_module, run_module, sample_inputs
+from token2wav_export.parity import bound, check_parity, disagreement, run_onnx
+from token2wav_export.signatures import signature
+
+CASES: list[tuple[str, Graph, Precision]] = [
+    ("tiny", "step", "float32"),
+    ("tiny", "step", "float16"),
+    ("tiny", "estimator-streaming", "float32"),
+    ("tiny", "vocoder", "float32"),
+    ("small", "step", "float32"),
+    ("small", "estimator-full", "float32"),
+]
+SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # rows, frames, past
+
+
+@pytest.mark.parametrize(("model", "graph", "precision"), CASES)
+def test_a_graph_agrees_with_torch_at_any_size(
+    export: Export, models: dict[str, Path], model: str, graph: Graph, precision: Precision
+) -> None:
+    path, config = export(model, graph, precision), ModelConfig.read(models[model])
+    tensors = signature(graph, precision, config)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    reference = load_module(graph, "float32", models[model], config)
+    for seed, (rows, frames, past) in enumerate(SIZES):
+        sizes = {"rows": rows, "frames": frames, "past": past}
+        inputs = sample_inputs(reference, tensors, sizes, seed)
+        outputs = run_onnx(session, tensors, inputs)
+        assert [value.shape for value in outputs] == [spec.of(sizes) for spec in tensors.outputs]
+        assert [value.dtype.name for value in outputs] == [spec.dtype for spec in tensors.outputs]
+        wanted = run_module(reference, [x.float() if x.dtype == torch.float16 else x for x in inputs])
+        assert disagreement(outputs, wanted, precision) <= bound(graph, precision), sizes
+
+
+def test_the_step_is_exported_under_the_names_that_its_module_gives(models: dict[str, Path]) -> None:
+    config = ModelConfig.read(models["tiny"])
+    module = load_module("step", "float32", models["tiny"], config)
+    assert isinstance(module, CachedStep)
+    tensors = signature("step", "float32", config)
+    assert [spec.name for spec in tensors.inputs] == module.input_names
+    assert [spec.name for spec in tensors.outputs] == module.output_names
+
+
+def test_a_file_says_what_it_is_and_names_its_dimensions(
+    export: Export, models: dict[str, Path], engine_folders: dict[str, EngineFolder]
+) -> None:
+    path = export("tiny", "step", "float32")
+    found = engine_folders["tiny"].find("step", "float32", "onnx", model_folder=models["tiny"])
+    assert found == path
+    model = onnx.load(path, load_external_data=False)
+    said = {entry.key: entry.value for entry in model.metadata_props}
+    assert said["graph"] == "step"
+    assert said["precision"] == "float32"
+    assert said["graph_version"] == str(GRAPH_VERSION)
+    assert said["fingerprint"] == fingerprint(models["tiny"], stem_of("step"))
+    assert (said["opset"], said["steps"], said["guidance"]) == ("20", "10", "0.7")
+    assert model.opset_import[0].version == 20
+    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    assert shapes["x"] == ["rows", 80, "frames"]
+    assert shapes["bias"] == ["rows", 1, "frames", "past+frames"]
+    assert shapes["past_key_1"] == ["rows", "past", 64]
+    assert {"If", "Loop", "NonZero"} & {node.op_type for node in model.graph.node} == set()
+
+
+def test_a_graph_that_computes_something_else_is_refused(export: Export, models: dict[str, Path]) -> None:
+    path, config = export("tiny", "step", "float32"), ModelConfig.read(models["tiny"])
+    other = load_module("step", "float32", models["tiny"], config)
+    assert isinstance(other, CachedStep)
+    other.estimator.proj_out.bias.add_(1e-3)
+    with pytest.raises(ExportError, match=r"step in float32: ONNX Runtime and torch disagree by \d.\de-04"):
+        check_parity(path, "step", "float32", signature("step", "float32", config), other)
+
+
+def test_outputs_that_are_not_finite_never_agree() -> None:
+    nan = torch.full((3,), float("nan"))
+    for precision in ("float32", "float16"):
+        assert disagreement([nan.numpy()], [torch.ones(3)], precision) == float("inf")
+
+
+def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(models: dict[str, Path]) -> None:
+    config = ModelConfig.read(models["tiny"])
+    full, half = (load_hift(models["tiny"], config) for _ in range(2))
+    halve_convolutions(half)
+    module = load_module("vocoder", "float32", models["tiny"], config)
+    inputs = sample_inputs(module, signature("vocoder", "float16", config), {"rows": 2, "frames": 100})
+    with torch.inference_mode():
+        assert disagreement([half.network(*inputs).numpy()], [full.network(*inputs)], "float16") < 1e-2
