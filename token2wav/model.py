@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.build import build_engines
-from token2wav.engines.choice import Host
+from token2wav.engines.choice import EngineSummary, Host
 from token2wav.errors import ConfigError, InputError
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
@@ -29,10 +29,19 @@ class Token2Wav:
     Attributes:
         config: of the model.
         pipeline: what streams run on.
+        engine: what that runs on.
     """
 
-    def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, stream: StreamConfig) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        flow: FlowEngine,
+        vocoder: VocoderEngine,
+        stream: StreamConfig,
+        engine: EngineSummary = EngineSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
+    ) -> None:
         self.config = config
+        self.engine = engine
         self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow))
         self._align_prompt = stream.align_prompt
 
@@ -63,10 +72,20 @@ class Token2Wav:
             torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
-        flow_engine, vocoder_engine = build_engines(Host(folder, runtime, device), config, stream)
-        model = cls(config, flow_engine, vocoder_engine, stream)
+        flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
+        model = cls(config, flow_engine, vocoder_engine, stream, engine)
         log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
         return model
+
+    def probe(self) -> None:
+        """Speaks a moment, so that an engine that does not work is found before anybody listens.
+
+        Raises:
+            EngineError: it fails, or gives NaN or infinite numbers.
+        """
+        bands, dim = self.config.flow.mel_bands, self.config.flow.spk_embed_dim
+        silent = Voice(np.zeros(0, np.int32), np.zeros((0, bands), np.float32), np.ones(dim, np.float32))
+        self.synthesize(np.arange(2 * self.config.flow.block_tokens) % self.config.flow.vocab_size, silent)
 
     def stream(self, voice: Voice) -> Stream:
         """Opens a stream.

@@ -16,10 +16,11 @@ from token2wav.errors import Token2WavError
 from token2wav_export.errors import ExportError
 
 PROGRAM = "token2wav-export"
-DONE, UNUSABLE, FAILED, INTERRUPTED = 0, 2, 3, 130
+DONE, DIFFERENT, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 _EXIT_CODES = """\
 exit codes:
   0    done
+  1    verify: the engine differs from torch by more than is accepted
   2    wrong usage, or a model folder, engine folder or package that cannot be used
   3    the export failed; what was there before is still in place
   130  interrupted (Ctrl-C)
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     options.command_line = [PROGRAM, *given]
     try:
-        options.run(options)
+        return options.run(options) or DONE
     except ExportError as error:
         return _give_up(f"error: {error}", FAILED)
     except Token2WavError as error:
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('token2wav')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_onnx, _add_tensorrt, _add_inspect):
+    for add in (_add_onnx, _add_tensorrt, _add_verify, _add_inspect):
         add(commands.add_parser)
     return parser
 
@@ -121,6 +122,26 @@ def _add_tensorrt(add_parser: _AddParser) -> None:
         "--config", type=Path, metavar="FILE", help="server configuration (YAML), for the lengths of chunks"
     )
     parser.set_defaults(run=_run_tensorrt)
+
+
+def _add_verify(add_parser: _AddParser) -> None:
+    parser = add_parser(
+        "verify",
+        help="compare an engine with torch in float32",
+        description="Run an engine as a stream would, and report how far it is from torch in float32.",
+    )
+    _add_folders(parser)
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "torch", "onnx", "tensorrt"),
+        default="auto",
+        help="default: what a server would take on this machine",
+    )
+    parser.add_argument("--precision", choices=("auto", *get_args(Precision)), default="auto", help="default: auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of audio to compare (default: %(default)g)")
+    parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
+    parser.set_defaults(run=_run_verify)
 
 
 def _add_inspect(add_parser: _AddParser) -> None:
@@ -187,6 +208,20 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
     for precision in options.precision:
         for graph in options.graphs:
             maker.tensorrt(graph, precision, package, load, options.compute_capability)
+
+
+def _run_verify(options: argparse.Namespace) -> int:
+    from token2wav.config import RuntimeConfig
+    from token2wav_export.verify import verify
+
+    runtime = RuntimeConfig(
+        device=options.device, engine=options.engine, engines=str(options.out or ""), precision=options.precision
+    )
+    report = verify(options.model, runtime, options.seconds)
+    print(report.as_json() if options.json else report.as_table())
+    for failure in report.failures:
+        print(f"{PROGRAM}: {failure}", file=sys.stderr)
+    return DIFFERENT if report.failures else DONE
 
 
 def _run_inspect(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from token2wav.checkpoint import load_flow, load_hift, load_noise
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.choice import Graphs, Host, choose, chunk_solver
+from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_solver
 from token2wav.engines.memory import cache_bytes
 from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
@@ -24,7 +24,9 @@ from token2wav.model_config import ModelConfig
 log = logging.getLogger(__name__)
 
 
-def build_engines(host: Host, config: ModelConfig, stream: StreamConfig) -> tuple[FlowEngine, VocoderEngine]:
+def build_engines(
+    host: Host, config: ModelConfig, stream: StreamConfig
+) -> tuple[FlowEngine, VocoderEngine, EngineSummary]:
     """Loads weights and graphs.
 
     Args:
@@ -44,11 +46,13 @@ def build_engines(host: Host, config: ModelConfig, stream: StreamConfig) -> tupl
     flow.estimator.drop_time_weights()
     if host.precision == "float16":
         flow.estimator.halve()
-    log.info("engine %s, %s, on %s", graphs.engine, host.precision, device)
+    summary = EngineSummary(graphs.engine, host.precision, str(device))
+    log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
     if not runtime.incremental:
         return (
             RecomputeFlowEngine(flow, flow_noise, solver, tail=stream.tail, left_blocks=stream.left_blocks),
             RecomputeVocoderEngine(hift, source_noise, stream.phase),
+            summary,
         )
     flow_engine = cached_flow_engine(
         flow,
@@ -61,7 +65,7 @@ def build_engines(host: Host, config: ModelConfig, stream: StreamConfig) -> tupl
         longest_hop=stream.max_hop_tokens,
         tail=stream.tail,
     )
-    return flow_engine, CachedVocoderEngine(hift, source_noise, stream.phase, graphs.vocoder)
+    return flow_engine, CachedVocoderEngine(hift, source_noise, stream.phase, graphs.vocoder), summary
 
 
 def cached_flow_engine(

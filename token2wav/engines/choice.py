@@ -39,6 +39,15 @@ _CAPTURED_STREAMS = 4
 
 
 @dataclass(frozen=True)
+class EngineSummary:
+    """What a model runs on, for reports and logs."""
+
+    name: EngineName
+    precision: Precision
+    device: str
+
+
+@dataclass(frozen=True)
 class Host:
     """What an engine is chosen for.
 

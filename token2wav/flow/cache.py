@@ -216,7 +216,8 @@ class StepMemory:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `Memory`."""
-        return attend(q, *self.extend_attention(layer, k, v), bias)
+        visible_k, visible_v = self.extend_attention(layer, k, v)
+        return attend(q, visible_k.to(q.dtype), visible_v.to(q.dtype), bias)
 
     def extend_conv(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Puts the last inputs of a position convolution before x (branches, dim, frames), and notes those of x."""

@@ -1,0 +1,164 @@
+"""How far an engine is from torch in float32, stage by stage, on the way that streams take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.engines.base import MelChunk
+from token2wav.model import Token2Wav
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
+from token2wav.voice import Voice
+
+PROMPT_TOKENS = 75
+_LARGE = 1e4  # times what a mel holds
+
+# Largest errors that are accepted. The mel's is relative to its own spread. float32 engines differ by the order of
+# sums; float16 rounds every product, and keeps 11 bits: 60 dB. From mel to audio, phase integrates F0, so that the
+# audio of two mels that are alike need not agree sample by sample: its bound holds for float32 alone.
+BOUNDS: dict[str, dict[str, float]] = {
+    "float32": {"mel_db": -90.0, "vocoder_max": 1e-3, "audio_snr_db": 35.0},
+    "float16": {"mel_db": -45.0, "vocoder_max": 1e-3},
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Comparison of an engine with torch in float32, on random tokens in a random voice.
+
+    Attributes:
+        engine, precision, device: what was compared.
+        seconds: of audio.
+        mel_max: largest difference of the mel, as a stream computes it.
+        mel_db: root mean square of that difference over the mel's own spread.
+        vocoder_max: largest difference of the audio of one and the same mel.
+        audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
+        finite_when_large: whether a prompt of huge numbers still gives finite audio.
+        failures: what is beyond its bound; empty if the engine is as good as torch.
+    """
+
+    engine: str
+    precision: str
+    device: str
+    seconds: float
+    mel_max: float
+    mel_db: float
+    vocoder_max: float
+    audio_snr_db: float
+    finite_when_large: bool
+    failures: list[str]
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    def as_table(self) -> str:
+        bounds = BOUNDS[self.precision]
+        rows = [
+            ("mel, largest error", f"{self.mel_max:.1e}", ""),
+            ("mel, error to spread (dB)", f"{self.mel_db:.1f}", f"<= {bounds['mel_db']:g}"),
+            ("vocoder, largest error", f"{self.vocoder_max:.1e}", f"<= {bounds['vocoder_max']:g}"),
+            ("audio, SNR (dB)", f"{self.audio_snr_db:.1f}", f">= {bounds.get('audio_snr_db', '-')}"),
+            ("finite on large inputs", str(self.finite_when_large).lower(), "true"),
+        ]
+        head = f"{self.engine}, {self.precision}, {self.device}, against torch, float32: {self.seconds:g} s of audio"
+        return "\n".join([head, *(f"  {name:28} {value:>10}  {bound}" for name, value, bound in rows)])
+
+
+def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
+    """Compares the engine that a configuration names with torch in float32 on the same device.
+
+    Args:
+        folder: of the model.
+        runtime: what to compare.
+        seconds: of audio.
+
+    Raises:
+        Token2WavError: the model, or the engine, cannot be loaded.
+    """
+    reference = Token2Wav.load(
+        folder, runtime=RuntimeConfig(device=runtime.device, engine="torch", precision="float32")
+    )
+    candidate = Token2Wav.load(folder, runtime=runtime)
+    random = np.random.default_rng(0)
+    vocabulary = reference.config.flow.vocab_size
+    tokens = random.integers(0, vocabulary, round(seconds * reference.config.token_frame_rate)).astype(np.int32)
+    voice = Voice(
+        random.integers(0, vocabulary, PROMPT_TOKENS),
+        random.standard_normal((2 * PROMPT_TOKENS, reference.config.flow.mel_bands)).astype(np.float32),
+        random.standard_normal(reference.config.flow.spk_embed_dim).astype(np.float32),
+    )
+    steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
+    mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
+    steps.update()
+    same_mel, other_audio = (vocode(model, mel) for model in (reference, candidate))
+    steps.update()
+    whole, other_whole = (model.synthesize(tokens, voice) for model in (reference, candidate))
+    steps.update()
+    huge = replace(voice, prompt_mel=voice.prompt_mel * _LARGE)
+    finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], huge)).all())
+    steps.close()
+    report = Report(
+        engine=candidate.engine.name,
+        precision=candidate.engine.precision,
+        device=candidate.engine.device,
+        seconds=seconds,
+        mel_max=float(np.abs(other_mel - mel).max()),
+        mel_db=_decibel(np.std(other_mel - mel) / np.std(mel)),
+        vocoder_max=float(np.abs(other_audio - same_mel).max()),
+        audio_snr_db=-_decibel(np.std(other_whole - whole) / np.std(whole)),
+        finite_when_large=finite,
+        failures=[],
+    )
+    return replace(report, failures=_failures(report))
+
+
+def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> NDArray[np.float32]:
+    """Mel (bands, 2 * tokens) of an utterance as a stream computes it, chunk by chunk."""
+    flow, config = model.pipeline.flow, model.config
+    session = Session(voice, config, HopSchedule.of(StreamConfig(), config.flow), flow.open(voice), 0)
+    try:
+        session.push(tokens)
+        session.end()
+        mels = []
+        while (chunk := session.next_chunk()) is not None:
+            mels += flow.advance([(session.flow_handle, chunk)])
+            session.sent(chunk, np.empty(0, np.float32))
+    finally:
+        flow.close(session.flow_handle)
+    frames = config.flow.token_mel_ratio * len(tokens)
+    return torch.cat(mels, dim=1)[:, -frames:].cpu().numpy()
+
+
+def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Audio of a mel as a stream computes it, in two pieces."""
+    vocoder, middle = model.pipeline.vocoder, mel.shape[1] // 2
+    handle = vocoder.open()
+    try:
+        pieces = [(mel[:, :middle], False), (mel[:, middle:], True)]
+        audio = [vocoder.advance([(handle, MelChunk(torch.tensor(piece), last))])[0] for piece, last in pieces]
+    finally:
+        vocoder.close(handle)
+    return torch.cat(audio).cpu().numpy()
+
+
+def _decibel(ratio: float) -> float:
+    return float(20 * np.log10(max(ratio, 1e-12)))
+
+
+def _failures(report: Report) -> list[str]:
+    failures = []
+    for name, bound in BOUNDS[report.precision].items():
+        value = getattr(report, name)
+        if not (value >= bound if name == "audio_snr_db" else value <= bound):
+            failures.append(f"{name} is {value:.3g}, the bound is {bound:g}")
+    if not report.finite_when_large:
+        failures.append("large inputs give NaN or infinite numbers")
+    return failures

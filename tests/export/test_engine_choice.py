@@ -1,0 +1,174 @@
+"""Exported graphs as engines: streams through them equal torch, and configuration alone chooses between them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.export.rig import TINY, Export
+from tests.incremental.rig import a_voice, some_tokens
+from tests.server.rig import Rig
+from tests.support.golden import snr_db
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.artifacts import EngineFolder
+from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
+from token2wav_export.cli import main
+from token2wav_export.verify import stream_mel
+from token2wav_server.errors import ServerError
+
+MEL = 2e-5  # of float32, as in tests/parity
+AUDIO_DB = 40.0
+
+
+@pytest.fixture(scope="module")
+def engines(export: Export, engine_folders: dict[str, EngineFolder]) -> str:
+    """The engine folder of the tiny model, with all that an ONNX engine needs."""
+    export("tiny", "step", "float32")
+    export("tiny", "step", "float16")
+    export("tiny", "vocoder", "float32")
+    return str(engine_folders["tiny"].path)
+
+
+def load(engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str) -> Token2Wav:
+    runtime = RuntimeConfig(device="cpu", engine=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
+    return Token2Wav.load(TINY, stream=stream, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Token2Wav:
+    return load("", "torch")
+
+
+@pytest.fixture(scope="module")
+def onnx(engines: str) -> Token2Wav:
+    return load(engines)
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(0, 1), (0, 130), (41, 60), (75, 210)])
+def test_streams_on_onnx_equal_torch(onnx: Token2Wav, reference: Token2Wav, prompt: int, length: int) -> None:
+    voice, tokens = a_voice(prompt), some_tokens(length)
+    whole = reference.mel(tokens, voice)
+    assert np.abs(stream_mel(onnx, tokens, voice) - whole).max() <= MEL
+    audio = onnx.synthesize(tokens, voice)
+    assert len(audio) == 960 * length
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+@pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(tail="full"), StreamConfig(hop="fixed")])
+def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -> None:
+    tokens, voice = some_tokens(120), a_voice(30)
+    found = load(engines, stream=stream).synthesize(tokens, voice)
+    assert snr_db(found, load("", "torch", stream).synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
+    cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))]
+    sessions = [onnx.pipeline.open(voice) for voice, _ in cases]
+    for session, (_, tokens) in zip(sessions, cases, strict=True):
+        session.push(tokens)
+        session.end()
+    audio: list[list[np.ndarray]] = [[] for _ in cases]
+    while running := [index for index, session in enumerate(sessions) if not session.done]:
+        for index, chunk in zip(running, onnx.pipeline.advance([sessions[i] for i in running]), strict=True):
+            assert not isinstance(chunk, Exception)
+            audio[index].append(chunk.audio)
+    for session, pieces, (voice, tokens) in zip(sessions, audio, cases, strict=True):
+        onnx.pipeline.close(session)
+        assert snr_db(np.concatenate(pieces), onnx.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_float16_on_onnx_is_close_and_stores_float16(engines: str, reference: Token2Wav) -> None:
+    half = load(engines, precision="float16")
+    tokens, voice = some_tokens(150), a_voice(30)
+    exact = reference.mel(tokens, voice)
+    assert np.std(stream_mel(half, tokens, voice) - exact) <= 2e-3 * np.std(exact)
+    assert half.pipeline.flow.usage().page_bytes * 2 == reference.pipeline.flow.usage().page_bytes
+
+
+@pytest.mark.parametrize("engine", ["onnx", "torch"])
+def test_float16_stays_finite_on_large_inputs(engines: str, engine: str) -> None:
+    half, voice = load(engines, engine, precision="float16"), a_voice(30)
+    object.__setattr__(voice, "prompt_mel", voice.prompt_mel * 1e4)
+    assert np.isfinite(stream_mel(half, some_tokens(60), voice)).all()
+
+
+# Which engine.
+
+
+def test_auto_takes_onnx_where_it_was_exported(engines: str) -> None:
+    assert load(engines, "auto").engine.name == "onnx"
+
+
+def test_auto_takes_torch_elsewhere_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert load(str(tmp_path), "auto").engine.name == "torch"
+    assert "engine onnx would come before others but cannot be used" in caplog.text
+    assert "token2wav-export onnx" in caplog.text
+
+
+def test_an_engine_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"token2wav-export onnx --model .* --graphs step"):
+        load(str(tmp_path), "onnx")
+
+
+def test_tensorrt_needs_a_gpu(engines: str) -> None:
+    with pytest.raises(EngineUnavailableError, match="NVIDIA GPU"):
+        load(engines, "tensorrt")
+
+
+def test_recomputing_has_no_other_engine() -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.incremental"):
+        RuntimeConfig(engine="onnx", incremental=False)
+
+
+# The command that compares.
+
+
+@pytest.mark.parametrize(("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")])
+def test_verify_accepts_good_engines(
+    engines: str, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["verify", "--model", str(TINY), "--out", engines, "--engine", engine, "--precision", precision]
+    assert main([*arguments, "--device", "cpu", "--seconds", "4"]) == 0
+    assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
+
+
+def test_verify_refuses_an_engine_that_differs(
+    engines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from token2wav.engines.onnx_engine import OnnxVocoder
+
+    exact = OnnxVocoder.__call__
+
+    def louder(network: OnnxVocoder, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
+        return 1.01 * exact(network, mel, spectrum)
+
+    monkeypatch.setattr(OnnxVocoder, "__call__", louder)
+    arguments = ["verify", "--model", str(TINY), "--out", engines, "--engine", "onnx", "--device", "cpu"]
+    assert main([*arguments, "--seconds", "2", "--json"]) == 1
+    assert "vocoder_max" in capsys.readouterr().err
+
+
+# The server.
+
+
+def test_a_server_serves_on_onnx_by_configuration_alone(engines: str, onnx: Token2Wav, tmp_path: Path) -> None:
+    settings = f"runtime: {{engine: onnx, engines: '{engines}', device: cpu}}"
+    tokens, voice = some_tokens(90), a_voice(30)
+    with Rig.start(TINY, tmp_path, settings) as rig, rig.connect() as connection:
+        connection.send(tokens, voice)
+        answers = connection.answers()
+        assert answers.errors == []
+    assert "engine onnx, float32, on cpu" in (tmp_path / "triton.log").read_text()
+    assert snr_db(answers.audio, onnx.synthesize(tokens, voice)) >= AUDIO_DB
+    assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> None:
+    settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
+    with pytest.raises(ServerError, match="token2wav-export onnx"), Rig.start(TINY, tmp_path, settings):
+        pass
