@@ -50,11 +50,11 @@ export-full: ## export a random model of the public size and measure that (minut
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.export_full
 
-gpu-check: ## run the tests that need an NVIDIA GPU
+gpu-check: ## on an NVIDIA GPU: its tests, and parity and times of every engine, as one JSON and one table
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
-	$(BIN)/pytest -m gpu -ra
+	$(BIN)/python -m benchmarks.gpu_check
 
 clean: ## remove everything that make has made: .venv, out/, caches
 	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info

@@ -43,7 +43,7 @@ def run_job(folder: Path, job: Job) -> dict[str, Any]:
     if backend == "onnx":
         maker.onnx(graph, precision)
     else:
-        maker.tensorrt(graph, precision, load_package("tensorrt_rtx"), Load(StreamConfig(), 4, 30.0), [])
+        maker.tensorrt(graph, precision, load_package("tensorrt_rtx"), Load(StreamConfig(), 4, 32.0), [])
     made = inspect_folder(engines, folder)[-1]
     return {
         "graph": graph,

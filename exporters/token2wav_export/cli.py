@@ -114,7 +114,7 @@ def _add_tensorrt(add_parser: _AddParser) -> None:
     parser.add_argument(
         "--history-seconds",
         type=float,
-        default=30.0,
+        default=32.0,
         metavar="S",
         help="prompt and past that a chunk can look back on, at most (default: %(default)g)",
     )

@@ -1,0 +1,262 @@
+"""Every engine that this host can run, on the same chunks: how far from torch in float32, and how long a chunk takes.
+
+Each engine has a process of its own, one after the other, so that none takes cores or memory from another. What cannot
+run says why. Prints a line for each measurement; writes JSON and a plot.
+
+    .venv/bin/python -m benchmarks.engines
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+
+from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.models import SIZES, fill_randomly, random_model
+from benchmarks.streaming_cost import prompt
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.artifacts import EngineFolder
+from token2wav.engines.base import FlowChunk, MelChunk
+from token2wav.engines.cuda_graphs import SWITCH
+from token2wav.errors import Token2WavError
+from token2wav_export.making import Maker
+from token2wav_export.packages import load_package
+from token2wav_export.profiles import Load
+from token2wav_export.verify import verify
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+FULL_YAML = ROOT / "tests" / "data" / "full_size" / "cosyvoice3.yaml"
+PROMPT_TOKENS = 75
+HOPS = (25, 100)
+LOAD = Load(StreamConfig(), max_streams=4, history_seconds=32.0)
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: an engine, in a precision, with CUDA graphs or without."""
+
+    engine: str
+    precision: str
+    graphs: bool = True
+
+    @property
+    def label(self) -> str:
+        return f"{self.engine} {self.precision}{'' if self.graphs else ', no graphs'}"
+
+
+CPU_CASES = [Case("torch", "float32"), Case("onnx", "float32")]
+CUDA_CASES = [
+    Case("torch", "float32", graphs=False),
+    Case("torch", "float16", graphs=False),
+    Case("torch", "float32"),
+    Case("torch", "float16"),
+    Case("onnx", "float16"),
+    Case("tensorrt", "float16", graphs=False),
+    Case("tensorrt", "float16"),
+]
+
+
+@dataclass
+class Row:
+    """Chunks of one length at one history in one batch; median, least and most of several.
+
+    Attributes:
+        history_s: audio before the chunk, prompt included; 0 for a first chunk in a voice that is cached.
+        hop_tokens: length of the chunk.
+        streams: in the batch.
+        flow_ms, vocoder_ms: of the whole batch.
+    """
+
+    history_s: float
+    hop_tokens: int
+    streams: int
+    flow_ms: tuple[float, float, float]
+    vocoder_ms: tuple[float, float, float]
+
+
+@dataclass
+class Result:
+    """All of one case on one model; `problem` says why there is nothing."""
+
+    model: str
+    case: Case
+    rows: list[Row] = field(default_factory=list)
+    verification: dict[str, Any] | None = None
+    problem: str | None = None
+
+
+def model_folder(parent: Path, size: str) -> Path:
+    if size == "full":
+        folder = parent / size
+        folder.mkdir()
+        (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
+        return fill_randomly(folder)
+    return random_model(parent / size, SIZES[size])
+
+
+def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result:
+    """Exports what the case needs and measures it."""
+    folder, size, case, device, batches, histories = job
+    os.environ[SWITCH] = "1" if case.graphs else "0"
+    result = Result(size, case)
+    runtime = RuntimeConfig(device=device, engine=case.engine, precision=case.precision)  # type: ignore[arg-type]
+    try:
+        export(folder, case)
+        result.verification = asdict(verify(folder, runtime, seconds=6.0))
+        model = Token2Wav.load(folder, runtime=runtime)
+        result.rows = list(measure(model, batches, histories))
+    except (Token2WavError, RuntimeError) as error:
+        result.problem = " ".join(str(error).split())[:300]
+    return result
+
+
+def export(folder: Path, case: Case) -> None:
+    maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.engines"])
+    made = {(artifact.graph, artifact.precision, artifact.backend) for artifact in EngineFolder.of(folder).artifacts()}
+    if case.engine == "onnx":
+        for graph, precision in (("step", case.precision), ("vocoder", "float32")):
+            if (graph, precision, "onnx") not in made:
+                maker.onnx(graph, precision)  # type: ignore[arg-type]
+    if case.engine == "tensorrt" and not any(backend.startswith("tensorrt") for _, _, backend in made):
+        maker.tensorrt("step", case.precision, load_package("auto"), LOAD, [])  # type: ignore[arg-type]
+
+
+def measure(model: Token2Wav, batches: list[int], histories: list[float]) -> Iterator[Row]:
+    for streams in batches:
+        for history in histories:
+            for hop in HOPS if history else HOPS[:1]:
+                times = [
+                    timed
+                    for _ in range(REPEATS if not history else 1)
+                    for timed in chunks(model, streams, history, hop)
+                ]
+                flow, vocoder = zip(*times[1:] if len(times) > 1 else times, strict=True)
+                yield Row(history, hop, streams, spread(flow), spread(vocoder))
+
+
+def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
+    milliseconds = 1000 * np.array(seconds)
+    return tuple(round(float(value), 2) for value in (np.median(milliseconds), milliseconds.min(), milliseconds.max()))  # type: ignore[return-value]
+
+
+def chunks(model: Token2Wav, streams: int, history_s: float, hop: int) -> Iterator[tuple[float, float]]:
+    """Seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
+    flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config.flow
+    random, voice = np.random.default_rng(0), prompt(PROMPT_TOKENS)
+    handles = [(flow.open(voice), vocoder.open()) for _ in range(streams)]
+    position = config.prefix_tokens(PROMPT_TOKENS)
+    first = PROMPT_TOKENS - position
+
+    def advance(length: int) -> tuple[float, float]:
+        nonlocal position
+        left = min(config.lookbehind_len, position)
+        tokens = random.integers(0, config.vocab_size, left + length + config.pre_lookahead_len).astype(np.int32)
+        chunk = FlowChunk(tokens, left, position, position + length, last=False)
+        start = time.perf_counter()
+        mels = flow.advance([(handle, chunk) for handle, _ in handles])
+        synchronize(mels[0])
+        between = time.perf_counter()
+        audio = vocoder.advance(
+            [(handle, MelChunk(mel, False)) for (_, handle), mel in zip(handles, mels, strict=True)]
+        )
+        synchronize(audio[0])
+        position += length
+        return between - start, time.perf_counter() - between
+
+    try:
+        if not history_s:
+            yield advance(first + hop)
+            return
+        advance(first + HOPS[0])
+        while position < history_s * 25:
+            advance(HOPS[-1])
+        for _ in range(REPEATS):
+            yield advance(hop)
+    finally:
+        for flow_handle, vocoder_handle in handles:
+            flow.close(flow_handle)
+            vocoder.close(vocoder_handle)
+
+
+def synchronize(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def lines(result: Result) -> Iterator[str]:
+    name = f"{result.model:6} {result.case.label:27}"
+    if result.problem:
+        yield f"{name} did not run: {result.problem}"
+    if result.verification:
+        verdict = "; ".join(result.verification["failures"]) or "within all bounds"
+        yield f"{name} mel {result.verification['mel_db']:.0f} dB from torch in float32: {verdict}"
+    for row in result.rows:
+        yield (
+            f"{name} {row.history_s:5g} s {row.hop_tokens:4} tokens {row.streams:3} streams "
+            f"flow {row.flow_ms[0]:8.1f} ms  vocoder {row.vocoder_ms[0]:8.1f} ms"
+        )
+
+
+def plot(results: list[Result], path: Path) -> None:
+    """Time of chunks of one stream, engine beside engine."""
+    sizes = list(dict.fromkeys(result.model for result in results))
+    figure, axes = plt.subplots(1, len(sizes), figsize=(6 * len(sizes), 4), layout="constrained", squeeze=False)
+    for axis, size in zip(axes[0], sizes, strict=True):
+        shown = [result for result in results if result.model == size and result.rows]
+        keys = [(row.history_s, row.hop_tokens) for row in shown[0].rows if row.streams == 1] if shown else []
+        for index, result in enumerate(shown):
+            rows = [row for row in result.rows if row.streams == 1]
+            at = np.arange(len(rows)) + index * 0.8 / len(shown)
+            flow, vocoder = (np.array([getattr(row, name)[0] for row in rows]) for name in ("flow_ms", "vocoder_ms"))
+            [bar, *_] = axis.bar(at, flow, 0.75 / len(shown), label=result.case.label)
+            axis.bar(at, vocoder, 0.75 / len(shown), bottom=flow, color=bar.get_facecolor(), alpha=0.5)
+        axis.set_xticks(np.arange(len(keys)) + 0.3, [f"{history:g} s\n{hop} tokens" for history, hop in keys])
+        axis.set_ylabel("ms per chunk: flow, vocoder (pale)")
+        axis.set_title(f"{size} model, one stream", fontsize=10)
+        axis.legend()
+    figure.savefig(path, dpi=110)
+
+
+def run(device: str, sizes: list[str], batches: list[int], histories: list[float]) -> list[Result]:
+    """Measures every case that a device has, and prints each as it is done."""
+    cases = CUDA_CASES if device.startswith("cuda") else CPU_CASES
+    results = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {size: model_folder(Path(temporary), size) for size in sizes}
+        jobs = [(folders[size], size, case, device, batches, histories) for size in sizes for case in cases]
+        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
+            for result in processes.imap(run_case, jobs):
+                results.append(result)
+                print(*lines(result), sep="\n", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sizes", nargs="+", choices=[*SIZES, "full"], default=list(SIZES))
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds")
+    parser.add_argument("--name", default="engines", help="of the result files")
+    options = parser.parse_args()
+    results = run(options.device, options.sizes, options.batches, options.histories)
+    save(options.name, {**describe("onnxruntime"), "results": [asdict(result) for result in results]})
+    plot(results, RESULTS / f"{options.name}.png")
+
+
+if __name__ == "__main__":
+    main()
