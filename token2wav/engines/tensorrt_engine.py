@@ -42,7 +42,7 @@ def logger(name: Package) -> Any:
 def target_of(device: torch.device) -> dict[str, str]:
     """What an engine must have been built for to run on a device, as an engine folder notes it."""
     major, minor = torch.cuda.get_device_capability(device)
-    return {"compute_capability": f"{major}.{minor}"}
+    return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
 
 class TensorRTGraph:

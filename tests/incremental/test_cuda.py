@@ -1,0 +1,76 @@
+"""What only a GPU can show: captured graphs equal steps run one by one, and both equal the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.incremental.rig import a_voice, some_tokens
+from tests.support.golden import TINY, snr_db
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.engines.cuda_graphs import SWITCH
+from token2wav.engines.packed_solver import PackedChunkSolver
+from token2wav.engines.torch_engine import TorchChunkSolver
+from token2wav_export.verify import stream_mel
+
+MEL = 2e-4  # of float32: other kernels sum in another order
+HALF = 1e-2  # of float16, relative to the spread of the mel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+CASES = [(0, 30), (41, 60), (75, 260)]
+
+
+def load(precision: str, stream: StreamConfig | None = None) -> Token2Wav:
+    runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
+    return Token2Wav.load(TINY, stream=stream, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Token2Wav:
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", engine="torch"))
+
+
+@pytest.fixture(params=["float32", "float16"])
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+    torch.cuda.empty_cache()
+
+
+def test_captured_graphs_equal_the_cpu(reference: Token2Wav, precision: str) -> None:
+    model = load(precision)
+    assert isinstance(model.pipeline.flow._solver, PackedChunkSolver)  # type: ignore[attr-defined]
+    for prompt, length in CASES:
+        tokens, voice = some_tokens(length), a_voice(prompt)
+        mel, expected = stream_mel(model, tokens, voice), stream_mel(reference, tokens, voice)
+        bound = MEL if precision == "float32" else HALF * float(expected.std())
+        assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
+
+
+def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = load(precision)
+    monkeypatch.setenv(SWITCH, "0")
+    eager = load(precision)
+    assert isinstance(eager.pipeline.flow._solver, TorchChunkSolver)  # type: ignore[attr-defined]
+    for prompt, length in CASES:
+        tokens, voice = some_tokens(length), a_voice(prompt)
+        mel, expected = stream_mel(captured, tokens, voice), stream_mel(eager, tokens, voice)
+        bound = MEL if precision == "float32" else HALF * float(expected.std())
+        assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
+
+
+def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
+    tokens, voice = some_tokens(150), a_voice(30)
+    assert snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
+
+
+def test_a_window_on_the_gpu() -> None:
+    stream = StreamConfig(left_blocks=2)
+    tokens, voice = some_tokens(260), a_voice(30)
+    exact = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch"))
+    assert np.abs(stream_mel(load("float32", stream), tokens, voice) - stream_mel(exact, tokens, voice)).max() <= MEL
