@@ -21,7 +21,7 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk
-from token2wav_client.client import Client, Health
+from token2wav_client.client import Client
 from token2wav_client.errors import (
     ClientError,
     InputError,
@@ -35,6 +35,7 @@ from token2wav_client.errors import (
     UtteranceClosedError,
     VoiceError,
 )
+from token2wav_client.health import Health
 from token2wav_client.stream import Utterance
 from token2wav_client.tokens import TokenParser
 from token2wav_client.voice import ClientVoice

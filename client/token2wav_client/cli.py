@@ -94,12 +94,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         metavar="N",
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
     )
-    parser.add_argument(
-        "--audio-format",
-        choices=("float32", "int16"),
-        default="float32",
-        help="on the wire (default: %(default)s)",
-    )
+    _add_audio_format(parser)
     parser.add_argument(
         "--subtype",
         choices=("PCM_16", "FLOAT"),
@@ -132,14 +127,27 @@ def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
     parser = add_parser(
         "health",
-        help="ask whether the server and the model are ready",
-        description="Ask whether the server is live and ready, and the model ready. This asks for states and "
-        "synthesizes nothing.",
+        help="find out whether the server works",
+        description="Speak three tokens with a voice that has no prompt, check the audio and say how long it took. "
+        "Triton's own readiness is not enough: it stays when the process that runs the model has died.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_audio_format(parser)
     _add_server(parser)
+    parser.add_argument(
+        "--timeout", type=_positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
+    )
     parser.set_defaults(run=_run_health)
+
+
+def _add_audio_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--audio-format",
+        choices=("float32", "int16"),
+        default="float32",
+        help="on the wire (default: %(default)s)",
+    )
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +191,13 @@ def _run_voice_id(options: argparse.Namespace) -> int:
 
 
 def _run_health(options: argparse.Namespace) -> int:
-    return health(Client(options.url, model=options.model, connect_timeout_s=options.connect_timeout))
+    client = Client(
+        options.url,
+        model=options.model,
+        connect_timeout_s=min(options.connect_timeout, options.timeout),
+        response_timeout_s=options.timeout,
+    )
+    return health(client, timeout_s=options.timeout, audio_format=options.audio_format)
 
 
 def _at_least_one(text: str) -> int:

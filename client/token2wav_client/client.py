@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.errors import InputError, ModelNotReadyError, VoiceError
 from token2wav_client.faults import explain
+from token2wav_client.health import VOICE, Health, speak_a_little
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening
@@ -33,20 +34,6 @@ _CHANNEL_OPTIONS = [
 
 _SENDER_GRACE_S = 0.5
 _VOICE_ID = re.compile("[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What a server says of itself; all true means that it takes utterances."""
-
-    live: bool
-    ready: bool
-    model_ready: bool
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything is well."""
-        return self.live and self.ready and self.model_ready
 
 
 class Client:
@@ -89,15 +76,25 @@ class Client:
         self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def health(self) -> Health:
-        """Ask the server and the model for their state.
+    def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
+        """Find out whether the server works, by speaking three tokens with a voice that has no prompt.
+
+        A server that has no room for another utterance works too.
+
+        Args:
+            timeout_s: seconds for all of it.
+            audio_format: dtype of the samples to ask for.
 
         Raises:
-            ServerUnavailable: nobody answers.
+            ServerUnavailable: nobody answers, or the server went away meanwhile.
+            ModelNotReadyError: the server lacks the model, or is shutting down.
+            ResponseTimeoutError: it was not done in time.
+            ProtocolError: the audio has not 960 samples per token, or is not finite.
+            ServerError: the server failed to speak.
         """
-        live = self._ask(self._stub.ServerLive, service_pb2.ServerLiveRequest()).live
-        ready = self._ask(self._stub.ServerReady, service_pb2.ServerReadyRequest()).ready
-        return Health(live, ready, self._model_ready())
+        began = time.monotonic()
+        utterance = self.open(VOICE, audio_format=audio_format)
+        return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
 
     def open(
         self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True

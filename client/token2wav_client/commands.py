@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioFormat
 from token2wav_client.client import Client
-from token2wav_client.errors import OK, UNAVAILABLE, VoiceError
+from token2wav_client.errors import OK, VoiceError
 from token2wav_client.report import as_json, as_table
 from token2wav_client.stats import ChunkTiming, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
@@ -75,21 +75,19 @@ def voice_id(path: str) -> int:
     return OK
 
 
-def health(client: Client) -> int:
-    """Print the state of server and model; closes the client.
+def health(client: Client, *, timeout_s: float, audio_format: AudioFormat) -> int:
+    """Speak three tokens and print in one line how long it took; closes the client.
 
     Raises:
-        ServerUnavailable: nobody answers.
+        ClientError: the server does not work; the class says in which way.
     """
     with client:
-        state = client.health()
-    for name, well in (
-        ("server live", state.live),
-        ("server ready", state.ready),
-        ("model ready", state.model_ready),
-    ):
-        print(f"{name:<13} {'yes' if well else 'no'}")
-    return OK if state.ok else UNAVAILABLE
+        state = client.health(timeout_s=timeout_s, audio_format=audio_format)
+    if state.first_audio_s is None:
+        print(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
+    else:
+        print(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+    return OK
 
 
 def _progress_bar(tokens: int | None, quiet: bool) -> tqdm[NoReturn]:

@@ -11,15 +11,17 @@ BAD_INPUT = 2
 UNAVAILABLE = 3
 REFUSED = 4
 TIMED_OUT = 5
+NOT_READY = 6
 INTERRUPTED = 130
 
 EXIT_CODES: dict[int, str] = {
-    OK: "the whole utterance was received (health: live and ready)",
+    OK: "the whole utterance was received (health: the server speaks, or says that it has no room now)",
     UNEXPECTED: "an error that this program does not know; please report it",
     BAD_INPUT: "wrong usage, or a token, voice or output file that cannot be used",
-    UNAVAILABLE: "no server at the address, it went away, or the model is not ready",
-    REFUSED: "the server refused or failed the utterance, or broke the protocol",
+    UNAVAILABLE: "no server at the address, or it went away",
+    REFUSED: "the server refused or failed the utterance, or sent a wrong answer",
     TIMED_OUT: "the server did not answer within --timeout",
+    NOT_READY: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
     INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
 }
 
@@ -55,7 +57,9 @@ class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, nam
 
 
 class ModelNotReadyError(ServerUnavailable):
-    """The server answers, but the model is missing, still loading, or failed to load."""
+    """The server answers, but the model is missing, still loading, or failed to load; or it is shutting down."""
+
+    exit_code = NOT_READY
 
 
 class ServerError(ClientError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,20 +14,27 @@ from typing import NoReturn
 from token2wav.checkpoint import check_model_folder
 from token2wav.config import load_server_config
 from token2wav.errors import Token2WavError
-from token2wav_server.errors import ServerError
+from token2wav_server.back_off import BackOff
+from token2wav_server.canary import Canary
+from token2wav_server.errors import ServerError, ServerGaveUpError
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
+from token2wav_server.supervisor import Supervisor
 
-STOPPED, BAD_USAGE, NOT_STARTED, DIED = 0, 2, 3, 4
+STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
+
+_EXIT_CODES = """\
+exit codes:
+  0    stopped on request, every stream has ended
+  2    wrong usage, or a model folder or configuration that cannot be used
+  3    the server could not start
+  4    the server ended by itself, or its model stopped working, too often in a row
+  5    stopped on request, and streams that were still open were cut off
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM.
-
-    Returns:
-        0 stopped on request, 2 bad arguments, model folder or configuration, 3 the server could not start,
-        4 the server ended by itself.
-    """
+    """Serves until SIGINT or SIGTERM, then drains; returns its exit code (see ``--help``)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     own, extra = _split_at_dashes(given)
     options = _parser().parse_args(own)
@@ -38,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return STOPPED
     except Token2WavError as error:
         return _failed(error, BAD_USAGE)
+    except ServerGaveUpError as error:
+        return _failed(error, DIED)
     except ServerError as error:
         return _failed(error, NOT_STARTED)
 
@@ -54,20 +64,34 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         verbose=options.verbose,
         extra_args=extra_args,
     )
-    with server:
-        print(
-            f"token2wav: ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
-            flush=True,
-        )
-        status = server.wait()
-        return _failed(f"the server ended by itself (status {status}): {server.failure_reason()}", DIED)
+    supervisor = Supervisor(
+        server,
+        back_off=BackOff(options.restarts),
+        canary=_canary(options.canary_seconds, server.model_repository),
+        grace_s=options.grace_seconds,
+        announce=_announce,
+    )
+    if cut_off := supervisor.serve():
+        return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
+    return STOPPED
+
+
+def _canary(interval_s: float, model_repository: Path) -> Canary | None:
+    if not interval_s:
+        return None
+    canary = Canary(interval_s, model_repository)
+    if canary.why_none:
+        _announce(f"a model process that hangs will not be noticed: {canary.why_none}")
+        return None
+    return canary
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="token2wav-serve",
         description="Serve a token2wav model folder with NVIDIA Triton until Ctrl-C.",
-        epilog="Arguments after -- go to tritonserver as they are.",
+        epilog=f"Arguments after -- go to tritonserver as they are.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
     parser.add_argument("--config", type=Path, metavar="FILE", help="server configuration (YAML)")
@@ -76,6 +100,29 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{service}-port", type=_port, default=port, metavar="PORT", help="default: %(default)s")
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR", help="Triton models (default: those of this checkout)"
+    )
+    parser.add_argument(
+        "--grace-seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
+        "at once (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--canary-seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="how often to speak three tokens as a test; two without an answer in this time restart the server "
+        "(default: %(default)g, 0: never)",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=_count,
+        default=5,
+        metavar="N",
+        help="how often in a row to restart a server that ended by itself or does not work (default: %(default)s)",
     )
     parser.add_argument(
         "--verbose",
@@ -98,11 +145,33 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    # A second signal must not cut the clean stop short.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Only a second Ctrl-C may cut the drain short, and nothing what follows it.
+    first = signal.getsignal(signal.SIGTERM) is _interrupt
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not first:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _announce(line: str) -> None:
+    print(f"token2wav: {line}", flush=True)
 
 
 def _failed(error: object, status: int) -> int:

@@ -15,3 +15,7 @@ class PortInUseError(ServerError):
 
 class ServerStartError(ServerError):
     """The server process ended, or was not ready in time."""
+
+
+class ServerGaveUpError(ServerError):
+    """The server ended by itself more often in a row than it is started again."""

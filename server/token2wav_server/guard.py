@@ -14,13 +14,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PID_FILE = "tritonserver.pid"
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 0.25
+_STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
 _BACKEND_START_S = 30.0
-_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+STOP_AT_ONCE = signal.SIGINT
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
+MESSAGE = "guard: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
@@ -45,7 +49,7 @@ def _remove_backend_folders(started: float) -> None:
 
 
 def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]) -> int:
-    """Runs ``command`` until it ends, this process is told to stop, or the launcher is gone.
+    """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the launcher is gone.
 
     Args:
         launcher_pid: process whose end means the end of the server.
@@ -71,8 +75,7 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
             (folder / PID_FILE).write_text(str(server.pid))
             if _told_to_stop(server, launcher_pid):
                 server.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    server.wait(grace_s)
+                _wait_for_end(server, grace_s)
         finally:
             # Whatever is left of its process group: the server itself, or stubs that it left behind.
             with contextlib.suppress(ProcessLookupError):
@@ -84,14 +87,51 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
 
 
 def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
-    """Waits; true if the server should end in good order, false if it has ended or nobody needs it."""
+    """Waits; true if the server should end in good order, false if it has ended, is of no use or nobody needs it."""
+    dead: dict[int, int] = {}
     while server.poll() is None:
         if os.getppid() != launcher_pid:
             return False
+        # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a moment to bury it.
+        dead_before, dead = dead, _dead_stubs(server.pid)
+        if lost := dead_before.keys() & dead.keys():
+            print(f"{MESSAGE}the model process {_ended(dead[min(lost)])}", flush=True)
+            return False
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
-            return True
+            return received.si_signo != STOP_AT_ONCE
     return False
+
+
+def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Waits for a server that is stopping, for so long at most, or until it should end at once."""
+    deadline = time.monotonic() + grace_s
+    while server.poll() is None and (left_s := deadline - time.monotonic()) > 0:
+        received = signal.sigtimedwait({STOP_AT_ONCE, signal.SIGCHLD}, left_s)
+        if received is not None and received.si_signo == STOP_AT_ONCE:
+            return
+
+
+def _dead_stubs(server_pid: int) -> dict[int, int]:
+    """Wait status by process id of Python models that died under their server, which never notices.
+
+    It says that it is ready, and fails requests one by one after a second each, or not at all. A stub that Triton ends
+    itself is waited for, so that it is no zombie for long, and has status 0.
+    """
+    dead = {}
+    with contextlib.suppress(OSError):  # whatever ends while it is looked at
+        for children in Path(f"/proc/{server_pid}/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
+                state, *_, status = fields.split()
+                if _STUB_NAME in name and state == "Z" and int(status):
+                    dead[child] = int(status)
+    return dead
+
+
+def _ended(wait_status: int) -> str:
+    code = os.waitstatus_to_exitcode(wait_status)
+    return f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TextIO
 
+from token2wav_server.guard import MESSAGE
+
 _KEPT_LINES = 2000
 
 # "I1121 03:55:22.845388 3026 model.py:5] "text"", where the text has \n for a line break.
@@ -57,9 +59,11 @@ class LogPump(threading.Thread):
 def failure_reason(lines: list[str]) -> str:
     """Picks from a failed server's output what explains the failure.
 
-    Models that failed to load come first, each with the message of its own exception; without one, Triton's
-    error lines; without those, the last lines.
+    What the guard says comes first, then models that failed to load, each with the message of its own exception;
+    without one, Triton's error lines; without those, the last lines.
     """
+    if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
+        return said[-1]
     loads = {}
     errors = []
     for line in lines:
@@ -77,8 +81,8 @@ def failure_reason(lines: list[str]) -> str:
 
 
 def matters(line: str) -> bool:
-    """True for warnings, errors and whatever models print; false for Triton's chatter."""
-    if _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
+    """True for warnings, errors and whatever models print; false for Triton's chatter, and reasons told elsewhere."""
+    if line.startswith(MESSAGE) or _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
         return False
     parts = _TRITON_LINE.match(line)
     return parts is None or parts["level"] != "I" or parts["source"].endswith(".py")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from token2wav_server import guard
+from token2wav_server import drain, guard
 from token2wav_server.binaries import find_tritonserver
 from token2wav_server.errors import ServerError, ServerStartError
 from token2wav_server.log import LogPump, matters
@@ -24,6 +24,7 @@ _EXIT_TIMEOUT_S = 5
 # Triton counts its own exit timeout in whole seconds and may start counting late.
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
 _POLL_S = 0.05
+_DRAIN_FILE = "drain"
 
 
 class TritonServer:
@@ -94,6 +95,11 @@ class TritonServer:
             raise ServerError("the server is not running: start it first")
         return int((self._folder / guard.PID_FILE).read_text())
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped; one that has ended by itself still counts."""
+        return self._guard is not None
+
     def __enter__(self) -> TritonServer:
         self.start()
         return self
@@ -141,8 +147,26 @@ class TritonServer:
         self._log.join(timeout=2)
         return self._log.failure_reason()
 
-    def stop(self) -> None:
-        """Stops the server and removes what it left behind; does nothing if it does not run."""
+    def drain(self, grace_s: float) -> int:
+        """Has new utterances refused and waits until the open ones have ended.
+
+        Returns:
+            Utterances that are still open after ``grace_s``, or were when the server ended.
+        """
+        if self._folder is None:
+            raise ServerError("the server is not running: start it first")
+        return drain.drain(
+            self._folder / _DRAIN_FILE, self.metrics_url, grace_s, lambda: self.wait(timeout_s=0) is not None
+        )
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Stops the server and removes what it left behind; does nothing if it does not run.
+
+        Args:
+            at_once: don't wait for requests that it works on, nor for clients to disconnect.
+        """
+        if at_once and self._guard is not None:
+            self._guard.send_signal(guard.STOP_AT_ONCE)
         self._cleanup.close()
 
     def _launch(self) -> None:
@@ -155,6 +179,7 @@ class TritonServer:
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
         environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
+        environment[drain.VARIABLE] = str(folder / _DRAIN_FILE)
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
@@ -219,11 +244,17 @@ class TritonServer:
 
     def _stop_guard(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
-        # Interrupted here, the guard goes on alone; one that hangs is killed, and its server dies with it.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(_GRACE_S + 2)
-        process.kill()
-        process.wait()
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
+            process.send_signal(guard.STOP_AT_ONCE)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+            if isinstance(reason, KeyboardInterrupt):
+                raise
+        finally:
+            process.kill()  # a guard that hangs: its server dies with it
+            process.wait()
         if self._log is not None:
             self._log.join(timeout=2)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.incremental.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, portions, some_tokens
 from tests.support.golden import snr_db
 from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.errors import EngineError
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push
 
@@ -51,6 +52,7 @@ def test_one_batch_of_several_streams(parts: Parts) -> None:
     while running := [index for index, session in enumerate(sessions) if not session.done]:
         chunks = pipeline.advance([sessions[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
+            assert not isinstance(chunk, EngineError)
             audio[index].append(chunk.audio)
     for session, length, prompt, pieces in zip(sessions, lengths, (0, 28, 41), audio, strict=True):
         pipeline.close(session)

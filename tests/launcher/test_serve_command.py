@@ -27,7 +27,7 @@ def port_arguments() -> list[str]:
 @contextmanager
 def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     """Runs the command until it says that it is ready."""
-    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments(), "--canary-seconds=0"]
     command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -55,9 +55,15 @@ def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], m
 
     wait = TritonServer.wait
     monkeypatch.setattr(TritonServer, "wait", killed)
-    assert run("--model", str(TINY), "--model-repository", str(repository), *port_arguments()) == 4
+    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments(), "--restarts=1"]
+    assert run(*options) == 4
     output = capfd.readouterr()
-    assert output.out.startswith("token2wav: ready, gRPC ")
+    lines = output.out.splitlines()
+    assert lines[0] == "token2wav: a model process that hangs will not be noticed: there is no model token2wav"
+    assert lines[1].startswith("token2wav: ready, gRPC ")
+    assert lines[2].startswith("token2wav: the server ended by itself (status 137): ")
+    assert lines[2].endswith("; restart 1 of 1")
+    assert lines[3] == lines[1], "the same ports"
     assert output.err.startswith("token2wav-serve: error: the server ended by itself (status 137): ")
 
 
@@ -74,7 +80,7 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
+        options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments(), "--canary-seconds=0"]
         assert run(*options, "--grpc-port", str(port)) == 3
     assert_one_error(capfd, f"grpc port {port}")
 
@@ -85,6 +91,14 @@ def test_port_that_is_none(port: str, capfd: pytest.CaptureFixture[str]) -> None
         run("--model", str(TINY), f"--http-port={port}")
     assert end.value.code == 2
     assert "is not a port" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--grace-seconds=-1", "--canary-seconds=often", "--restarts=1.5"])
+def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run("--model", str(TINY), option)
+    assert end.value.code == 2
+    assert "of at least 0" in capfd.readouterr().err
 
 
 def run(*arguments: str) -> int:

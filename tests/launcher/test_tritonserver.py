@@ -72,6 +72,29 @@ def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
         assert traces.remaining() == []
 
 
+def test_model_process_that_dies(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Triton itself would go on, and say that it is ready."""
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), verbose=False) as server:
+        traces = Traces.of(server.pid)
+        os.kill(traces.processes[2], signal.SIGKILL)
+        assert server.wait(timeout_s=5) == 128 + signal.SIGKILL
+        assert server.failure_reason() == "the model process was killed by signal SIGKILL"
+        assert traces.remaining() == []
+    assert capfd.readouterr().err == "", "the reason is for whoever asks"
+
+
+def test_stop_at_once(repository: Path, tmp_path: Path) -> None:
+    """Not even a server that hangs takes time."""
+    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
+        traces = Traces.of(server.pid)
+        for process in traces.processes[1:]:
+            os.kill(process, signal.SIGSTOP)
+        began = time.monotonic()
+        server.stop(at_once=True)
+        assert time.monotonic() - began < 3
+    assert traces.remaining() == []
+
+
 def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time; from token2wav_server import Ports, TritonServer\n"

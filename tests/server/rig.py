@@ -35,33 +35,44 @@ class Rig:
 
     @classmethod
     @contextmanager
-    def start(cls, model: Path, folder: Path, settings: str | None = None) -> Iterator[Rig]:
+    def start(
+        cls, model: Path, folder: Path, settings: str | None = None, repository: Path | None = None
+    ) -> Iterator[Rig]:
         config = None
         if settings is not None:
             config = folder / "server.yaml"
             config.write_text(settings)
-        with TritonServer(model, config=config, ports=Ports.free(), log_file=folder / "triton.log") as server:
+        with TritonServer(
+            model,
+            config=config,
+            model_repository=repository,
+            ports=Ports.free(),
+            log_file=folder / "triton.log",
+        ) as server:
             yield cls(server)
+
+    def metrics(self) -> str:
+        """All that the metrics port says."""
+        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=5) as response:
+            return response.read().decode()
 
     def open_streams(self) -> dict[str, int]:
         """What the gauges on the metrics port say."""
-        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=5) as response:
-            text = response.read().decode()
         return {
             holder: int(float(value))
-            for holder, value in re.findall(r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', text)
+            for holder, value in re.findall(r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', self.metrics())
         }
 
     def wait_until_empty(self, seconds: float = _PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
-        while (streams := self.open_streams()) != {"scheduler": 0, "engine": 0}:
+        while not (streams := self.open_streams()) or any(streams.values()):
             assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
             time.sleep(0.05)
 
     @contextmanager
-    def connect(self) -> Iterator[Connection]:
+    def connect(self, model: str = "token2wav") -> Iterator[Connection]:
         client = triton.InferenceServerClient(self.server.grpc_url)
-        connection = Connection(client)
+        connection = Connection(client, model)
         client.start_stream(lambda result, error: connection.inbox.put((result, error)))
         try:
             yield connection
@@ -87,6 +98,7 @@ class Connection:
     """One gRPC stream."""
 
     client: triton.InferenceServerClient
+    model: str
     inbox: queue.Queue[tuple[Any, Any]] = field(default_factory=queue.Queue)
 
     def send(
@@ -105,7 +117,7 @@ class Connection:
         elif voice is not None:
             inputs |= voice
         self.client.async_stream_infer(
-            "token2wav",
+            self.model,
             [_input(name, array) for name, array in inputs.items()],
             sequence_id=sequence,
             sequence_start=start,

@@ -1,0 +1,53 @@
+"""Finds out that a model process hangs, which nobody sees from outside: it lives, and Triton says it is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from token2wav_client import Client
+
+MODEL = "token2wav"
+_TRIES = 2
+
+
+class Canary:
+    """Speaks three tokens, now and then.
+
+    Needs the client library. It is imported here and not above, so that the launcher starts without it and fast.
+
+    Args:
+        interval_s: seconds between utterances, and the time that one may take.
+        model_repository: of the server; one without the model ``token2wav`` has nothing to try.
+
+    Attributes:
+        why_none: why nothing can be tried; empty if it can.
+    """
+
+    def __init__(self, interval_s: float, model_repository: Path) -> None:
+        self.interval_s = interval_s
+        self.why_none = "" if (model_repository / MODEL).is_dir() else f"there is no model {MODEL}"
+        self._failures = 0
+        try:
+            import token2wav_client  # noqa: F401
+        except ImportError as error:
+            self.why_none = f"the client library is not installed ({error})"
+
+    def failure(self, grpc_url: str) -> str:
+        """Tries once; returns what is wrong once two tries in a row have failed, else nothing."""
+        from token2wav_client import ClientError
+
+        try:
+            with self._client(grpc_url) as client:
+                client.health(timeout_s=self.interval_s)
+        except ClientError as error:
+            self._failures += 1
+            return str(error) if self._failures >= _TRIES else ""
+        self._failures = 0
+        return ""
+
+    def _client(self, grpc_url: str) -> Client:
+        from token2wav_client import Client
+
+        return Client(grpc_url, connect_timeout_s=self.interval_s, response_timeout_s=self.interval_s)

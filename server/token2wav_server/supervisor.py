@@ -1,0 +1,108 @@
+"""Keeps a server serving: notices when it is of no use any more, starts it again, and drains it in the end.
+
+Always the whole tritonserver is restarted. Triton's own ways to reload a model were tried (server 2.51): `load` of a
+model whose process has died does nothing, and `unload` first leaves the old process, its shared memory and all requests
+that wait for it behind. A server that is gone tells its clients at once, and load balancers too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from token2wav_server.back_off import BackOff
+from token2wav_server.canary import Canary
+from token2wav_server.errors import ServerError, ServerGaveUpError
+from token2wav_server.server import TritonServer
+
+
+class Supervisor:
+    """Runs one server until it is told to stop.
+
+    Args:
+        server: not started yet.
+        back_off: how often it is started again.
+        canary: tells when a server that runs does not work; None if nothing does.
+        grace_s: seconds that open utterances have at the end.
+        announce: takes what a person should know, one line at a time.
+    """
+
+    def __init__(
+        self,
+        server: TritonServer,
+        *,
+        back_off: BackOff,
+        canary: Canary | None,
+        grace_s: float,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._back_off = back_off
+        self._canary = canary
+        self._grace_s = grace_s
+        self._announce = announce
+
+    def serve(self) -> int:
+        """Serves until KeyboardInterrupt; a second one cuts the drain short.
+
+        Returns:
+            Utterances that were cut off.
+
+        Raises:
+            ServerError: it could not be started.
+            ServerGaveUpError: it failed too often after that.
+        """
+        try:
+            self._server.start()
+            while True:
+                self._announce_ready()
+                ready_at = time.monotonic()
+                failure = self._wait_for_failure()
+                self._restart(failure, time.monotonic() - ready_at)
+        except KeyboardInterrupt:
+            return self._drain()
+        finally:
+            self._server.stop()
+
+    def _announce_ready(self) -> None:
+        server = self._server
+        self._announce(f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}")
+
+    def _wait_for_failure(self) -> str:
+        canary = self._canary
+        while (status := self._server.wait(canary.interval_s if canary else None)) is None:
+            if canary and (problem := canary.failure(self._server.grpc_url)):
+                return f"the model does not work: {problem}"
+        return f"the server ended by itself (status {status}): {self._server.failure_reason()}"
+
+    def _restart(self, failure: str, lasted_s: float) -> None:
+        while True:
+            pause_s = self._back_off.failed(lasted_s)
+            if pause_s is None:
+                raise ServerGaveUpError(failure)
+            self._announce(
+                f"{failure}; restart {self._back_off.failures} of {self._back_off.limit}"
+                + (f" in {pause_s:g} s" if pause_s else "")
+            )
+            self._server.stop(at_once=True)
+            time.sleep(pause_s)
+            try:
+                self._server.start()
+                return
+            except ServerError as error:
+                failure, lasted_s = str(error), 0.0
+
+    def _drain(self) -> int:
+        if not self._server.running:
+            return 0
+        hurry = False
+        try:
+            if self._grace_s:
+                self._announce(f"draining: new streams are refused, open ones have {self._grace_s:g} s")
+            lost = self._server.drain(self._grace_s)
+        except KeyboardInterrupt:
+            hurry = True
+            lost = self._server.drain(0)
+        # Triton's own time for requests that are open adds nothing for streams that had theirs, and it tends to crash.
+        self._server.stop(at_once=hurry or lost > 0)
+        return lost

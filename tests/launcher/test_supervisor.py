@@ -1,0 +1,158 @@
+"""The supervisor's decisions, with a server that only pretends. Real ones: tests/server/test_faults_restart.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from token2wav_server import PortInUseError, ServerError, TritonServer
+from token2wav_server.back_off import BackOff
+from token2wav_server.canary import Canary
+from token2wav_server.errors import ServerGaveUpError
+from token2wav_server.supervisor import Supervisor
+
+
+class Script(TritonServer):
+    """Does what it is told, one step for every call; an exception is raised, anything else returned."""
+
+    def __init__(self, *, starts: Iterable[object] = (), waits: Iterable[object] = (), drains: Iterable[object] = ()):
+        super().__init__(".")
+        self._steps = {"start": iter(starts), "wait": iter(waits), "drain": iter(drains)}
+        self.calls: list[str] = []
+        self.up = False
+
+    @property
+    def running(self) -> bool:
+        return self.up
+
+    def start(self) -> None:
+        self._next("start")
+        self.up = True
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        return self._next("wait")
+
+    def drain(self, grace_s: float) -> int:
+        return self._next(f"drain {grace_s:g}") or 0
+
+    def failure_reason(self) -> str:
+        return "no reason"
+
+    def stop(self, *, at_once: bool = False) -> None:
+        if self.up:
+            self.calls.append("stop at once" if at_once else "stop")
+        self.up = False
+
+    def _next(self, call: str) -> int | None:
+        self.calls.append(call)
+        step = next(self._steps[call.split()[0]], None)
+        if isinstance(step, BaseException):
+            raise step
+        assert step is None or isinstance(step, int)
+        return step
+
+
+class Answers(Canary):
+    def __init__(self, *answers: str) -> None:
+        super().__init__(1.0, Path())
+        self._answers = iter(answers)
+
+    def failure(self, grpc_url: str) -> str:
+        return next(self._answers)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
+
+
+def serve(server: TritonServer, *, restarts: int = 2, canary: Canary | None = None) -> tuple[int, list[str]]:
+    said: list[str] = []
+    supervisor = Supervisor(
+        server, back_off=BackOff(restarts), canary=canary, grace_s=30.0, announce=lambda line: said.append(line)
+    )
+    return supervisor.serve(), [line for line in said if not line.startswith("ready, ")]
+
+
+def test_stops_in_good_order() -> None:
+    server = Script(waits=[KeyboardInterrupt()])
+    assert serve(server) == (0, ["draining: new streams are refused, open ones have 30 s"])
+    assert server.calls == ["start", "wait", "drain 30", "stop"]
+
+
+def test_streams_that_outlive_the_grace_time_are_counted_and_cut_off() -> None:
+    server = Script(waits=[KeyboardInterrupt()], drains=[3])
+    assert serve(server)[0] == 3
+    assert server.calls == ["start", "wait", "drain 30", "stop at once"]
+
+
+def test_a_second_interrupt_ends_the_drain() -> None:
+    server = Script(waits=[KeyboardInterrupt()], drains=[KeyboardInterrupt(), 2])
+    assert serve(server)[0] == 2
+    assert server.calls == ["start", "wait", "drain 30", "drain 0", "stop at once"]
+
+
+def test_an_interrupt_while_it_starts() -> None:
+    server = Script(starts=[KeyboardInterrupt()])
+    assert serve(server) == (0, [])
+    assert server.calls == ["start"]
+
+
+def test_a_server_that_cannot_start_is_not_tried_again() -> None:
+    server = Script(starts=[PortInUseError("taken")])
+    with pytest.raises(PortInUseError):
+        serve(server)
+    assert server.calls == ["start"]
+
+
+def test_a_server_that_ends_is_started_again(pauses: list[float]) -> None:
+    server = Script(waits=[137, KeyboardInterrupt()])
+    assert serve(server)[1][0] == "the server ended by itself (status 137): no reason; restart 1 of 2"
+    assert server.calls == ["start", "wait", "stop at once", "start", "wait", "drain 30", "stop"]
+    assert pauses == [0.0]
+
+
+def test_a_start_that_fails_counts_too(pauses: list[float]) -> None:
+    server = Script(waits=[1], starts=[None, ServerError("no GPU"), None])
+    with pytest.raises(ServerGaveUpError, match="no GPU"):
+        serve(server, restarts=1)
+    assert server.calls == ["start", "wait", "stop at once", "start"]
+    assert pauses == [0.0]
+
+
+def test_it_gives_up(pauses: list[float]) -> None:
+    with pytest.raises(ServerGaveUpError, match=r"^the server ended by itself \(status 1\): no reason$"):
+        serve(Script(waits=[1, 1, 1, 1]), restarts=3)
+    assert pauses == [0.0, 1.0, 2.0]
+
+
+def test_a_server_that_does_not_work_is_restarted() -> None:
+    server = Script(waits=[None, None, KeyboardInterrupt()])
+    _, said = serve(server, canary=Answers("", "it is silent"))
+    assert said[0] == "the model does not work: it is silent; restart 1 of 2"
+    assert server.calls[:5] == ["start", "wait", "wait", "stop at once", "start"]
+
+
+def test_the_canary_needs_two_failures_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from token2wav_client import Client, ServerError
+
+    outcomes = iter([ServerError("first"), None, ServerError("second"), ServerError("third")])
+
+    def health(self: Client, **options: object) -> None:
+        if error := next(outcomes):
+            raise error
+
+    monkeypatch.setattr(Client, "health", health)
+    canary = Canary(1.0, Path())
+    assert [canary.failure("localhost:1") for _ in range(4)] == ["", "", "", "third"]
+
+
+def test_nothing_to_try(tmp_path: Path) -> None:
+    assert Canary(1.0, tmp_path).why_none == "there is no model token2wav"
+    (tmp_path / "token2wav").mkdir()
+    assert Canary(1.0, tmp_path).why_none == ""

@@ -1,0 +1,147 @@
+"""The command `token2wav-serve` as an operator runs it, and streams that speak at the pace of a language model."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.launcher.traces import Traces
+from token2wav_client import Client, ClientError, ClientVoice
+from token2wav_server.ports import Ports
+
+PATIENCE_SECONDS = 60.0
+TOKENS_PER_SECOND = 25
+
+
+@dataclass
+class Serving:
+    """A running command.
+
+    Attributes:
+        process: of the launcher.
+        ports: of its server.
+    """
+
+    process: subprocess.Popen[str]
+    ports: Ports
+    _lines: queue.Queue[str] = field(default_factory=queue.Queue)
+
+    @classmethod
+    @contextmanager
+    def start(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
+        """Runs it, `inside` a command that takes another; what it prints on stderr is read as if it was on stdout."""
+        ports = Ports.free()
+        with subprocess.Popen(
+            [*inside, *command(model, ports), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            serving = cls(process, ports)
+            threading.Thread(target=serving._read, daemon=True).start()
+            try:
+                yield serving
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.ports.grpc}"
+
+    @property
+    def traces(self) -> Traces:
+        """Of the server that runs now: its guard, itself and the process of the model."""
+        [guard] = _children(self.process.pid)
+        [server] = _children(guard)
+        return Traces.of(server)
+
+    def wait_for_line(self, pattern: str) -> str:
+        """Reads what it prints until a line matches."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not re.search(pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))):
+            pass
+        return line
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def health(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return health(self.url, *arguments)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+
+class Speaker(threading.Thread):
+    """One stream: pushes its tokens one by one at their pace, and keeps what comes of it.
+
+    Attributes:
+        audio: once it has ended in good order.
+        error: or has failed.
+        ended_at: when it did, on the monotonic clock.
+        heard: set with the first chunk.
+    """
+
+    def __init__(self, url: str, voice: ClientVoice, tokens: NDArray[np.int32], *, at_once: int = 60) -> None:
+        super().__init__(daemon=True)
+        self.audio: NDArray[Any] | None = None
+        self.error: ClientError | None = None
+        self.ended_at = 0.0
+        self.heard = threading.Event()
+        self._url, self._voice = url, voice
+        self._portions = [tokens[:at_once], *np.split(tokens[at_once:], len(tokens) - at_once)]
+
+    def run(self) -> None:
+        chunks = []
+        try:
+            with Client(self._url) as client:
+                for chunk in client.synthesize(self._paced(), self._voice):
+                    chunks.append(chunk.audio)
+                    self.heard.set()
+            self.audio = np.concatenate(chunks)
+        except ClientError as error:
+            self.error = error
+        self.ended_at = time.monotonic()
+
+    def _paced(self) -> Iterator[NDArray[np.int32]]:
+        for portion in self._portions:
+            yield portion
+            time.sleep(1 / TOKENS_PER_SECOND)
+
+
+def speak(url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int) -> list[Speaker]:
+    """Starts that many streams; returns when all of them are heard."""
+    speakers = [Speaker(url, voice, tokens) for _ in range(streams)]
+    for speaker in speakers:
+        speaker.start()
+    for speaker in speakers:
+        assert speaker.heard.wait(PATIENCE_SECONDS), speaker.error
+    return speakers
+
+
+def command(model: Path, ports: Ports) -> list[str]:
+    program = Path(sys.executable).with_name("token2wav-serve")
+    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    return [str(program), "--model", str(model), *numbers]
+
+
+def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def _children(process: int) -> list[int]:
+    tasks = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(child) for children in tasks for child in children.read_text().split()]

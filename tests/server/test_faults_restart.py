@@ -1,0 +1,119 @@
+"""The process of the model dies or hangs: streams end with an error at once, and the server serves again by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.rig import Rig
+from tests.server.serving import Serving, health, speak
+from tests.support.golden import ROOT, TINY, GoldenSet
+from token2wav_client import Client, ClientVoice, ServerUnavailable
+from token2wav_server.ports import Ports
+
+STREAMS = 8
+QUICKLY_SECONDS = 5.0  # seen: 0.5 on an idle machine
+MUTE_MODEL = """
+class TritonPythonModel:
+    def execute(self, requests):
+        self.open = [request.get_response_sender() for request in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    with Serving.start(TINY, "--canary-seconds=2") as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        yield serving
+
+
+@pytest.mark.parametrize("audio_format", ["float32", "int16"])
+def test_healthy(serving: Serving, audio_format: str) -> None:
+    completed = serving.health(f"--audio-format={audio_format}")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("healthy: first audio after ")
+
+
+def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenSet, voice: ClientVoice) -> None:
+    speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
+    before = serving.traces
+    killed_at = time.monotonic()
+    os.kill(before.processes[2], signal.SIGKILL)
+    for speaker in speakers:
+        speaker.join(2 * QUICKLY_SECONDS)
+        assert isinstance(speaker.error, ServerUnavailable), speaker.error
+        assert speaker.ended_at - killed_at < QUICKLY_SECONDS
+    line = serving.wait_for_line("restart")
+    assert line == (
+        "token2wav: the server ended by itself (status 137): the model process was killed by signal SIGKILL; "
+        "restart 1 of 5"
+    )
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    assert serving.health().returncode == 0
+
+
+def test_hanging(serving: Serving, golden: GoldenSet, voice: ClientVoice) -> None:
+    before = serving.traces
+    os.kill(before.processes[2], signal.SIGSTOP)
+    assert serving.wait_for_line("restart").startswith("token2wav: the model does not work: ")
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    [speaker] = speak(serving.url, voice, golden.tokens, streams=1)
+    speaker.join()
+    assert speaker.audio is not None
+    assert len(speaker.audio) == 960 * len(golden.tokens)
+
+
+def test_triton_itself_killed(serving: Serving) -> None:
+    before = serving.traces
+    os.kill(before.processes[1], signal.SIGKILL)
+    assert "the server ended by itself (status 137): " in serving.wait_for_line("restart")
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == []
+    assert serving.health().returncode == 0
+
+
+def test_a_model_that_never_answers(tmp_path: Path) -> None:
+    """It lives and Triton says that it is ready. What a restart does not cure is given up."""
+    repository = shutil.copytree(ROOT / "model_repository", tmp_path / "repository")
+    (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
+    options = ["--model-repository", str(repository), "--canary-seconds=1", "--restarts=1"]
+    with Serving.start(TINY, *options) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        completed = serving.health("--timeout=0.5")
+        assert completed.returncode == 5
+        assert "the server did not speak 3 tokens within 0." in completed.stderr
+        assert serving.wait_for_line("restart").startswith("token2wav: the model does not work: ")
+        serving.wait_for_line("^token2wav: ready, ")
+        traces = serving.traces
+        line = serving.wait_for_line("error")
+        assert line.startswith("token2wav-serve: error: the model does not work: the server did not speak 3 tokens")
+        assert serving.wait() == 4
+    assert traces.remaining() == []
+
+
+def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> None:
+    with Client(limited.server.grpc_url) as client, limited.connect() as connection:
+        assert client.health().first_audio_s is not None
+        for sequence in ("first", "second"):
+            connection.send([1], golden.voice, sequence, start=True)
+        assert not connection.answers(requests=2).errors
+        assert client.health().first_audio_s is None  # before the two are idle for too long
+
+
+def test_health_of_a_dead_port() -> None:
+    completed = health(f"127.0.0.1:{Ports.free().grpc}")
+    assert completed.returncode == ServerUnavailable.exit_code
+    assert "no server at 127.0.0.1:" in completed.stderr
+
+
+def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:
+    assert health(rig.server.grpc_url, "--model=nobody").returncode == 6

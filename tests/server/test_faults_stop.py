@@ -1,0 +1,103 @@
+"""SIGTERM and Ctrl-C with open streams, and a start that fails: who is heard to the end, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.server.serving import Serving, command, speak
+from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import TINY, GoldenSet
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
+from token2wav_server.ports import Ports
+
+STREAMS = 4
+
+
+@contextmanager
+def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
+    """Checks at the end that nothing is left of it."""
+    with Serving.start(TINY, *arguments) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        traces = serving.traces
+        yield serving
+        serving.wait()
+        assert traces.remaining() == []
+        for port in vars(serving.ports).values():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))
+
+
+def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
+    tokens: NDArray[np.int32] = golden.tokens[:100]  # 2 seconds at the pace of the speakers
+    with serving_until_it_has_stopped() as serving:
+        speakers = speak(serving.url, voice, tokens, STREAMS)
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_for_line("draining: new streams are refused, open ones have 30 s")
+        while (completed := serving.health()).returncode == 0:  # the line comes a moment before the refusals
+            pass
+        assert completed.returncode == 6
+        with Client(serving.url) as client, pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"):
+            list(client.synthesize([[1]], voice))
+        for speaker in speakers:
+            speaker.join()
+            assert speaker.audio is not None, speaker.error
+            expected = model.synthesize(tokens, golden.voice)
+            assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        assert serving.wait() == 0
+
+
+def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
+    with serving_until_it_has_stopped("--grace-seconds=1", "--canary-seconds=0") as serving:
+        speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
+        began = time.monotonic()
+        serving.process.send_signal(signal.SIGTERM)
+        for speaker in speakers:
+            speaker.join()
+            assert isinstance(speaker.error, ServerUnavailable), speaker.error
+        assert serving.wait_for_line("error") == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
+        assert serving.wait() == 5
+        assert 1 <= time.monotonic() - began < 10
+
+
+def test_a_second_interrupt_stops_at_once(golden: GoldenSet, voice: ClientVoice) -> None:
+    with serving_until_it_has_stopped("--grace-seconds=600", "--canary-seconds=0") as serving:
+        [speaker] = speak(serving.url, voice, np.tile(golden.tokens, 10), streams=1)
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_for_line("draining: ")
+        assert serving.process.poll() is None
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.wait() == 5
+        speaker.join()
+        assert isinstance(speaker.error, ServerUnavailable), speaker.error
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_a_damaged_model_folder(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "model"))
+    weights = folder / "flow.safetensors"
+    if damage == "truncated":
+        os.truncate(weights, weights.stat().st_size // 2)
+    else:
+        weights.write_bytes(b"\xff" * 4096)
+    private = tmp_path / "tmp"
+    private.mkdir()
+    monkeypatch.setenv("TMPDIR", str(private))
+    completed = subprocess.run(command(folder, Ports.free()), capture_output=True, text=True, timeout=60, check=False)
+    assert completed.returncode in (2, 3)
+    error = [line for line in completed.stderr.splitlines() if line.startswith("token2wav-serve: error: ")]
+    assert len(error) == 1, completed.stderr
+    assert "flow.safetensors" in error[0]
+    assert list(private.iterdir()) == []
