@@ -1,0 +1,181 @@
+"""The first stage: tokens of many utterances, cut into chunks. Runs inside Triton's Python backend only."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
+from token2wav.streaming.voices import VoiceRegistry
+from token2wav.voice import Voice
+from token2wav_server.ensemble.metrics import OpenStreams, Refused
+from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.ensemble.settings import Settings
+from token2wav_server.ensemble.ticker import Ticker
+from token2wav_server.ensemble.wire import ToFlow
+from token2wav_server.ensemble.works import FlowContent
+from token2wav_server.protocol import (
+    Options,
+    Position,
+    TritonReply,
+    refuse_voice,
+    tensor,
+    voice_id_of,
+    voice_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One utterance.
+
+    Attributes:
+        stream_id: under which later stages know it. Random, so that neither a client that uses a sequence id again nor
+            a restart of this process meets what an earlier stream left there.
+        session: its tokens, and how far they are handed on.
+        voice: goes with the first chunk.
+        audio_format: of its answers.
+        last_request: when it came, in seconds.
+    """
+
+    stream_id: int
+    session: Session
+    voice: Voice
+    audio_format: str
+    last_request: float
+
+    def label(self, *, last: bool) -> Label:
+        """Of the next chunk."""
+        return Label(self.stream_id, self.session.chunks_sent, last, self.audio_format)
+
+
+class Accumulator:
+    """What the Triton model `token_accumulator` does.
+
+    Args:
+        settings: of the server.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._config = settings.model_config()
+        self._limits = settings.server.limits
+        self._align_prompt = settings.server.stream.align_prompt
+        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
+        self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
+        self._streams: dict[int | str, _Stream] = {}
+        self._lock = threading.Lock()
+        self._open_streams = OpenStreams("scheduler")
+        self._refused = Refused()
+        self._ticker = Ticker(self._expire, self._limits.idle_seconds)
+
+    def handle(self, request: Any) -> None:
+        """Answers one request with the chunks that its tokens made possible."""
+        try:
+            with self._lock:
+                self._handle(request)
+        except Token2WavError as error:
+            self._refused.count(error)
+            TritonReply(request).fail(error)
+        except Exception as error:
+            log.exception("a request failed")
+            TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
+        self._open_streams.set(len(self._streams))
+
+    def close(self) -> None:
+        """Stops looking for idle streams."""
+        self._ticker.stop()
+
+    def _handle(self, request: Any) -> None:
+        position = Position.of(request)
+        stream = self._open(request, position) if position.start else self._find(position)
+        sender = ToFlow(request, self._config.flow.mel_bands, self._config.flow.spk_embed_dim)
+        try:
+            if not position.start:
+                refuse_voice(request)
+            self._push(stream, tensor(request, "tokens"), end=position.end)
+            self._send_chunks(stream, sender)
+        except BaseException as error:
+            self._streams.pop(position.sequence_id, None)
+            if not isinstance(error, Token2WavError) or not stream.session.chunks_sent:
+                raise
+            self._refused.count(error)
+            sender.send(stream.label(last=True), error)  # later stages hold something for it
+        if stream.session.done:
+            self._streams.pop(position.sequence_id, None)
+        sender.finish()
+
+    def _open(self, request: Any, position: Position) -> _Stream:
+        options, voice = Options.of(request), self._voice(request)
+        if position.sequence_id in self._streams:
+            raise InputError(
+                "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
+            )
+        if len(self._streams) >= self._limits.streams:
+            raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
+        session = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0)
+        stream = _Stream(secrets.randbits(63), session, voice, options.audio_format, time.monotonic())
+        if position.sequence_id:
+            self._streams[position.sequence_id] = stream
+        return stream
+
+    def _find(self, position: Position) -> _Stream:
+        try:
+            return self._streams[position.sequence_id]
+        except KeyError:
+            raise StreamClosedError(
+                f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
+                "its first request had no sequence_start"
+            ) from None
+
+    def _voice(self, request: Any) -> Voice:
+        """The voice of an utterance: named, or sent along and from then on registered."""
+        if (voice_id := voice_id_of(request)) is not None:
+            return self._voices.get(voice_id)
+        sent = voice_of(request)
+        if (count := len(sent.prompt_tokens)) > self._limits.prompt_tokens:
+            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
+        sent.check(self._config)
+        voice = sent.aligned(self._config.flow) if self._align_prompt else sent
+        self._voices.register(sent, voice)
+        return voice
+
+    def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
+        array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
+        if array.size > self._limits.request_tokens:
+            raise InputError(
+                "tokens", f"{array.size} in one request, at most {self._limits.request_tokens} are allowed"
+            )
+        if stream.session.tokens_received + array.size > self._limits.stream_tokens:
+            raise InputError(
+                "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
+            )
+        stream.session.push(array)
+        stream.last_request = time.monotonic()
+        if end:
+            stream.session.end()
+
+    def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:
+        session = stream.session
+        while (chunk := session.next_chunk()) is not None:
+            voice = None if session.chunks_sent else stream.voice
+            sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice))
+            session.sent(chunk, np.zeros(0, np.float32))  # the audio comes out at the other end
+
+    def _expire(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            for sequence_id, stream in list(self._streams.items()):
+                if now - stream.last_request > self._limits.idle_seconds:
+                    del self._streams[sequence_id]
+            self._open_streams.set(len(self._streams))

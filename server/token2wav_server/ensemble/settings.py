@@ -1,0 +1,52 @@
+"""Which model folder the stages serve, and how: what the launcher says in the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from token2wav.config import ServerConfig, load_server_config
+from token2wav.engines.base import FlowEngine, VocoderEngine
+from token2wav.errors import ConfigError
+from token2wav.model import Token2Wav
+from token2wav.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The same for all three stages.
+
+    Attributes:
+        folder: of the model, from TOKEN2WAV_MODEL.
+        server: from the file TOKEN2WAV_CONFIG, or the defaults.
+    """
+
+    folder: Path
+    server: ServerConfig
+
+    @classmethod
+    def read(cls) -> Settings:
+        """Reads the environment.
+
+        Raises:
+            ConfigError: there is no folder, or the file cannot be used.
+        """
+        folder = os.environ.get("TOKEN2WAV_MODEL")
+        if not folder:
+            raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
+        file = os.environ.get("TOKEN2WAV_CONFIG")
+        return cls(Path(folder), load_server_config(Path(file) if file else None))
+
+    def model_config(self) -> ModelConfig:
+        return ModelConfig.read(self.folder)
+
+    def flow_engine(self) -> FlowEngine:
+        return self._load(self.server).pipeline.flow
+
+    def vocoder_engine(self) -> VocoderEngine:
+        """The vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
+        return self._load(replace(self.server, runtime=replace(self.server.runtime, cache_mib=1))).pipeline.vocoder
+
+    def _load(self, server: ServerConfig) -> Token2Wav:
+        return Token2Wav.load(self.folder, stream=server.stream, runtime=server.runtime)

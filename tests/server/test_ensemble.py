@@ -1,0 +1,156 @@
+"""The stages as models of their own, on a real server: the same audio, many streams in a batch, nothing left behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.parity.tolerances import SNR_DB
+from tests.server.rig import Connection, Rig
+from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
+from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
+from token2wav import Token2Wav
+from token2wav_client import Client, ClientVoice
+
+MODEL = "token2wav_ensemble"
+IDLE_SECONDS = 3.0
+IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    settings = f"limits: {{streams: 10, prompt_tokens: 40, stream_tokens: 200, idle_seconds: {IDLE_SECONDS}}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("ensemble"), settings, ROOT / "model_repository_ensemble") as rig:
+        yield rig
+
+
+@pytest.fixture
+def connection(ensemble: Rig) -> Iterator[Connection]:
+    with ensemble.connect(MODEL) as connection:
+        yield connection
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(ensemble: Rig) -> Iterator[None]:
+    yield
+    ensemble.wait_until_empty(3 * IDLE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
+    return model.synthesize(golden.tokens, golden.voice)
+
+
+def batches(rig: Rig, stage: str) -> tuple[int, int]:
+    """Batches that a stage has run, and how many of them had one stream only."""
+    text = rig.metrics()
+    [alone] = re.findall(rf'token2wav_batch_streams_bucket{{model="{stage}",le="1"}} (\d+)', text)
+    [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
+    return int(count), int(alone)
+
+
+def test_one_stream(connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
+    connection.send(golden.tokens[:10], golden.voice, "one", start=True)
+    assert not connection.answers().chunks  # finished, although nothing could run yet
+    connection.send(golden.tokens[10:60], None, "one")
+    first = connection.answers()
+    assert [(index, final) for index, final, _ in first.chunks] == [(0, False)]
+    connection.send(golden.tokens[60:], None, "one", end=True)
+    rest = connection.answers()
+    assert [(index, final) for index, final, _ in rest.chunks] == [(1, False), (2, True)]
+    audio = np.concatenate((first.audio, rest.audio))
+    assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+
+
+def test_eight_streams_share_batches(
+    ensemble: Rig, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32]
+) -> None:
+    def synthesize(seed: int) -> list[tuple[int, bool, NDArray[np.generic]]]:
+        with Client(ensemble.server.grpc_url, model=MODEL) as client:
+            portions = random_portions(golden.tokens, seed)
+            return [(chunk.index, chunk.final, chunk.audio) for chunk in client.synthesize(portions, voice)]
+
+    with ThreadPoolExecutor(8) as pool:
+        streams = list(pool.map(synthesize, range(8)))
+    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)])
+    for chunks in streams:
+        assert [(index, final) for index, final, _ in chunks] == [(0, False), (1, False), (2, True)]
+        audio = np.concatenate([audio for _, _, audio in chunks])
+        assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+        assert snr_db(audio[: len(reference)], reference) > SNR_DB
+    for stage in ("flow", "vocoder"):
+        count, alone = batches(ensemble, stage)
+        assert alone < count
+
+
+def test_all_chunks_of_an_utterance_at_once_and_sixteen_bits(
+    connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    """Both stages get all chunks of one stream together."""
+    connection.send(golden.tokens, golden.voice, parameters={"audio_format": "int16"})
+    answers = connection.answers()
+    assert [(index, final) for index, final, _ in answers.chunks] == [(0, False), (1, False), (2, True)]
+    assert answers.audio.dtype == np.int16
+    assert np.abs(answers.audio / 32767 - whole).max() <= 0.5 / 32767 + SERVER_EQUALS_LIBRARY
+
+
+def test_named_voice(connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
+    connection.send(golden.tokens[:1], golden.voice)
+    assert not connection.answers().errors
+    name = np.frombuffer(bytes.fromhex(golden.voice.content_hash), np.uint8)
+    connection.send(golden.tokens, {"voice_id": name})
+    assert np.abs(connection.answers().audio - whole).max() <= SERVER_EQUALS_LIBRARY
+
+
+def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: GoldenSet) -> None:
+    with ensemble.connect(MODEL) as connection:
+        connection.send(golden.tokens[:60], golden.voice, "abandoned", start=True)
+        assert len(connection.answers().chunks) == 1
+        assert ensemble.open_streams() == {"scheduler": 1, "flow": 1, "vocoder": 1}
+        connection.send(golden.tokens, golden.voice)  # and leaves while this is computed
+    ensemble.wait_until_empty(3 * IDLE_SECONDS)
+    with ensemble.connect(MODEL) as connection:
+        connection.send(golden.tokens[60:], None, "abandoned", end=True)
+        [error] = connection.answers().errors
+        assert error.startswith(f"{IN}sequence_id: 'abandoned' is no open stream")
+        connection.send(golden.tokens[:1], golden.voice, "abandoned", start=True, end=True)  # free again
+        assert connection.answers().audio.shape == (960,)
+
+
+def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
+    ensemble: Rig, connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    with ensemble.connect(MODEL) as other:
+        connection.send(golden.tokens[:60], golden.voice, "good", start=True)
+        other.send(golden.tokens[:60], golden.voice, "bad", start=True)
+        first = connection.answers()
+        assert len(other.answers().chunks) == 1
+        other.send([5, 6561], None, "bad", end=True)
+        connection.send(golden.tokens[60:], None, "good", end=True)
+        assert other.answers().errors == [f"{IN}tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"]
+    audio = np.concatenate((first.audio, connection.answers().audio))
+    assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    ensemble.wait_until_empty(IDLE_SECONDS / 2)  # not by growing idle
+
+
+def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSet) -> None:
+    connection.send([1], None, "voiceless", start=True)
+    connection.send([-1], golden.voice, "negative", start=True)
+    connection.send([], golden.voice)
+    connection.send([1] * 201, golden.voice)
+    connection.send([1], golden.voice, parameters={"audio_format": "mp3"})
+    errors = connection.answers(requests=5).errors
+    assert sorted(error.removeprefix(IN) for error in errors) == [
+        "audio_format: 'mp3' is not one of float32, int16",
+        "prompt_tokens: missing; the first request of an utterance carries it, or a voice_id",
+        "tokens: -1 at index 0 is outside the vocabulary 0 to 6560",
+        "tokens: the utterance ended without any; at least 1 is needed",
+        "tokens: the utterance would exceed 200 tokens, the limit of one stream",
+    ]
+    connection.send(golden.tokens[:2], golden.voice)
+    assert connection.answers().audio.shape == (2 * 960,)

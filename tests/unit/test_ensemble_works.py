@@ -1,0 +1,74 @@
+"""What the stages of the ensemble do with a batch: the library's audio; broken numbers stay with their stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule_of
+from token2wav import Token2Wav, Voice
+from token2wav.engines.base import FlowChunk, MelChunk
+from token2wav.errors import EngineError, StreamClosedError
+from token2wav.streaming.session import Session
+from token2wav_server.ensemble.works import FlowContent, FlowWork, VocoderWork
+
+
+def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
+    """The chunks of a whole utterance, as the accumulator sends them."""
+    session = Session(voice, model.config, schedule_of(model.config), flow_handle=0, vocoder_handle=0)
+    session.push(tokens)
+    session.end()
+    found: list[FlowContent] = []
+    while (chunk := session.next_chunk()) is not None:
+        found.append(FlowContent(chunk, None if found else voice))
+        session.sent(chunk, np.zeros(0, np.float32))
+    return found
+
+
+def audio_of(results: Sequence[NDArray[np.float32] | EngineError]) -> NDArray[np.float32]:
+    [result] = results
+    assert not isinstance(result, EngineError)
+    return result
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
+def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
+    tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
+    flow = FlowWork(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    vocoder = VocoderWork(model.pipeline.vocoder)
+    chunks = contents(model, tokens, voice)
+    assert len(chunks) > 1
+    flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(MelChunk(torch.zeros(80, 0), last=False))
+    audio = []
+    for content in chunks:
+        mel = audio_of(flow.advance([(flow_state, content)]))
+        audio.append(
+            audio_of(vocoder.advance([(vocoder_state, MelChunk(torch.from_numpy(mel).T, content.chunk.last))]))
+        )
+    flow.close(flow_state)
+    vocoder.close(vocoder_state)
+    assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
+
+
+def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
+    _, engine = faulty
+    work = VocoderWork(engine)
+    mel = MelChunk(torch.zeros(80, 40), last=True)
+    states = [work.open(mel) for _ in range(2)]
+    engine.fault = float("nan")
+    broken, whole = work.advance([(state, mel) for state in states])
+    assert isinstance(broken, EngineError)
+    assert str(broken) == "engine: the model produced NaN or infinite audio"
+    assert not isinstance(whole, EngineError)
+    for state in states:
+        work.close(state)
+
+
+def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
+    flow = FlowWork(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
+        flow.open(FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))

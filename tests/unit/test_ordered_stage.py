@@ -1,0 +1,154 @@
+"""A stage of the ensemble: the order of chunks, errors that stay with their stream, streams that nobody asks about."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from token2wav.errors import EngineError, InputError, LimitError, Token2WavError
+from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part
+
+IDLE_SECONDS = 10.0
+BROKEN, REFUSED, CRASHES = "broken", "refused", "crashes"
+
+
+@dataclass
+class Answers:
+    """Collects what is said about chunks, in the order in which it is said."""
+
+    said: list[str] = field(default_factory=list)
+
+    def send(self, result: str) -> None:
+        self.said.append(result)
+
+    def fail(self, error: Token2WavError) -> None:
+        self.said.append(f"error {error}")
+
+
+@dataclass
+class CountingWork:
+    """Says how often its stream was advanced, and fails on demand."""
+
+    open_states: set[int] = field(default_factory=set)
+    batches: list[int] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)
+
+    def open(self, content: str) -> int:
+        if content == REFUSED:
+            raise LimitError("cache: full")
+        state = len(self.counts)
+        self.counts[state] = 0
+        self.open_states.add(state)
+        return state
+
+    def advance(self, batch: Sequence[tuple[int, str]]) -> list[str | EngineError]:
+        self.batches.append(len(batch))
+        if any(content == CRASHES for _, content in batch):
+            raise RuntimeError("the device\nis gone")
+        results: list[str | EngineError] = []
+        for state, content in batch:
+            assert state in self.open_states
+            self.counts[state] += 1
+            results.append(EngineError("engine: NaN") if content == BROKEN else f"{content} {self.counts[state]}")
+        return results
+
+    def close(self, state: int) -> None:
+        self.open_states.remove(state)
+
+
+class Stage:
+    """A stage with a clock of its own."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.now = 0.0
+        self.work = CountingWork()
+        self.answers = Answers()
+        self.stage: OrderedStage[str, int, str] = OrderedStage(self.work, IDLE_SECONDS, most, clock=lambda: self.now)
+
+    def part(
+        self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False
+    ) -> Part[str, str]:
+        return Part(Label(stream, index, last, "float32"), content, self.answers)
+
+    def run(self, *parts: Part[str, str]) -> list[str]:
+        """Answers to these parts, and to those that waited for them."""
+        self.answers.said.clear()
+        self.stage.run(parts)
+        return list(self.answers.said)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("together", [True, False])
+def test_chunks_of_a_stream_run_in_order_however_they_come(
+    stage: Stage, order: tuple[int, ...], together: bool
+) -> None:
+    parts = [stage.part(1, index, f"chunk{index}", last=index == 2) for index in order]
+    said = stage.run(*parts) if together else [answer for part in parts for answer in stage.run(part)]
+    assert said == ["chunk0 1", "chunk1 2", "chunk2 3"]
+    assert not stage.work.open_states
+
+
+def test_streams_share_batches_of_bounded_size() -> None:
+    stage = Stage(most=4)
+    stage.run(*(stage.part(stream, index) for stream in range(6) for index in range(2)))
+    assert stage.work.batches == [4, 4, 4]
+
+
+def test_broken_numbers_end_their_own_stream_only(stage: Stage) -> None:
+    parts = [stage.part(1, 0, "a"), stage.part(2, 0, BROKEN), stage.part(2, 1), stage.part(3, 0, "c")]
+    assert stage.run(*parts) == ["a 1", "error engine: NaN", "error engine: NaN", "c 1"]
+    assert stage.stage.open_streams == 2
+    assert stage.run(stage.part(2, 2), stage.part(1, 1, "a")) == ["error engine: NaN", "a 2"]
+
+
+def test_stream_that_cannot_open_harms_no_other(stage: Stage) -> None:
+    assert stage.run(stage.part(1, 0, REFUSED), stage.part(2, 0, "b")) == ["error cache: full", "b 1"]
+
+
+def test_engine_that_fails_as_a_whole_ends_the_batch_and_not_later_ones(stage: Stage) -> None:
+    failed = "error engine: RuntimeError: the device is gone"
+    assert stage.run(stage.part(1, 0, CRASHES), stage.part(2, 0)) == [failed, failed]
+    assert not stage.work.open_states
+    assert stage.run(stage.part(3, 0, "c")) == ["c 1"]
+
+
+def test_error_of_an_earlier_stage_is_passed_on_and_frees_the_stream(stage: Stage) -> None:
+    assert stage.run(stage.part(1, 0, "a")) == ["a 1"]
+    assert stage.run(stage.part(1, 1, InputError("tokens", "bad"))) == ["error tokens: bad"]
+    assert not stage.work.open_states
+
+
+def test_idle_stream_is_freed_and_what_comes_later_is_told(stage: Stage) -> None:
+    stage.run(stage.part(1, 0), stage.part(2, 0), stage.part(2, 2))
+    stage.now = IDLE_SECONDS
+    stage.stage.expire()
+    assert stage.stage.open_streams == 2
+    stage.run(stage.part(1, 1))
+    stage.now += 1
+    stage.stage.expire()
+    dropped = "error stream: no chunk for 10 s; it was dropped"
+    assert stage.answers.said == ["ok 2", dropped]  # the chunk that waited
+    assert stage.run(stage.part(2, 1)) == [dropped]
+    assert stage.stage.open_streams == 1
+
+
+def test_lost_streams_are_forgotten_in_the_end(stage: Stage) -> None:
+    stage.run(stage.part(1, 0, BROKEN), stage.part(2, 5))
+    for _ in range(2):
+        stage.now += IDLE_SECONDS + 1
+        stage.stage.expire()
+    assert not stage.run(stage.part(1, 1), stage.part(2, 6))  # taken for new streams, whose first chunks may yet come
+
+
+def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
+    assert stage.run(stage.part(1, 0), stage.part(1, 0)) == ["error stream: chunk 0 came twice", "ok 1"]
+    assert stage.run(stage.part(1, 0)) == ["error stream: chunk 0 came twice"]
+    assert stage.run(stage.part(1, 1)) == ["ok 2"]
