@@ -18,7 +18,10 @@ _TRITON_LINE = re.compile(r"^(?P<level>[IWE])\d{4} [\d:.]+ \d+ (?P<source>\S+):\
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: \w+: (?P<reason>.*)")
 _STARTUP_ERROR = re.compile(r"error:|.*: (unrecognized option|option .* requires an argument)")
 # Printed on every machine without a GPU, and of no consequence there.
-_NOISE = re.compile(r"NVML|CUDA driver version is insufficient|DCGM|CudaDriverHelper|pinned_memory_manager|cuda_memory_manager|^Signal \(\d+\) received")
+_NOISE = re.compile(
+    r"NVML|DCGM|CudaDriverHelper|CUDA driver version is insufficient|pinned_memory_manager|cuda_memory_manager"
+    r"|^Signal \(\d+\) received"
+)
 _TABLE = re.compile(r"^([+|].*)?$")
 # What tritonserver prints after an option that it does not know: some hundred lines.
 _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")

@@ -15,6 +15,7 @@ from tests.server.rig import Rig
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.artifacts import EngineFolder
+from token2wav.engines import choice
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
@@ -99,13 +100,20 @@ def test_float16_stays_finite_on_large_inputs(engines: str, engine: str) -> None
 # Which engine.
 
 
-def test_auto_takes_onnx_where_it_was_exported(engines: str) -> None:
-    assert load(engines, "auto").engine.name == "onnx"
-
-
-def test_auto_takes_torch_elsewhere_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_takes_torch_on_a_cpu_and_says_why(engines: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
+        assert load(engines, "auto").engine.name == "torch"
+    assert "engine torch is the fastest on this kind of device, before onnx" in caplog.text
+
+
+def test_auto_takes_what_is_there_and_says_why_not_others(
+    engines: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(choice._ORDER, "cpu", ("tensorrt", "onnx", "torch"))
+    with caplog.at_level(logging.INFO):
+        assert load(engines, "auto").engine.name == "onnx"
         assert load(str(tmp_path), "auto").engine.name == "torch"
+    assert "engine tensorrt would come before others but cannot be used: tensorrt runs on NVIDIA GPUs" in caplog.text
     assert "engine onnx would come before others but cannot be used" in caplog.text
     assert "token2wav-export onnx" in caplog.text
 

@@ -30,8 +30,9 @@ from token2wav.vocoder.incremental import VocoderNetwork
 log = logging.getLogger(__name__)
 
 EngineName = Literal["torch", "onnx", "tensorrt"]
-# Fastest first. On a CPU measured (benchmarks/results/engines.json), on a GPU assumed until `make gpu-check` has run.
-_ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("onnx", "torch"), "cuda": ("tensorrt", "torch", "onnx")}
+# Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
+# than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
+_ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
 
 
 _CAPTURED_PAST = 64  # blocks: a minute with the prompt; longer histories run without a graph
@@ -106,11 +107,16 @@ def choose(host: Host, hop: int) -> Graphs:
         return Graphs("torch")
     if host.runtime.engine != "auto":
         return loaders[host.runtime.engine]()
-    for name in _ORDER[host.device.type]:
+    order = _ORDER[host.device.type]
+    for index, name in enumerate(order):
         try:
-            return loaders[name]()
+            graphs = loaders[name]()
         except ConfigError as error:
             log.info("engine %s would come before others but cannot be used: %s", name, error)
+            continue
+        if slower := order[index + 1 :]:
+            log.info("engine %s is the fastest on this kind of device, before %s", name, " and ".join(slower))
+        return graphs
     raise AssertionError("torch can always be used")
 
 
