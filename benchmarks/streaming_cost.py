@@ -47,6 +47,7 @@ class Run:
         flow_s, vocoder_s: time of every chunk in either engine.
         rss_mib: memory of the process after every chunk, beyond the loaded model.
         peak_mib: the most that it ever was, within chunks too.
+        flow_totals_s: flow time of all repetitions, of which this one is the median.
     """
 
     model: str
@@ -57,6 +58,7 @@ class Run:
     vocoder_s: list[float] = field(default_factory=list)
     rss_mib: list[float] = field(default_factory=list)
     peak_mib: float = 0.0
+    flow_totals_s: list[float] = field(default_factory=list)
 
 
 class Stopwatch:
@@ -112,6 +114,14 @@ def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
 
 def run_job(job: tuple[Path, str, str, int]) -> Run:
     return run_stream(*job)
+
+
+def median_run(runs: list[Run]) -> Run:
+    """The repetition in the middle by flow time."""
+    ranked = sorted(runs, key=lambda run: sum(run.flow_s))
+    middle = ranked[len(ranked) // 2]
+    middle.flow_totals_s = [round(sum(run.flow_s), 3) for run in runs]
+    return middle
 
 
 def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any]:
@@ -183,6 +193,7 @@ def main() -> None:
     parser.add_argument(
         "--endless", type=int, default=1200, help="length of one more, windowed stream of the first model"
     )
+    parser.add_argument("--repeats", type=int, default=1, help="of every stream; the median by flow time is kept")
     parser.add_argument("--name", default="streaming_cost", help="of the result files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -195,9 +206,10 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             runs = []
-            for run in processes.imap(run_job, jobs):
-                runs.append(run)
-                print(row(run), flush=True)
+            repetitions = processes.imap(run_job, [job for job in jobs for _ in range(options.repeats)])
+            for _ in jobs:
+                runs.append(median_run([next(repetitions) for _ in range(options.repeats)]))
+                print(row(runs[-1]), flush=True)
             packets = processes.starmap(first_packet, cases, chunksize=1)
     save(options.name, {"environment": describe(), "first_packet": packets, "runs": [asdict(run) for run in runs]})
     plot(runs, RESULTS / f"{options.name}.png")

@@ -87,6 +87,8 @@ class _RowMemory:
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
+        if len(self._memories) == 1:  # spares four copies
+            return conv(self._memories[0].extend_conv(index, x))
         chunks = x.split(self._lengths, dim=2)
         row = torch.cat(
             [memory.extend_conv(index, chunk) for memory, chunk in zip(self._memories, chunks, strict=True)], 2
@@ -107,6 +109,8 @@ class _RowMemory:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `Memory`; every chunk has a bias of its own."""
+        if len(self._memories) == 1:
+            return self._memories[0].attend(layer, attend, q, k, v, self._biases[0])
         chunks = zip(*(value.split(self._lengths, dim=1) for value in (q, k, v)), strict=True)
         return torch.cat(
             [

@@ -1,0 +1,268 @@
+"""The server under load, as listeners hear it: first audio, gaps, throughput, and what batching is worth.
+
+Starts a real tritonserver with batching and one without, on the same model, and puts the same loads on both:
+  closed loop  N clients, each speaks one utterance after the other
+  open loop    utterances start at random (Poisson), whether or not the server keeps up
+with tokens at the pace of a language model (25 a second) or as fast as the server takes them. Prints a line for each
+load; writes JSON and a plot.
+
+    .venv/bin/python -m benchmarks.serving_load
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.models import SIZES, random_model
+from token2wav_client import Client, ClientError, ClientVoice
+from token2wav_client.audio import SAMPLE_RATE
+from token2wav_client.stats import ChunkTiming
+from token2wav_server import Ports, TritonServer
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+DEMO = ROOT / "tests" / "data" / "demo"
+BATCHING = {"batching": 8, "one by one": 1}
+GAPS_S = (0.05, 0.1, 0.2)
+PACE = 25.0  # tokens per second of a language model
+AT_ONCE = 1e6
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients do.
+
+    Attributes:
+        clients: of a closed loop; 0 for an open one.
+        arrivals_per_s: of an open loop.
+        rate: tokens per second.
+    """
+
+    clients: int
+    arrivals_per_s: float
+    rate: float
+
+    @property
+    def label(self) -> str:
+        who = f"{self.clients} clients" if self.clients else f"{self.arrivals_per_s:g} arrivals/s"
+        return f"{who}, {'25 tokens/s' if self.rate == PACE else 'unpaced'}"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One utterance: latency of its first audio, its longest gap, and its audio, in seconds; an error if it failed."""
+
+    first_s: float
+    gap_s: float
+    audio_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """What is spoken: random portions of the demo's tokens, in its voice.
+
+    Attributes:
+        seconds: of audio in each.
+        tokens_per_request: that travel together.
+        buffer_s: audio that a player waits for before it starts.
+    """
+
+    seconds: float
+    tokens_per_request: int
+    buffer_s: float
+
+    def speak(self, url: str, rate: float) -> Heard:
+        voice = ClientVoice.load(DEMO / "voice.safetensors")
+        tokens = np.resize(np.load(DEMO / "tokens.npy"), round(PACE * self.seconds))
+        try:
+            with Client(url) as client:
+                batches = paced(tokens, rate, self.tokens_per_request)
+                chunks = [ChunkTiming.of(chunk) for chunk in client.synthesize(batches, voice)]
+        except ClientError as error:
+            return Heard(0.0, 0.0, 0.0, str(error))
+        audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
+        return Heard(chunks[0].latency_s, longest_gap(chunks, self.buffer_s), audio_s)
+
+
+def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[NDArray[np.int32]]:
+    """Tokens as a language model emits them: batch k is there once all its tokens are."""
+    start = time.monotonic()
+    for at in range(0, len(tokens), per_request):
+        batch = tokens[at : at + per_request]
+        time.sleep(max(0.0, start + (at + len(batch)) / rate - time.monotonic()))
+        yield batch
+
+
+def longest_gap(chunks: list[ChunkTiming], buffer_s: float) -> float:
+    """Seconds of the longest silence for a player that starts `buffer_s` after the first audio."""
+    plays_until, longest = chunks[0].arrival_s + buffer_s, 0.0
+    for chunk in chunks:
+        longest = max(longest, chunk.arrival_s - plays_until)
+        plays_until = max(plays_until, chunk.arrival_s) + chunk.samples / SAMPLE_RATE
+    return longest
+
+
+def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tuple[list[Heard], float]:
+    """Everything that was heard, and the time it took until the last one ended."""
+    start, random = time.monotonic(), np.random.default_rng(0)
+    heard: list[Heard] = []
+    lock = threading.Lock()
+
+    def speak() -> None:
+        one = utterances.speak(url, load.rate)
+        with lock:
+            heard.append(one)
+
+    def client(delay: float) -> None:
+        time.sleep(delay)
+        while time.monotonic() < start + seconds:
+            speak()
+
+    if load.clients:
+        with ThreadPoolExecutor(load.clients) as pool:
+            list(pool.map(client, np.linspace(0, 1, load.clients, endpoint=False)))
+    else:
+        with ThreadPoolExecutor(256) as pool:
+            while time.monotonic() < start + seconds:
+                time.sleep(float(random.exponential(1 / load.arrivals_per_s)))
+                pool.submit(speak)
+    return heard, time.monotonic() - start
+
+
+def batch_sizes(metrics: str) -> dict[str, float]:
+    """Counts of the server's histogram of batch sizes, by upper bound, and their sum."""
+    counts = {
+        bound: float(value)
+        for bound, value in re.findall(r'token2wav_batch_streams_bucket\{le="([^"]+)"\} (\S+)', metrics)
+    }
+    for name in ("sum", "count"):
+        counts[name] = sum(map(float, re.findall(rf"token2wav_batch_streams_{name} (\S+)", metrics)))
+    return counts
+
+
+def row(mode: str, load: Load, heard: list[Heard], seconds: float, batches: dict[str, float]) -> dict[str, Any]:
+    good = [one for one in heard if one.error is None]
+    first = [1000 * one.first_s for one in good] or [float("nan")]
+    return {
+        "mode": mode,
+        "load": load.label,
+        **asdict(load),
+        "utterances": len(good),
+        "failed": sorted({one.error for one in heard if one.error}),
+        "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 90, 99)},
+        "share_without_gaps": {f"{gap:g} s": share(good, gap) for gap in GAPS_S},
+        "audio_seconds_per_second": round(sum(one.audio_s for one in good) / seconds, 2),
+        "mean_batch": round(batches["sum"] / batches["count"], 2) if batches["count"] else None,
+        "batches": batches,
+    }
+
+
+def share(heard: list[Heard], gap: float) -> float:
+    return round(sum(one.gap_s <= gap for one in heard) / max(1, len(heard)), 3)
+
+
+def as_line(result: dict[str, Any]) -> str:
+    first, gaps = result["first_audio_ms"], result["share_without_gaps"]
+    return (
+        f"{result['mode']:10} {result['load']:28} {result['utterances']:4} utterances, first audio "
+        f"{first['p50']:6.0f} {first['p90']:6.0f} {first['p99']:6.0f} ms, without gaps {gaps['0.1 s']:5.0%}, "
+        f"{result['audio_seconds_per_second']:5.1f} s/s, batches of {result['mean_batch']}"
+    )
+
+
+def measure(folder: Path, mode: str, loads: list[Load], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All loads on one server."""
+    # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
+    settings = f"stream: {{hop: lead}}\nlimits: {{streams: 256, batch_streams: {BATCHING[mode]}}}\n"
+    utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds)
+    with tempfile.TemporaryDirectory() as temporary:
+        config = Path(temporary) / "server.yaml"
+        config.write_text(settings)
+        with TritonServer(folder, config=config, ports=Ports.free(), verbose=False) as server:
+            utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
+            for load in loads:
+                before = batch_sizes(scrape(server.metrics_url))
+                heard, seconds = run_load(server.grpc_url, load, utterances, options.seconds)
+                after = batch_sizes(scrape(server.metrics_url))
+                batches = {name: count - before.get(name, 0.0) for name, count in after.items()}
+                yield row(mode, load, heard, seconds, batches)
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=5) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
+    """First audio and throughput over the number of clients, with batching and without."""
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    for mode in BATCHING:
+        for rate, style in ((PACE, "-"), (AT_ONCE, "--")):
+            own = [r for r in rows if r["mode"] == mode and r["rate"] == rate and r["clients"]]
+            clients = [r["clients"] for r in own]
+            label = f"{mode}, {'25 tokens/s' if rate == PACE else 'unpaced'}"
+            axes[0].plot(clients, [r["first_audio_ms"]["p50"] for r in own], style, marker="o", label=f"{label}, p50")
+            axes[0].plot(clients, [r["first_audio_ms"]["p99"] for r in own], style, marker="^", label=f"{label}, p99")
+            axes[1].plot(clients, [r["audio_seconds_per_second"] for r in own], style, marker="o", label=label)
+            axes[2].plot(clients, [r["share_without_gaps"]["0.1 s"] for r in own], style, marker="o", label=label)
+    for axis, what in zip(
+        axes,
+        ("first audio after its tokens (ms)", "audio per second (s)", "utterances without a gap over 0.1 s"),
+        strict=True,
+    ):
+        axis.set_xlabel("clients")
+        axis.set_ylabel(what)
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+    axes[0].set_yscale("symlog", linthresh=100)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny", help=f"folder, or random weights of a size: {', '.join(SIZES)}")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of the closed loop")
+    parser.add_argument("--arrivals", type=float, nargs="*", default=[1.0], help="per second, of the open loop")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for which a load starts utterances")
+    parser.add_argument("--utterance-seconds", type=float, default=8.0)
+    parser.add_argument("--tokens-per-request", type=int, default=5)
+    parser.add_argument("--buffer-seconds", type=float, default=0.3, help="that a player waits after the first audio")
+    parser.add_argument("--name", default="serving_load", help="of the result files")
+    options = parser.parse_args()
+    rates = (PACE, AT_ONCE)
+    loads = [Load(clients, 0.0, rate) for rate in rates for clients in options.clients]
+    loads += [Load(0, arrivals, PACE) for arrivals in options.arrivals]
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        known = options.model in SIZES
+        folder = random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        for mode in BATCHING:
+            for result in measure(folder, mode, loads, options):
+                rows.append(result)
+                print(as_line(result), flush=True)
+    facts = describe()
+    save(options.name, {**facts, "model": options.model, "rows": rows})
+    plot(rows, RESULTS / f"{options.name}.png", f"{options.model} model, {facts['cpus']} CPU cores")
+
+
+if __name__ == "__main__":
+    main()
