@@ -205,11 +205,12 @@ def main() -> None:
         cases = [(folders[options.models[-1]], tokens, align) for tokens in (75, 80, 99) for align in (False, True)]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
-            runs = []
-            repetitions = processes.imap(run_job, [job for job in jobs for _ in range(options.repeats)])
-            for _ in jobs:
-                runs.append(median_run([next(repetitions) for _ in range(options.repeats)]))
-                print(row(runs[-1]), flush=True)
+            repetitions: list[list[Run]] = [[] for _ in jobs]
+            # Turn by turn, so that a machine that changes its speed does so for all of them.
+            for index, run in enumerate(processes.imap(run_job, jobs * options.repeats)):
+                repetitions[index % len(jobs)].append(run)
+                print(row(run), flush=True)
+            runs = [median_run(repeated) for repeated in repetitions]
             packets = processes.starmap(first_packet, cases, chunksize=1)
     save(options.name, {"environment": describe(), "first_packet": packets, "runs": [asdict(run) for run in runs]})
     plot(runs, RESULTS / f"{options.name}.png")
