@@ -262,6 +262,8 @@ class Scheduler:
         """Runs one chunk of every utterance and sends what comes out."""
         with self._wake:
             utterances = [utterance for utterance in utterances if not utterance.closed]
+            if not utterances:
+                return
             for utterance in utterances:
                 utterance.running = True
         start = self._clock()
@@ -285,7 +287,7 @@ class Scheduler:
     def _advance(self, sessions: list[Session]) -> list[AudioChunk | EngineError]:
         """What the pipeline says; where it fails as a whole, that for everyone."""
         try:
-            return self._model.pipeline.advance(sessions) if sessions else []
+            return self._model.pipeline.advance(sessions)
         except EngineError as error:
             return [error] * len(sessions)
         except Exception as error:

@@ -63,8 +63,9 @@ def own_target() -> dict[str, str]:
 
     if not torch.cuda.is_available():
         return {}
-    major, minor = torch.cuda.get_device_capability()
-    return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name()}
+    from token2wav.engines.tensorrt_engine import target_of
+
+    return target_of(torch.device("cuda"))
 
 
 def build_target(package: Package, compute_capabilities: list[str]) -> dict[str, tuple[str, ...]]:

@@ -66,7 +66,8 @@ class TorchChunkSolver:
         end = work.start + work.frames
         queries = torch.arange(work.start, end, device=device)
         allowed = BlockMask(size, self._left_blocks, work.past.prefix_blocks).allows(queries, keys)
-        return attention_bias(allowed & (keys < end))  # a last block may be padded
+        bias = attention_bias(allowed & (keys < end))  # a last block may be padded
+        return bias.to(self._estimator.proj_out.weight.dtype)
 
 
 class _RowMemory:

@@ -71,6 +71,6 @@ class _PackedMemory:
         new, visible = batch.new_pages.flatten(), batch.visible_pages.flatten()
         own_k, own_v = (value.reshape(BRANCHES, -1, value.shape[-1]) for value in (k, v))
         self._store.write(self._step, layer, PageIndex(len(new), new), own_k, own_v)
-        seen = self._store.read(self._step, layer, PageIndex(len(visible), visible))
-        seen_k, seen_v = (value.reshape(rows, -1, value.shape[-1]).to(k.dtype) for value in seen)
+        seen = self._store.read(self._step, layer, PageIndex(len(visible), visible), k.dtype)
+        seen_k, seen_v = (value.reshape(rows, -1, value.shape[-1]) for value in seen)
         return attend(q, seen_k, seen_v, bias)

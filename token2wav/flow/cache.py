@@ -124,12 +124,14 @@ class KeyValueStore:
                 value = (value / scale[..., None]).round()
             self._data[step, layer, which][:, pages.where] = value.to(self._data.dtype)
 
-    def read(self, step: int, layer: int, pages: PageIndex) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of pages in order, each (branches, pages * block_frames, heads * dim_head) float32.
+    def read(
+        self, step: int, layer: int, pages: PageIndex, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of pages in order, each (branches, pages * block_frames, heads * dim_head).
 
-        They are views of the store where pages follow one another and are kept in float32.
+        They are views of the store where pages follow one another and are kept in the type that is asked for.
         """
-        k, v = (self._read(step, layer, which, pages) for which in (_KEY, _VALUE))
+        k, v = (self._read(step, layer, which, pages, dtype) for which in (_KEY, _VALUE))
         return k, v
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
@@ -157,11 +159,11 @@ class KeyValueStore:
             values = (values / scale[..., None]).round()
         self._data[step].index_copy_(3, pages, values.to(self._data.dtype))
 
-    def _read(self, step: int, layer: int, which: int, pages: PageIndex) -> torch.Tensor:
-        value = self._data[step, layer, which][:, pages.where].float()
+    def _read(self, step: int, layer: int, which: int, pages: PageIndex, dtype: torch.dtype) -> torch.Tensor:
+        value = self._data[step, layer, which][:, pages.where]
         if self._scale is not None:
             value = value * self._scale[step, layer, which][:, pages.where, :, :, None]
-        return value.flatten(3).flatten(1, 2)
+        return value.to(dtype).flatten(3).flatten(1, 2)
 
 
 def _scale_of(values: torch.Tensor) -> torch.Tensor:
@@ -216,8 +218,7 @@ class StepMemory:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `Memory`."""
-        visible_k, visible_v = self.extend_attention(layer, k, v)
-        return attend(q, visible_k.to(q.dtype), visible_v.to(q.dtype), bias)
+        return attend(q, *self.extend_attention(layer, k, v), bias)
 
     def extend_conv(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Puts the last inputs of a position convolution before x (branches, dim, frames), and notes those of x."""
@@ -235,4 +236,4 @@ class StepMemory:
         if missing:
             k, v = (torch.nn.functional.pad(value, (0, 0, 0, missing)) for value in (k, v))
         self._store.write(self._step, layer, self._new, k, v)
-        return self._store.read(self._step, layer, self._visible)
+        return self._store.read(self._step, layer, self._visible, k.dtype)

@@ -181,7 +181,6 @@ class Attention(nn.Module):
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        bias = None if bias is None else bias.to(q.dtype)
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return h.transpose(1, 2).flatten(-2)
 
@@ -285,6 +284,7 @@ class DiT(nn.Module):
             (B, bands, T) velocity, float32.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), cond.transpose(1, 2)
+        bias = None if bias is None else bias.to(self.proj_out.weight.dtype)  # once, not in every layer
         h = self.input_embed(x, cond, mu, spks, memory)
         for block, row in zip(self._blocks(), modulation.blocks, strict=True):
             h = block(h, row, rope, bias, memory)
