@@ -56,6 +56,7 @@ class Scheduler:
         self._looked_for_abandoned = clock()
         self._closing = False
         self._wake = threading.Condition()
+        self._telling = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="token2wav-scheduler", daemon=True)
         self._thread.start()
 
@@ -84,7 +85,7 @@ class Scheduler:
             utterance = Utterance(next(self._numbers), voice, on_close, now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
-        self._observer.changed(len(self._utterances))
+        self._changed()
         return utterance
 
     def prepared(self, voice: Voice) -> Voice:
@@ -242,11 +243,11 @@ class Scheduler:
         session = self._model.pipeline.open(utterance.voice)
         with self._wake:
             utterance.session = session
-            if utterance.closed:  # cancelled meanwhile, when there was nothing to close yet
+            closed = utterance.closed
+            if closed:  # cancelled meanwhile, when there was nothing to close yet
                 self._model.pipeline.close(session)
-                return None
-        self._observer.changed(len(self._utterances))
-        return session
+        self._changed()
+        return None if closed else session
 
     def _ready(self) -> list[Ready[Utterance]]:
         ready = []
@@ -277,6 +278,9 @@ class Scheduler:
                 utterance.compute_seconds += took
                 if utterance.closed and utterance.session is not None:
                     self._model.pipeline.close(utterance.session)
+            closed = any(utterance.closed for utterance in utterances)
+        if closed:
+            self._changed()
         self._observer.computed(waited, *self._model.pipeline.stage_seconds)
         for utterance, result in zip(utterances, results, strict=True):
             if isinstance(result, EngineError):
@@ -346,8 +350,12 @@ class Scheduler:
 
     def _over(self, utterance: Utterance, reason: str) -> None:
         utterance.on_close()
-        self._observer.changed(len(self._utterances))
+        self._changed()
         self._observer.ended(utterance, reason)
+
+    def _changed(self) -> None:
+        with self._telling:  # else an older number could be told after a newer one, and stay
+            self._observer.changed(len(self._utterances))
 
 
 def _is_cancelled(reply: Reply) -> bool:
