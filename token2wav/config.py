@@ -63,6 +63,8 @@ class RuntimeConfig:
         engines: folder with those graphs; empty for `engines` in the model folder.
         precision: of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
+        lanes: batches that a server computes at the same time, each on its share of the threads; 0 takes one for each
+            CPU core, up to 4, or a single one on a GPU.
         incremental: compute every chunk from what is cached of its past; else recompute all of it, as a reference.
         cache_mib: size of the cache of keys and values in MiB; 0 takes a quarter of the free memory of a CPU, or 80 %
             of a GPU's.
@@ -75,6 +77,7 @@ class RuntimeConfig:
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
     threads: int = 0
+    lanes: int = 0
     incremental: bool = True
     cache_mib: int = 0
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
@@ -87,10 +90,9 @@ class RuntimeConfig:
             raise ConfigError(
                 f"runtime.incremental: false recomputes on torch; it does not go with engine {self.engine}"
             )
-        if self.threads < 0:
-            raise ConfigError(f"runtime.threads: {self.threads} is negative")
-        if self.cache_mib < 0:
-            raise ConfigError(f"runtime.cache_mib: {self.cache_mib} is negative")
+        for name in ("threads", "lanes", "cache_mib"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"runtime.{name}: {getattr(self, name)} is negative")
 
 
 @dataclass(frozen=True)

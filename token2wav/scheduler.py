@@ -1,25 +1,28 @@
-"""Many utterances on one pipeline: one thread that computes, in batches, what `policy.py` says comes first.
+"""Many utterances on one pipeline: threads, called lanes, compute in batches what `policy.py` says comes first.
 
-Requests of an utterance are consumed in order, each answered as soon as its tokens have been taken and the chunks that
-they made possible have been sent.
+An utterance is in the hands of one lane at a time. Its requests are consumed in order, each answered as soon as its
+tokens have been taken and the chunks that they made possible have been sent.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.policy import Policy, Ready
+from token2wav.streaming.pipeline import Timed
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.utterance import Observer, Reply, Request, Utterance
 from token2wav.voice import Voice, check_vocabulary, token_array
@@ -27,6 +30,12 @@ from token2wav.voice import Voice, check_vocabulary, token_array
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle utterance is noticed
+_MOST_LANES = 4
+
+
+def default_lanes(device: str) -> int:
+    """One for each CPU core that this process may use, up to 4; on a GPU one, whose kernels fill it."""
+    return min(_MOST_LANES, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
 
 class Scheduler:
@@ -37,6 +46,7 @@ class Scheduler:
         limits: bounds that are checked before work starts.
         observer: told what happens.
         clock: seconds, monotonic.
+        lanes: batches that are computed at the same time; they share the threads of torch.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class Scheduler:
         limits: LimitConfig,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lanes: int = 1,
     ) -> None:
         self._model = model
         self._limits = limits
@@ -57,8 +68,13 @@ class Scheduler:
         self._closing = False
         self._wake = threading.Condition()
         self._telling = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="token2wav-scheduler", daemon=True)
-        self._thread.start()
+        self._idle_lanes = lanes
+        self._torch_threads = max(1, torch.get_num_threads() // lanes)
+        self._lanes = [
+            threading.Thread(target=self._run, name=f"token2wav-lane-{number}", daemon=True) for number in range(lanes)
+        ]
+        for lane in self._lanes:
+            lane.start()
 
     @property
     def open_utterances(self) -> int:
@@ -142,8 +158,8 @@ class Scheduler:
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
             replies += [reply for reply in utterance.kept_open if reply not in replies]
-            if utterance.session is not None and not utterance.running:
-                self._model.pipeline.close(utterance.session)
+            if utterance.holder in (None, threading.get_ident()):
+                self._close_session(utterance)
         self._over(utterance, type(reason).__name__ if reason else "cancelled")
         error = reason or StreamClosedError("stream: it was cancelled")
         for reply in replies:
@@ -159,8 +175,9 @@ class Scheduler:
         for utterance in list(self._utterances):
             self.cancel(utterance, LimitError("server: it is shutting down; try another one"))
         with self._wake:
-            self._wake.notify()
-        self._thread.join()
+            self._wake.notify_all()
+        for lane in self._lanes:
+            lane.join()
 
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
         if utterance.closed or utterance.ended:
@@ -179,17 +196,19 @@ class Scheduler:
         utterance.ended = end
 
     def _run(self) -> None:
+        torch.set_num_threads(self._torch_threads)  # of this lane alone: each thread has a number of its own
         while True:
             self._drop_abandoned()
             self._take_requests()
-            if batch := self._policy.next_batch(self._ready(), self._clock()):
-                self._compute([chunk.owner for chunk in batch])
-                continue
             with self._wake:
-                if self._closing and not self._utterances:
-                    return
-                if not any(utterance.requests for utterance in self._utterances):
-                    self._wake.wait(_POLL_SECONDS if self._utterances else None)
+                batch = self._next_batch()
+                if not batch:
+                    if self._closing and not self._utterances:
+                        return
+                    if not any(self._can_take(utterance) for utterance in self._utterances):
+                        self._wake.wait(_POLL_SECONDS if self._utterances else None)
+                    continue
+            self._compute(batch)
 
     def _drop_abandoned(self) -> None:
         now = self._clock()
@@ -214,15 +233,21 @@ class Scheduler:
         in the order of their admission, and not before a chunk that has waited longer.
         """
         for utterance in list(self._utterances):
-            if not utterance.requests or utterance.ready_since is not None:
-                continue
-            if utterance.session is None and any(chunk.since < utterance.admitted for chunk in self._ready()):
-                continue
+            with self._wake:
+                if not self._can_take(utterance):
+                    continue
+                if utterance.session is None and any(chunk.since < utterance.admitted for chunk in self._ready()):
+                    continue
+                utterance.holder = threading.get_ident()
             self._guarded(utterance, self._take)
+            self._let_go([utterance])
+
+    def _can_take(self, utterance: Utterance) -> bool:
+        return bool(utterance.requests) and utterance.ready_since is None and utterance.holder is None
 
     def _take(self, utterance: Utterance) -> None:
         session = utterance.session or self._open_session(utterance)
-        while session is not None:
+        while True:
             with self._wake:
                 if utterance.closed or not utterance.requests:
                     return
@@ -239,59 +264,58 @@ class Scheduler:
                 return
             self._consumed(utterance, request, last=session.done)
 
-    def _open_session(self, utterance: Utterance) -> Session | None:
-        session = self._model.pipeline.open(utterance.voice)
-        with self._wake:
-            utterance.session = session
-            closed = utterance.closed
-            if closed:  # cancelled meanwhile, when there was nothing to close yet
-                self._model.pipeline.close(session)
+    def _open_session(self, utterance: Utterance) -> Session:
+        utterance.session = session = self._model.pipeline.open(utterance.voice)
         self._changed()
-        return None if closed else session
+        return session
 
     def _ready(self) -> list[Ready[Utterance]]:
+        """What could run now and no lane has taken."""
         ready = []
-        for utterance in list(self._utterances):
+        for utterance in self._utterances:
             since, session = utterance.ready_since, utterance.session
-            if since is None or session is None or utterance.closed:
+            if since is None or session is None or utterance.holder is not None:
                 continue
             if (chunk := session.next_chunk()) is not None:
                 ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start))
         return ready
 
+    def _next_batch(self) -> list[Utterance]:
+        """What this lane is to compute; from now on it holds those utterances."""
+        ready = self._ready()
+        batch = [chunk.owner for chunk in self._policy.next_batch(ready, self._clock(), self._idle_lanes)]
+        for utterance in batch:
+            utterance.holder = threading.get_ident()
+        if batch:
+            self._idle_lanes -= 1
+        if len(batch) < len(ready):
+            self._wake.notify()
+        return batch
+
     def _compute(self, utterances: list[Utterance]) -> None:
         """Runs one chunk of every utterance and sends what comes out."""
-        with self._wake:
-            utterances = [utterance for utterance in utterances if not utterance.closed]
-            if not utterances:
-                return
-            for utterance in utterances:
-                utterance.running = True
         start = self._clock()
         waited = [start - utterance.ready_since for utterance in utterances if utterance.ready_since is not None]
-        results = self._advance([utterance.session for utterance in utterances if utterance.session is not None])
+        results = self._advance(
+            [utterance.session for utterance in utterances if utterance.session is not None],
+            lambda flow, vocoder: self._observer.computed(waited, flow, vocoder),
+        )
         took = self._clock() - start
-        with self._wake:
-            for utterance in utterances:
-                utterance.running = False
-                utterance.ready_since = None
-                utterance.compute_seconds += took
-                if utterance.closed and utterance.session is not None:
-                    self._model.pipeline.close(utterance.session)
-            closed = any(utterance.closed for utterance in utterances)
-        if closed:
-            self._changed()
-        self._observer.computed(waited, *self._model.pipeline.stage_seconds)
         for utterance, result in zip(utterances, results, strict=True):
+            utterance.ready_since = None
+            utterance.compute_seconds += took
             if isinstance(result, EngineError):
                 self.cancel(utterance, result)
             else:
                 self._guarded(utterance, partial(self._send, chunk=result))
+        self._let_go(utterances)
+        with self._wake:
+            self._idle_lanes += 1
 
-    def _advance(self, sessions: list[Session]) -> list[AudioChunk | EngineError]:
+    def _advance(self, sessions: list[Session], timed: Timed) -> list[AudioChunk | EngineError]:
         """What the pipeline says; where it fails as a whole, that for everyone."""
         try:
-            return self._model.pipeline.advance(sessions)
+            return self._model.pipeline.advance(sessions, timed)
         except EngineError as error:
             return [error] * len(sessions)
         except Exception as error:
@@ -341,12 +365,27 @@ class Scheduler:
                 finished += utterance.kept_open
                 utterance.closed = True
                 self._utterances.remove(utterance)
-                assert utterance.session is not None
-                self._model.pipeline.close(utterance.session)
+                self._close_session(utterance)
         if last:
             self._over(utterance, "finished")
         for reply in finished:
             _answer(reply, lambda reply: reply.finish())
+
+    def _let_go(self, utterances: list[Utterance]) -> None:
+        """Ends this lane's hold; what was cancelled meanwhile is freed only now."""
+        with self._wake:
+            for utterance in utterances:
+                utterance.holder = None
+            cancelled = [utterance for utterance in utterances if utterance.closed and utterance.session is not None]
+            for utterance in cancelled:
+                self._close_session(utterance)
+        if cancelled:
+            self._changed()
+
+    def _close_session(self, utterance: Utterance) -> None:
+        if utterance.session is not None:
+            self._model.pipeline.close(utterance.session)
+            utterance.session = None
 
     def _over(self, utterance: Utterance, reason: str) -> None:
         utterance.on_close()

@@ -56,13 +56,13 @@ class Utterance:
         on_close: called once when the utterance is over.
         admitted: when.
         last_request: when the latest request came or was consumed.
-        session: None until its turn has come to be opened.
+        session: None until its turn has come to be opened, and when it is closed.
         requests: that are not consumed yet.
         kept_open: replies that stay unfinished until the end.
         tokens: received so far.
         ended: whether no more tokens will come.
         closed: whether it is over for any reason; no more requests are taken.
-        running: whether the engine works on it; then only the scheduler's thread may close its session.
+        holder: thread of the scheduler that works on it; then only that one touches or closes its session.
         ready_since: when its next chunk had all its tokens; None if it has not.
         heard_since: when its first audio was sent.
         plays_until: when its listener will run out of audio.
@@ -82,7 +82,7 @@ class Utterance:
     tokens: int = 0
     ended: bool = False
     closed: bool = False
-    running: bool = False
+    holder: int | None = None
     ready_since: float | None = None
     heard_since: float | None = None
     plays_until: float | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.scheduler import Scheduler
+from token2wav.scheduler import Scheduler, default_lanes
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.utterance import Utterance
 from token2wav.voice import Voice
@@ -44,7 +44,8 @@ class Service:
         self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._metrics = ServerMetrics(model)
-        self._scheduler = Scheduler(model, config.limits, self._metrics)
+        lanes = config.runtime.lanes or default_lanes(model.engine.device)
+        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes)
 
     @classmethod
     def start(cls) -> Service:

@@ -32,8 +32,8 @@ def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> st
     [
         ([], ""),
         ([heard("a", 9), heard("b", 8)], "ba"),  # by the end of their audio
-        ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cba"),  # first chunks go first
-        ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "bac"),  # unless somebody would fall silent
+        ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cb"),  # first chunks go first, and what has time waits
+        ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "ba"),  # unless somebody would fall silent
         ([fresh("a", 0, 25), fresh("b", 1, 40), fresh("c", 2, 20)], "ac"),  # a short one does not wait for a long one
         ([heard("a", 5, 100), heard("b", 6, 25)], "ab"),
     ],
@@ -44,6 +44,12 @@ def test_who_comes_first_and_who_rides_along(chunks: list[Ready[str]], batch: st
 
 def test_a_batch_is_bounded() -> None:
     assert first_batch([fresh("a", 3), fresh("b", 1), fresh("c", 2)], most=2) == "bc"
+
+
+@pytest.mark.parametrize(("lanes", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
+def test_idle_lanes_share_what_is_there(lanes: int, batch: str) -> None:
+    chunks = [fresh(owner, since) for since, owner in enumerate("abcde")]
+    assert "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, lanes)) == batch
 
 
 def test_every_fourth_batch_goes_by_waiting_time() -> None:

@@ -98,6 +98,7 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
     "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
     "negative threads": ("runtime: {threads: -1}\n", ["runtime.threads: -1 is negative"]),
+    "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is negative"]),
     "huge number": ("limits: {streams: 1" + "0" * 400 + "}\n", ["limits.streams: expected int, got 1000"]),
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
     "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,6 +16,8 @@ from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.voice import Voice
 
+Timed = Callable[[float, float], None]
+
 
 class Pipeline:
     """The one place through which every chunk of every stream passes.
@@ -25,9 +27,6 @@ class Pipeline:
         flow: flow engine.
         vocoder: vocoder engine.
         schedule: when chunks run.
-
-    Attributes:
-        stage_seconds: that flow and vocoder took for the latest batch.
     """
 
     def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, schedule: HopSchedule) -> None:
@@ -36,7 +35,6 @@ class Pipeline:
         self.vocoder = vocoder
         self._schedule = schedule
         self._dropped: deque[Session] = deque()
-        self.stage_seconds = (0.0, 0.0)
 
     def open(self, voice: Voice) -> Session:
         """Starts an utterance.
@@ -74,8 +72,14 @@ class Pipeline:
         while self._dropped:
             self.close(self._dropped.popleft())
 
-    def advance(self, sessions: Sequence[Session]) -> list[AudioChunk | EngineError]:
+    def advance(self, sessions: Sequence[Session], timed: Timed | None = None) -> list[AudioChunk | EngineError]:
         """Runs the next chunk of every session, in one batch. Each must have one (`Session.next_chunk`).
+
+        Several threads may do so at once, for different sessions.
+
+        Args:
+            sessions: of the batch.
+            timed: told how many seconds flow and vocoder took.
 
         Returns:
             For every session its audio, or why it cannot go on: its own numbers are broken, which harms no other.
@@ -94,7 +98,8 @@ class Pipeline:
                 for (session, chunk), mel in zip(chunks, mels, strict=True)
             ]
             audio = [samples.cpu().numpy() for samples in self.vocoder.advance(new)]
-        self.stage_seconds = between - start, time.perf_counter() - between
+        if timed:
+            timed(between - start, time.perf_counter() - between)
         return [
             session.sent(chunk, samples)
             if np.isfinite(samples).all()
