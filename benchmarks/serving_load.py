@@ -1,6 +1,7 @@
 """The server under load, as listeners hear it: first audio, gaps, throughput, and what batching is worth.
 
-Starts a real tritonserver with batching and one without, on the same model, and puts the same loads on both:
+Starts real tritonservers on the same model, one after the other: with batching and without, with one lane, and the
+ensemble. Each gets the same loads:
   closed loop  N clients, each speaks one utterance after the other
   open loop    utterances start at random (Poisson), whether or not the server keeps up
 with tokens at the pace of a language model (25 a second) or as fast as the server takes them. Prints a line for each
@@ -38,7 +39,16 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 DEMO = ROOT / "tests" / "data" / "demo"
-BATCHING = {"batching": 8, "one by one": 1}
+
+# Settings of the server, and the name of what it serves.
+MODES = {
+    "batching": ("", "token2wav"),
+    "batching, one lane": ("runtime: {lanes: 1}", "token2wav"),
+    "no batching": ("limits: {batch_streams: 1}", "token2wav"),
+    "no batching, one lane": ("limits: {batch_streams: 1}\nruntime: {lanes: 1}", "token2wav"),
+    "ensemble": ("", "token2wav_ensemble"),
+}
+REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
 GAPS_S = (0.05, 0.1, 0.2)
 PACE = 25.0  # tokens per second of a language model
 AT_ONCE = 1e6
@@ -82,17 +92,19 @@ class Utterances:
         seconds: of audio in each.
         tokens_per_request: that travel together.
         buffer_s: audio that a player waits for before it starts.
+        model: that is to speak.
     """
 
     seconds: float
     tokens_per_request: int
     buffer_s: float
+    model: str = "token2wav"
 
     def speak(self, url: str, rate: float) -> Heard:
         voice = ClientVoice.load(DEMO / "voice.safetensors")
         tokens = np.resize(np.load(DEMO / "tokens.npy"), round(PACE * self.seconds))
         try:
-            with Client(url) as client:
+            with Client(url, model=self.model) as client:
                 batches = paced(tokens, rate, self.tokens_per_request)
                 chunks = [ChunkTiming.of(chunk) for chunk in client.synthesize(batches, voice)]
         except ClientError as error:
@@ -147,13 +159,16 @@ def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tu
 
 
 def batch_sizes(metrics: str) -> dict[str, float]:
-    """Counts of the server's histogram of batch sizes, by upper bound, and their sum."""
+    """Counts of the server's histogram of batch sizes (the flow's, of an ensemble), by upper bound, and their sum."""
     counts = {
         bound: float(value)
-        for bound, value in re.findall(r'token2wav_batch_streams_bucket\{le="([^"]+)"\} (\S+)', metrics)
+        for bound, value in re.findall(
+            r'token2wav_batch_streams_bucket\{(?:model="flow",)?le="([^"]+)"\} (\S+)', metrics
+        )
     }
     for name in ("sum", "count"):
-        counts[name] = sum(map(float, re.findall(rf"token2wav_batch_streams_{name} (\S+)", metrics)))
+        values = re.findall(rf'token2wav_batch_streams_{name}(?:\{{model="flow"\}})? (\S+)', metrics)
+        counts[name] = sum(map(float, values))
     return counts
 
 
@@ -181,7 +196,7 @@ def share(heard: list[Heard], gap: float) -> float:
 def as_line(result: dict[str, Any]) -> str:
     first, gaps = result["first_audio_ms"], result["share_without_gaps"]
     return (
-        f"{result['mode']:10} {result['load']:28} {result['utterances']:4} utterances, first audio "
+        f"{result['mode']:21} {result['load']:28} {result['utterances']:4} utterances, first audio "
         f"{first['p50']:6.0f} {first['p90']:6.0f} {first['p99']:6.0f} ms, without gaps {gaps['0.1 s']:5.0%}, "
         f"{result['audio_seconds_per_second']:5.1f} s/s, batches of {result['mean_batch']}"
     )
@@ -189,13 +204,15 @@ def as_line(result: dict[str, Any]) -> str:
 
 def measure(folder: Path, mode: str, loads: list[Load], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All loads on one server."""
-    # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
-    settings = f"stream: {{hop: lead}}\nlimits: {{streams: 256, batch_streams: {BATCHING[mode]}}}\n"
-    utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds)
+    settings, model = MODES[mode]
+    utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "server.yaml"
-        config.write_text(settings)
-        with TritonServer(folder, config=config, ports=Ports.free(), verbose=False) as server:
+        # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
+        config.write_text(f"stream: {{hop: lead}}\n{settings}\n")
+        with TritonServer(
+            folder, config=config, model_repository=REPOSITORIES[model], ports=Ports.free(), verbose=False
+        ) as server:
             utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
             for load in loads:
                 before = batch_sizes(scrape(server.metrics_url))
@@ -214,7 +231,7 @@ def scrape(url: str) -> str:
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     """First audio and throughput over the number of clients, with batching and without."""
     figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    for mode in BATCHING:
+    for mode in {row["mode"]: None for row in rows}:
         for rate, style in ((PACE, "-"), (AT_ONCE, "--")):
             own = [r for r in rows if r["mode"] == mode and r["rate"] == rate and r["clients"]]
             clients = [r["clients"] for r in own]
@@ -240,6 +257,7 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help=f"folder, or random weights of a size: {', '.join(SIZES)}")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of the closed loop")
     parser.add_argument("--arrivals", type=float, nargs="*", default=[1.0], help="per second, of the open loop")
     parser.add_argument("--seconds", type=float, default=20.0, help="for which a load starts utterances")
@@ -255,7 +273,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         known = options.model in SIZES
         folder = random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
-        for mode in BATCHING:
+        for mode in options.modes:
             for result in measure(folder, mode, loads, options):
                 rows.append(result)
                 print(as_line(result), flush=True)
