@@ -39,13 +39,33 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
 def _remove_backend_folders(started: float) -> None:
     """Removes what a killed Python backend leaves in /tmp, whatever TMPDIR says: an empty folder.
 
-    Nothing tells whose it is, only when it was made. One of another server that started at the same time may go
-    with it, which does no harm: the backend needs it only for packed environments, and then it is not empty.
+    Nothing tells whose it is, only when it was made. One that a running server may have made stays: that server would
+    miss it and abort when it stops. Its own guard comes by here and removes what is left of both.
     """
+    running = running_servers().values()
     for folder in Path("/tmp").glob("python_env_*"):
         with contextlib.suppress(OSError):
-            if started - 1 <= folder.stat().st_mtime <= started + _BACKEND_START_S:
+            made = folder.stat().st_mtime
+            if may_be_of(started, made) and not any(may_be_of(other, made) for other in running):
                 folder.rmdir()
+
+
+def may_be_of(started: float, made: float) -> bool:
+    """Whether a server that started then may have made a folder at that time."""
+    return started - 1 <= made <= started + _BACKEND_START_S
+
+
+def running_servers() -> dict[int, float]:
+    """The tritonservers of this machine, by process id, and when each was started, in seconds since the epoch."""
+    [booted] = [line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")]
+    started = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, fields = stat.read_text().rpartition(")")
+            state, ticks = fields.split()[0], fields.split()[19]
+            if name.endswith("(tritonserver") and state != "Z":
+                started[int(stat.parent.name)] = int(booted) + int(ticks) / os.sysconf("SC_CLK_TCK")
+    return started
 
 
 def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]) -> int:

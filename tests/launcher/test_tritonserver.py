@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from ast import literal_eval
@@ -16,6 +17,9 @@ from token2wav_server import PortInUseError, Ports, ServerError, ServerStartErro
 
 from .traces import Traces
 
+PATIENCE_SECONDS = 60.0
+GRACE_SECONDS = 8.0  # that a server which is stopped in good order may take
+
 
 def test_serves_and_leaves_nothing_behind(
     repository: Path, tmp_path: Path, private_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -24,9 +28,10 @@ def test_serves_and_leaves_nothing_behind(
     log = tmp_path / "server.log"
     server = TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
     with server:
+        leave_backend_folder(server)
         traces = Traces.of(server.pid)
         assert len(traces.processes) == 3, "guard, tritonserver and one stub"
-        assert len(traces.folders) >= 2, "a backend folder of another server may be among them"
+        assert traces.folders, "its own, and that of the backend if no other server runs"
         assert len(traces.remaining()) == 4 + len(traces.folders), "one segment, and all of those"
         with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as metrics:
             assert b"nv_inference_count" in metrics.read()
@@ -40,6 +45,23 @@ def test_serves_and_leaves_nothing_behind(
     server.stop()
     with pytest.raises(ServerError, match="not running"):
         _ = server.pid
+
+
+def leave_backend_folder(server: TritonServer) -> None:
+    """Makes one more, as old as that of the Python backend."""
+    started = (Traces.of(server.pid).folders[0] / "tritonserver.pid").stat().st_mtime
+    os.utime(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"), (started, started))
+
+
+def test_the_end_of_one_server_leaves_another_what_it_needs(repository: Path, tmp_path: Path) -> None:
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    first, second = (
+        TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log) for log in logs
+    )
+    with first, second:
+        os.kill(first.pid, signal.SIGKILL)  # its guard cleans up
+        assert first.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
+    assert "terminate called" not in logs[1].read_text(), "a server that misses its backend folder aborts"
 
 
 def test_model_that_fails_to_load(
@@ -68,7 +90,7 @@ def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
         traces = Traces.of(server.pid)
         assert server.wait(timeout_s=0) is None
         os.kill(server.pid, signal.SIGKILL)
-        assert server.wait(timeout_s=5) == 128 + signal.SIGKILL
+        assert server.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
         assert traces.remaining() == []
 
 
@@ -77,7 +99,7 @@ def test_model_process_that_dies(repository: Path, tmp_path: Path, capfd: pytest
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), verbose=False) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[2], signal.SIGKILL)
-        assert server.wait(timeout_s=5) == 128 + signal.SIGKILL
+        assert server.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
         assert server.failure_reason() == "the model process was killed by signal SIGKILL"
         assert traces.remaining() == []
     assert capfd.readouterr().err == "", "the reason is for whoever asks"
@@ -91,7 +113,7 @@ def test_stop_at_once(repository: Path, tmp_path: Path) -> None:
             os.kill(process, signal.SIGSTOP)
         began = time.monotonic()
         server.stop(at_once=True)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < GRACE_SECONDS
     assert traces.remaining() == []
 
 
@@ -105,26 +127,26 @@ def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
         assert launcher.stdout is not None
         traces = Traces.of(int(launcher.stdout.readline()))
         launcher.kill()
-    assert traces.remaining_after(5) == []
+    assert traces.remaining_after(PATIENCE_SECONDS) == []
 
 
 def test_guard_that_is_killed(repository: Path, tmp_path: Path) -> None:
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[0], signal.SIGKILL)
-        assert server.wait(timeout_s=5) == -signal.SIGKILL
-    assert traces.remaining_after(5) == []
+        assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    assert traces.remaining_after(PATIENCE_SECONDS) == []
 
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
-def test_port_in_use(service: str, repository: Path, tmp_path: Path) -> None:
+def test_port_in_use(service: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found out before anything is started."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = Ports(**{**vars(Ports.free()), service: port})
-        started = time.monotonic()
         with pytest.raises(PortInUseError, match=f"{service} port {port} on 127.0.0.1 .*Address already in use"):
             TritonServer(tmp_path, model_repository=repository, ports=ports).start()
-        assert time.monotonic() - started < 0.5
 
 
 def test_same_port_twice() -> None:

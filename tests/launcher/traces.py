@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from token2wav_server import guard
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,7 @@ class Traces:
     Attributes:
         processes: ids of the guard, of tritonserver and of its stubs.
         shm_prefix: how the names of its segments in /dev/shm begin.
-        folders: its temporary folder, and the one that the Python backend makes.
+        folders: its temporary folder, and the one that the Python backend makes, unless that may be of another server.
     """
 
     processes: tuple[int, ...]
@@ -28,11 +31,12 @@ class Traces:
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
+        others = [started for process, started in guard.running_servers().items() if process != server]
         started = (folder / "tritonserver.pid").stat().st_mtime
         return cls(
             processes=(_parent(server), server, *map(int, children)),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
-            folders=(folder, *(env for env in Path("/tmp").glob("python_env_*") if env.stat().st_mtime > started - 1)),
+            folders=(folder, *_backend_folders_since(started - 1, others)),
         )
 
     def remaining(self) -> list[str]:
@@ -47,6 +51,16 @@ class Traces:
         while (remaining := self.remaining()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return remaining
+
+
+def _backend_folders_since(moment: float, others: list[float]) -> list[Path]:
+    folders = []
+    for folder in Path("/tmp").glob("python_env_*"):
+        with contextlib.suppress(FileNotFoundError):  # of a server that ends at this moment
+            made = folder.stat().st_mtime
+            if made > moment and not any(guard.may_be_of(other, made) for other in others):
+                folders.append(folder)
+    return folders
 
 
 def _stat(process: int) -> list[str]:
