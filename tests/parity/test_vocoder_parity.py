@@ -35,12 +35,16 @@ def test_f0(golden: GoldenSet, hift: HiFT) -> None:
 def test_source_with_the_reference_phase(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
     for ending in ("finalize", "nofinalize"):
         f0, reference = on_device(hift, golden[f"hift.{ending}.f0"]), golden[f"hift.{ending}.s"]
-        noise = on_device(hift, noises[1].window(0, reference.shape[2]))
+        noise = hift.m_source.merged(on_device(hift, noises[1].window(0, reference.shape[2])))
         assert off(hift.m_source(f0, noise, "reference")[0], reference) <= tolerances.SOURCE
-    f0 = on_device(hift, golden["hift.finalize.f0"])
-    noise = on_device(hift, noises[1].window(0, golden["hift.finalize.s"].shape[2]))
-    sines, _ = hift.m_source.harmonics(f0, noise, "reference")
-    assert off(sines[:, :2400], golden["hift.finalize.sines_first_2400"]) <= tolerances.SOURCE
+
+
+def test_sines_and_noise_before_they_are_merged(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    f0, reference = on_device(hift, golden["hift.finalize.f0"]), golden["hift.finalize.sines_first_2400"]
+    sine, amplitude, _ = hift.m_source.frames(f0, "reference")
+    samples = [value.repeat_interleave(hift.config.samples_per_frame, dim=1)[:, :2400] for value in (sine, amplitude)]
+    noise = on_device(hift, noises[1].window(0, 2400))
+    assert off(samples[0] + samples[1][..., None] * noise, reference) <= tolerances.SOURCE
 
 
 def test_exact_phase_is_the_phase_that_the_reference_rounds(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:

@@ -61,7 +61,8 @@ class Snake(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         alpha = self.alpha[None, :, None]
-        return x + torch.sin(x * alpha).square() / (alpha + _SNAKE_EPS)
+        sine = torch.sin(x * alpha)
+        return torch.addcmul(x, sine, sine * (1 / (alpha + _SNAKE_EPS)))
 
 
 class ResBlock(nn.Module):
@@ -194,7 +195,7 @@ class HiFT(nn.Module):
         """
         f0 = self.f0_predictor(mel, final)
         samples = f0.shape[1] * self.config.samples_per_frame
-        source, _ = self.m_source(f0, noise.window(0, samples).to(mel.device), phase)
+        source, _ = self.m_source(f0, self.m_source.merged(noise.window(0, samples).to(mel.device)), phase)
         return self.decode(mel[..., : f0.shape[1]], source, final=final)
 
     def decode(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool) -> torch.Tensor:

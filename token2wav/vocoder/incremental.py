@@ -14,7 +14,7 @@ import torch
 
 from token2wav.model_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT
-from token2wav.vocoder.noise import SourceNoise
+from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
 
 
@@ -102,7 +102,8 @@ class IncrementalHiFT:
     ) -> None:
         self._hift = hift
         self._network = network or hift.network
-        self._noise = noise
+        self._source_noise = noise
+        self._noise = MergedNoise(noise, hift.m_source)
         self._phase = phase
         self._reach = left_reach_frames(hift.config)
         self._samples = hift.config.samples_per_frame
@@ -116,7 +117,7 @@ class IncrementalHiFT:
 
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         """Audio of a whole mel (bands, frames) at once, (samples,)."""
-        return self._hift.vocode(mel[None], self._noise, phase=self._phase)[0]
+        return self._hift.vocode(mel[None], self._source_noise, phase=self._phase)[0]
 
     @torch.inference_mode()
     def advance(self, state: VocoderState, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
@@ -165,7 +166,7 @@ class IncrementalHiFT:
         first = max(0, known - F0_LEFT_REACH)
         f0 = self._hift.f0_predictor(state.mel[None, :, first:], final)[:, known - first :]
         at = state.mel_start + known
-        noise = self._noise.window(at * self._samples, (at + f0.shape[1]) * self._samples).to(f0.device)
+        noise = self._noise.window(at * self._samples, (at + f0.shape[1]) * self._samples)
         source, state.carry = self._hift.m_source(f0, noise, self._phase, state.carry)
         state.source = torch.cat((state.source, source), dim=2)
 

@@ -36,31 +36,36 @@ class HarmonicSource(nn.Module):
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
-            noise: (T * samples_per_frame, harmonics) uniform numbers.
+            noise: (T * samples_per_frame,) as `merged` gives it.
             phase: rounding of the phase, see `StreamConfig`.
             carry: (B, harmonics) what the frames before returned; None at the start of an utterance.
 
         Returns:
             (B, 1, T * samples_per_frame), and the carry for the frames that follow.
         """
-        harmonics, carry = self.harmonics(f0, noise, phase, carry)
-        return torch.tanh(self.l_linear(harmonics)).transpose(1, 2), carry
+        repeat = self.config.samples_per_frame
+        sine, amplitude, carry = self.frames(f0, phase, carry)
+        # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a smooth wave), so
+        # harmonics are merged before they are repeated, and noise before it is known how loud it is.
+        merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
+        return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[:, None], carry
 
-    def harmonics(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sines with their noise before they are merged, (B, T * samples_per_frame, harmonics), and the carry."""
+    def merged(self, noise: torch.Tensor) -> torch.Tensor:
+        """Uniform numbers (N, harmonics) as they enter the excitation, (N,)."""
+        return noise @ self.l_linear.weight[0]
+
+    def frames(
+        self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the excitation is made of: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
         config = self.config
-        repeat = config.samples_per_frame
         multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         increments = (f0[..., None] * multiples / config.sampling_rate) % 1  # (B, T, harmonics) cycles per sample
-        sine, carry = frame_sines(increments, repeat, phase, carry)
-        voiced = (f0 > config.nsf_voiced_threshold)[..., None].float()
-        sine = config.nsf_alpha * sine * voiced
+        sine, carry = frame_sines(increments, config.samples_per_frame, phase, carry)
+        voiced = (f0 > config.nsf_voiced_threshold).float()
         # The published noise is uniform, not Gaussian, so its mean is half its amplitude.
         amplitude = voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
-        # Both are constant within a frame: the published sine is a staircase, not a smooth wave.
-        return sine.repeat_interleave(repeat, dim=1) + amplitude.repeat_interleave(repeat, dim=1) * noise, carry
+        return config.nsf_alpha * sine * voiced[..., None], amplitude, carry
 
 
 def frame_sines(
