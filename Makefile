@@ -9,7 +9,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve export export-full gpu-check clean
+.PHONY: help setup demo test lint format serve export export-full gpu-check perf soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ demo: ## start a real Triton server with a tiny model and speak a line into out/
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, then run all tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lint: ## ruff and mypy
 	$(SETUP)
@@ -55,6 +55,15 @@ gpu-check: ## on an NVIDIA GPU: its tests, and parity and times of every engine,
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check
+
+perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=]: run perf_analyzer and our own client against a server, into out/perf
+	$(SETUP)
+	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
+		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+
+soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
+	$(SETUP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove everything that make has made: .venv, out/, caches
 	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import re
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.cli import main
 
+PATIENT = ("--connect-timeout=60", "--timeout=60")  # a busy machine takes its time
 Answer = Callable[[Any, npt.NDArray[Any]], Iterator[Any]]  # from the request and its true audio
 
 
@@ -29,9 +31,14 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.ModelReadyResponse(ready=self.ready)
 
     def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
+        gone = threading.Event()
+        context.add_callback(gone.set)
         for request in requests:
             dtype = np.dtype(request.parameters["audio_format"].string_param)
-            yield from self._answer(request, np.zeros(960 * 3, dtype))
+            answers = list(self._answer(request, np.zeros(960 * 3, dtype)))
+            yield from answers
+            if not answers:  # and does not end the stream either
+                gone.wait()
 
 
 def spoken(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
@@ -53,8 +60,7 @@ def refused(message: str) -> Answer:
 
 
 def silent(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
-    time.sleep(0.6)
-    yield from spoken(request, audio)
+    yield from ()
 
 
 def one_sample_short(request: Any, audio: npt.NDArray[Any]) -> Iterator[Any]:
@@ -75,7 +81,7 @@ def health(answer: Answer, *arguments: str, ready: bool = True) -> int:
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:
-            return main(["health", f"--url=127.0.0.1:{port}", *arguments])
+            return main(["health", f"--url=127.0.0.1:{port}", *PATIENT, *arguments])
         finally:
             server.stop(0).wait()
 
@@ -84,8 +90,7 @@ def health(answer: Answer, *arguments: str, ready: bool = True) -> int:
 def test_healthy(audio_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert health(spoken, f"--audio-format={audio_format}") == 0
     output = capsys.readouterr()
-    assert output.out.startswith("healthy: first audio after 0.")
-    assert len(output.out.splitlines()) == 1
+    assert re.fullmatch(r"healthy: first audio after \d+\.\d{3} s, all of it after \d+\.\d{3} s\n", output.out)
     assert output.err == ""
 
 
@@ -97,7 +102,6 @@ def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "sentence"),
     [
-        (silent, 5, "the server did not speak 3 tokens within 0.3 s"),
         (one_sample_short, 4, "audio: the server sent 2879 samples for 3 tokens, expected 2880"),
         (not_finite, 4, "audio: the server sent NaN or infinite samples"),
         (refused("Stub process 'token2wav_0_0' is not healthy."), 4, "Stub process 'token2wav_0_0' is not healthy."),
@@ -105,8 +109,20 @@ def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_ill(answer: Answer, status: int, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert health(answer, "--timeout=0.3" if answer is silent else "--timeout=10") == status
+    assert health(answer) == status
     assert capsys.readouterr().err == f"token2wav-client: error: {sentence}\n"
+
+
+def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
+    for timeout_s in (0.3, 3.0, 30.0):
+        status = health(silent, f"--timeout={timeout_s}")
+        errors = capsys.readouterr().err
+        if status != 3:  # else not even the connection was there in time, on a busy machine
+            break
+    assert status == 5
+    said = re.fullmatch(r"token2wav-client: error: the server did not speak 3 tokens within (\S+) s\n", errors)
+    assert said
+    assert float(said[1]) <= timeout_s  # less what went by until then
 
 
 def test_model_that_is_not_ready(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A real tritonserver with small limits."""
-    settings = "limits: {streams: 2, request_tokens: 40, stream_tokens: 60, prompt_tokens: 40, idle_seconds: 0.5}"
+    settings = "limits: {streams: 2, request_tokens: 40, stream_tokens: 60, prompt_tokens: 40, idle_seconds: 2}"
     with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
         yield rig
 

@@ -53,7 +53,7 @@ class Rig:
 
     def metrics(self) -> str:
         """All that the metrics port says."""
-        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=_PATIENCE_SECONDS) as response:
             return response.read().decode()
 
     def open_streams(self) -> dict[str, int]:

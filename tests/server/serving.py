@@ -92,14 +92,19 @@ class Speaker(threading.Thread):
         error: or has failed.
         ended_at: when it did, on the monotonic clock.
         heard: set with the first chunk.
+        may_end: has to be set before the last token is sent, unless it is to end by itself.
     """
 
-    def __init__(self, url: str, voice: ClientVoice, tokens: NDArray[np.int32], *, at_once: int = 60) -> None:
+    def __init__(
+        self, url: str, voice: ClientVoice, tokens: NDArray[np.int32], *, at_once: int = 60, ends: bool = True
+    ) -> None:
         super().__init__(daemon=True)
         self.audio: NDArray[Any] | None = None
         self.error: ClientError | None = None
         self.ended_at = 0.0
-        self.heard = threading.Event()
+        self.heard, self.may_end = threading.Event(), threading.Event()
+        if ends:
+            self.may_end.set()
         self._url, self._voice = url, voice
         self._portions = [tokens[:at_once], *np.split(tokens[at_once:], len(tokens) - at_once)]
 
@@ -116,14 +121,17 @@ class Speaker(threading.Thread):
         self.ended_at = time.monotonic()
 
     def _paced(self) -> Iterator[NDArray[np.int32]]:
-        for portion in self._portions:
+        *portions, last = self._portions
+        for portion in portions:
             yield portion
             time.sleep(1 / TOKENS_PER_SECOND)
+        self.may_end.wait()
+        yield last
 
 
-def speak(url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int) -> list[Speaker]:
+def speak(url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int, *, ends: bool = True) -> list[Speaker]:
     """Starts that many streams; returns when all of them are heard."""
-    speakers = [Speaker(url, voice, tokens) for _ in range(streams)]
+    speakers = [Speaker(url, voice, tokens, ends=ends) for _ in range(streams)]
     for speaker in speakers:
         speaker.start()
     for speaker in speakers:
@@ -138,7 +146,7 @@ def command(model: Path, ports: Ports) -> list[str]:
 
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url]
+    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url, "--connect-timeout=30", "--timeout=30"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 

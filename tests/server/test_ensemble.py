@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,7 @@ from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 
 MODEL = "token2wav_ensemble"
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 8.0
 IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 
 
@@ -38,7 +39,7 @@ def connection(ensemble: Rig) -> Iterator[Connection]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(ensemble: Rig) -> Iterator[None]:
     yield
-    ensemble.wait_until_empty(3 * IDLE_SECONDS)
+    ensemble.wait_until_empty()
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
         assert len(connection.answers().chunks) == 1
         assert ensemble.open_streams() == {"scheduler": 1, "flow": 1, "vocoder": 1}
         connection.send(golden.tokens, golden.voice)  # and leaves while this is computed
-    ensemble.wait_until_empty(3 * IDLE_SECONDS)
+    ensemble.wait_until_empty()
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[60:], None, "abandoned", end=True)
         [error] = connection.answers().errors
@@ -127,6 +128,7 @@ def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
 ) -> None:
     with ensemble.connect(MODEL) as other:
         connection.send(golden.tokens[:60], golden.voice, "good", start=True)
+        not_idle_before = time.monotonic() + IDLE_SECONDS
         other.send(golden.tokens[:60], golden.voice, "bad", start=True)
         first = connection.answers()
         assert len(other.answers().chunks) == 1
@@ -135,7 +137,7 @@ def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
         assert other.answers().errors == [f"{IN}tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"]
     audio = np.concatenate((first.audio, connection.answers().audio))
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
-    ensemble.wait_until_empty(IDLE_SECONDS / 2)  # not by growing idle
+    ensemble.wait_until_empty(not_idle_before - time.monotonic())
 
 
 def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -19,7 +20,7 @@ from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_server.ports import Ports
 
 STREAMS = 8
-QUICKLY_SECONDS = 5.0  # seen: 0.5 on an idle machine
+QUICKLY_SECONDS = 20.0  # below the 30 s of silence that a client bears; seen: 0.5 on an idle machine
 MUTE_MODEL = """
 class TritonPythonModel:
     def execute(self, requests):
@@ -29,7 +30,7 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Serving]:
-    with Serving.start(TINY, "--canary-seconds=2") as serving:
+    with Serving.start(TINY, "--canary-seconds=3") as serving:
         serving.wait_for_line("^token2wav: ready, ")
         yield serving
 
@@ -85,12 +86,12 @@ def test_a_model_that_never_answers(tmp_path: Path) -> None:
     """It lives and Triton says that it is ready. What a restart does not cure is given up."""
     repository = shutil.copytree(ROOT / "model_repository", tmp_path / "repository")
     (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
-    options = ["--model-repository", str(repository), "--canary-seconds=1", "--restarts=1"]
+    options = ["--model-repository", str(repository), "--canary-seconds=2", "--restarts=1"]
     with Serving.start(TINY, *options) as serving:
         serving.wait_for_line("^token2wav: ready, ")
-        completed = serving.health("--timeout=0.5")
-        assert completed.returncode == 5
-        assert "the server did not speak 3 tokens within 0." in completed.stderr
+        completed = serving.health("--timeout=1")
+        assert completed.returncode == 5, completed.stderr
+        assert re.search(r"the server did not speak 3 tokens within \S+ s$", completed.stderr, re.MULTILINE)
         assert serving.wait_for_line("restart").startswith("token2wav: the model does not work: ")
         serving.wait_for_line("^token2wav: ready, ")
         traces = serving.traces
@@ -107,6 +108,9 @@ def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> Non
             connection.send([1], golden.voice, sequence, start=True)
         assert not connection.answers(requests=2).errors
         assert client.health().first_audio_s is None  # before the two are idle for too long
+        for sequence in ("first", "second"):
+            connection.send([], None, sequence, end=True)
+        connection.answers(requests=2)
 
 
 def test_health_of_a_dead_port() -> None:

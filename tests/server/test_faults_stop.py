@@ -41,9 +41,9 @@ def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
 
 
 def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    tokens: NDArray[np.int32] = golden.tokens[:100]  # 2 seconds at the pace of the speakers
+    tokens: NDArray[np.int32] = golden.tokens[:70]
     with serving_until_it_has_stopped() as serving:
-        speakers = speak(serving.url, voice, tokens, STREAMS)
+        speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
         serving.process.send_signal(signal.SIGTERM)
         serving.wait_for_line("draining: new streams are refused, open ones have 30 s")
         while (completed := serving.health()).returncode == 0:  # the line comes a moment before the refusals
@@ -51,6 +51,8 @@ def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
         assert completed.returncode == 6
         with Client(serving.url) as client, pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"):
             list(client.synthesize([[1]], voice))
+        for speaker in speakers:
+            speaker.may_end.set()
         for speaker in speakers:
             speaker.join()
             assert speaker.audio is not None, speaker.error
@@ -69,7 +71,7 @@ def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
             assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert serving.wait_for_line("error") == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
         assert serving.wait() == 5
-        assert 1 <= time.monotonic() - began < 10
+        assert 1 <= time.monotonic() - began < 25  # less than the 30 s of the default
 
 
 def test_a_second_interrupt_stops_at_once(golden: GoldenSet, voice: ClientVoice) -> None:

@@ -6,8 +6,9 @@ import torch
 
 from token2wav.engines.packed import PackedBatch
 from token2wav.flow.cache import BRANCHES, KeyValueStore, PageIndex
-from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT
+from token2wav.flow.dit import Attend, Convolution, DiT
 from token2wav.flow.solver import OdeTables
+from token2wav.flow.step import with_context
 
 
 class TorchSteps:
@@ -51,10 +52,8 @@ class _PackedMemory:
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
         context = self._batch.contexts[self._step, index]
-        x = torch.cat((context, x), dim=2)
-        # There are CONTEXT_FRAMES inputs in front, so the last ones of n valid frames start at n.
-        last = self._batch.frames[:, None, None] + torch.arange(CONTEXT_FRAMES, device=x.device)
-        context.copy_(x.gather(2, last.expand(-1, x.shape[1], -1)))
+        x, after = with_context(context, x, self._batch.frames)
+        context.copy_(after)
         return conv(x)
 
     def attend(

@@ -12,6 +12,23 @@ from torch import nn
 from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT, Modulation
 
 
+def with_context(context: torch.Tensor, x: torch.Tensor, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a position convolution runs over, and what it must be given before the frames that follow.
+
+    Args:
+        context: (R, dim, CONTEXT_FRAMES) inputs before x.
+        x: (R, dim, N) inputs.
+        frames: (R,) valid frames of each row; what follows them is padding.
+
+    Returns:
+        (R, dim, CONTEXT_FRAMES + N), x behind its context, and (R, dim, CONTEXT_FRAMES), the last of the valid inputs.
+    """
+    x = torch.cat((context, x), dim=2)
+    # There are CONTEXT_FRAMES inputs in front, so the last ones of n valid frames start at n.
+    last = frames[:, None, None] + torch.arange(CONTEXT_FRAMES, device=x.device)  # (R, 1, CONTEXT_FRAMES)
+    return x, x.gather(2, last.expand(-1, x.shape[1], -1))
+
+
 class DenseMemory:
     """The estimator's `Memory` for rows whose pasts have different lengths, padded.
 
@@ -28,8 +45,7 @@ class DenseMemory:
     def __init__(self, contexts: torch.Tensor, frames: torch.Tensor, past: tuple[torch.Tensor, ...]) -> None:
         self._before = contexts
         self._past = past
-        # x has CONTEXT_FRAMES inputs in front, so the last ones of n valid frames are n ... n + CONTEXT_FRAMES - 1.
-        self._last = frames[:, None] + torch.arange(CONTEXT_FRAMES, device=frames.device)  # (R, CONTEXT_FRAMES)
+        self._frames = frames
         self._after: list[torch.Tensor] = []
         self.new: list[torch.Tensor] = []
 
@@ -39,8 +55,8 @@ class DenseMemory:
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
-        x = torch.cat((self._before[index], x), dim=2)
-        self._after.append(x.gather(2, self._last[:, None].expand(-1, x.shape[1], -1)))
+        x, after = with_context(self._before[index], x, self._frames)
+        self._after.append(after)
         return conv(x)
 
     def attend(

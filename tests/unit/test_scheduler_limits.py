@@ -1,0 +1,118 @@
+"""The scheduler's limits, each checked before any work starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
+from tests.unit.scheduling import (
+    FIRST,
+    Counter,
+    Expected,
+    GatedReply,
+    Make,
+    RecordingReply,
+    assert_serves,
+    joined,
+    refused,
+)
+from token2wav import InputError, LimitError, StreamClosedError, Voice
+from token2wav.scheduler import Scheduler
+
+
+def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voice, expected: Expected) -> None:
+    scheduler = make(streams=2)
+    first, second = scheduler.open(voice), scheduler.open(voice)
+    with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
+        scheduler.open(voice)
+    scheduler.cancel(first)
+    assert_serves(scheduler, voice, expected)
+    scheduler.cancel(second)
+
+
+def test_prompts_are_limited(make: Make) -> None:
+    scheduler = make(prompt_tokens=10)
+    scheduler.cancel(scheduler.open(demo_voice(10)))
+    with pytest.raises(InputError, match=r"^prompt_tokens: 11 tokens, at most 10"):
+        scheduler.open(demo_voice(11))
+
+
+def test_a_voice_that_does_not_fit_takes_no_place(scheduler: Scheduler, voice: Voice) -> None:
+    with pytest.raises(InputError, match=r"^prompt_mel: "):
+        scheduler.open(Voice(voice.prompt_tokens, voice.prompt_mel[2:], voice.speaker_embedding))
+    assert scheduler.open_utterances == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "end", "words"),
+    [
+        (np.zeros(401, np.int32), False, "tokens: 401 in one request, at most 400 are allowed"),
+        ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
+        ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
+        ([0.5], False, "tokens: type float64, expected integers"),
+        ([[1], [1, 2]], False, "tokens: not an array"),
+        ([], True, "tokens: the utterance ended without any; at least 1 is needed"),
+    ],
+)
+def test_a_bad_request_ends_its_utterance_alone(
+    scheduler: Scheduler, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
+) -> None:
+    closed, other = Counter(), scheduler.open(voice)
+    utterance = scheduler.open(voice, closed)
+    error = refused(scheduler, utterance, tokens, end=end)
+    assert isinstance(error, InputError)
+    assert words in str(error)
+    assert utterance.closed
+    assert closed.count == 1
+    assert isinstance(refused(scheduler, utterance, [1]), StreamClosedError)
+    assert closed.count == 1
+    reply = RecordingReply()
+    scheduler.push(other, demo_tokens(4), reply, end=True)
+    assert np.array_equal(joined(reply), expected(4))
+
+
+def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, voice: Voice) -> None:
+    scheduler = make(stream_tokens=30)
+    utterance = scheduler.open(voice)
+    for count in (20, 10):
+        scheduler.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
+        reply.succeeded()
+    assert "tokens: the utterance would exceed 30 tokens" in str(refused(scheduler, utterance, [1]))
+    assert utterance.closed
+
+
+def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
+    scheduler = make(queued_requests=2)
+    running, waiting = GatedReply(), RecordingReply()
+    utterance = scheduler.open(voice)
+    scheduler.push(utterance, demo_tokens(FIRST), running, end=False)
+    assert running.reached.wait(WAIT_SECONDS)
+    scheduler.push(utterance, [1], waiting, end=False)
+    error = refused(scheduler, utterance, [1])
+    running.gate.set()
+    assert isinstance(error, LimitError)
+    assert str(error).startswith("requests: 2 of this stream already wait")
+    assert running.failed() is error
+    assert waiting.failed() is error
+
+
+def test_what_waits_is_failed_with_the_reason_of_the_refusal(scheduler: Scheduler, voice: Voice) -> None:
+    kept = RecordingReply()
+    utterance = scheduler.open(voice)
+    scheduler.push(utterance, [1, 2], kept, end=False, keep_open=True)
+    error = refused(scheduler, utterance, [-5])
+    assert kept.failed() is error
+
+
+def test_tokens_after_the_end_are_refused(scheduler: Scheduler, voice: Voice) -> None:
+    running = GatedReply()
+    utterance = scheduler.open(voice)
+    scheduler.push(utterance, demo_tokens(4), running, end=True)
+    assert running.reached.wait(WAIT_SECONDS)
+    error = refused(scheduler, utterance, [1])
+    running.gate.set()
+    assert isinstance(error, StreamClosedError)
+    assert "after the end" in str(error)
+    assert running.failed() is error
