@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
-from typing import Any
-
-import triton_python_backend_utils as pb_utils
 
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.utterance import Observer, Utterance
+from token2wav_server.metric_family import Family
 
 log = logging.getLogger(__name__)
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-
-
-class _Family:
-    """One metric with labels. Triton forgets a metric whose family is not referenced."""
-
-    def __init__(self, name: str, description: str, kind: str, buckets: list[float] | None = None) -> None:
-        kinds = pb_utils.MetricFamily
-        self._family = kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
-        self._buckets = buckets
-        self._metrics: dict[tuple[str, ...], Any] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, **labels: str) -> Any:
-        with self._lock:
-            key = tuple(labels.values())
-            if key not in self._metrics:
-                buckets = {} if self._buckets is None else {"buckets": self._buckets}
-                self._metrics[key] = self._family.Metric(labels=labels, **buckets)
-            return self._metrics[key]
 
 
 class ServerMetrics(Observer):
@@ -47,24 +25,24 @@ class ServerMetrics(Observer):
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
-        self._open = _Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
-        self._pages = _Family("cache_pages", "Pages of the cache: all, in use, and those of voices' prompts", "GAUGE")
-        self._bytes = _Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
-        self._voices = _Family(
+        self._open = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+        self._pages = Family("cache_pages", "Pages of the cache: all, in use, and those of voices' prompts", "GAUGE")
+        self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
+        self._voices = Family(
             "voice_prompts", "Utterances whose voice's prompt was there, or had to be computed", "GAUGE"
         )
-        self._first = _Family(
+        self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
-        self._stages = _Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
-        self._batches = _Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
-        self._factor = _Family(
+        self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
+        self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+        self._factor = Family(
             "real_time_factor", "Per utterance, time of its batches over its audio", "HISTOGRAM", _FACTORS
         )
-        self._underruns = _Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
-        self._audio = _Family("audio_seconds", "Audio sent", "COUNTER")
-        self._ended = _Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
-        self._refused = _Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
+        self._underruns = Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
+        self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
+        self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
+        self._refused = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
         self._underruns().increment(0)
         self._audio().increment(0)
         self.changed(0)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import triton_python_backend_utils as pb_utils
-
 from token2wav.errors import Token2WavError
+from token2wav_server.metric_family import Family
 
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 
@@ -18,17 +17,12 @@ class OpenStreams:
     """
 
     def __init__(self, holder: str) -> None:
-        # Triton forgets a metric whose family is not referenced; this holds for all families here.
-        self._family = pb_utils.MetricFamily(
-            name="token2wav_open_streams",
-            description="Utterances that are open, by who holds something for them",
-            kind=pb_utils.MetricFamily.GAUGE,
-        )
-        self._metric = self._family.Metric(labels={"holder": holder})
+        self._family = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+        self._holder = holder
         self.set(0)
 
     def set(self, count: int) -> None:
-        self._metric.set(count)
+        self._family(holder=self._holder).set(count)
 
 
 class BatchStreams:
@@ -39,31 +33,20 @@ class BatchStreams:
     """
 
     def __init__(self, model: str) -> None:
-        self._family = pb_utils.MetricFamily(
-            name="token2wav_batch_streams",
-            description="Chunks that were computed together",
-            kind=pb_utils.MetricFamily.HISTOGRAM,
-        )
-        self._metric = self._family.Metric(labels={"model": model}, buckets=_STREAMS)
+        self._family = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+        self._model = model
+        self._family(model=model)  # shows from the start
 
     def observe(self, count: int) -> None:
-        self._metric.observe(count)
+        self._family(model=self._model).observe(count)
 
 
 class Refused:
     """The counter of requests that the accumulator answered with an error."""
 
     def __init__(self) -> None:
-        self._family = pb_utils.MetricFamily(
-            name="token2wav_refused",
-            description="Requests that were refused, by what was wrong with them",
-            kind=pb_utils.MetricFamily.COUNTER,
-        )
-        self._metrics: dict[str, pb_utils.Metric] = {}
+        self._family = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
 
     def count(self, error: Token2WavError) -> None:
         """Messages begin with the field or limit."""
-        what = str(error).partition(":")[0][:40]
-        if what not in self._metrics:
-            self._metrics[what] = self._family.Metric(labels={"what": what})
-        self._metrics[what].increment(1)
+        self._family(what=str(error).partition(":")[0][:40]).increment(1)

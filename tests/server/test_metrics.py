@@ -1,0 +1,213 @@
+"""Every metric of the server after a load that is known: names, labels and values, as Prometheus would read them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.rig import Connection, Rig
+from tests.server.test_named_voices import named
+from tests.support.golden import ROOT, TINY, GoldenSet
+from token2wav import Voice
+from token2wav_client.audio import SAMPLES_PER_TOKEN
+from token2wav_server import drain
+
+# The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
+SETTINGS = """
+limits: {streams: 2, idle_seconds: 5, player_buffer_seconds: 2}
+runtime: {cache_mib: 20}
+"""
+PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2  # float32, keys and values, layers, width, frames, steps, branches
+CAPACITY = 20 * 2**20 // PAGE_BYTES
+PATIENCE_SECONDS = 30.0
+# By stream, in the order in which they are admitted: how it ends, and its tokens.
+STREAMS = {
+    1: ("finished", 150),
+    2: ("finished", 150),
+    3: ("finished", 60),
+    4: ("finished", 60),
+    5: ("finished", 28),
+    6: ("InputError", 1),
+    7: ("StreamClosedError", 1),
+    8: ("StreamClosedError", 1),
+    9: ("cancelled", 1),
+}
+LATE = 5
+CHUNKS = 3 + 3 + 2 + 2 + 2
+_LOG_LINE = re.compile(
+    r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
+    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
+    r' underruns=(?P<underruns>\d+)"$'
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was told of the load.
+
+    Attributes:
+        after: the metrics port when all was over.
+        during: the same while one stream was open.
+        ends: fields of each stream's line in the log.
+    """
+
+    after: str
+    during: str
+    ends: list[dict[str, str]]
+
+    def value(self, metric: str) -> float:
+        """Of a metric with the labels that stand behind its name."""
+        [found] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
+        return float(found)
+
+    def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
+        """All values of a family with one label."""
+        found = re.findall(rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE)
+        return {label: float(value) for label, value in found}
+
+    def logged(self, field: str) -> dict[int, float]:
+        """A number by stream, where there is one."""
+        return {int(end["stream"]): float(end[field]) for end in self.ends if end[field] != "None"}
+
+
+@pytest.fixture(scope="module")
+def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A server of its own, on which nobody else speaks."""
+    folder = tmp_path_factory.mktemp("metrics")
+    with Rig.start(TINY, folder, SETTINGS) as rig:
+        with rig.connect() as connection:
+            speak(connection, golden)
+            be_late(connection, golden)
+            be_refused(connection, golden)
+        with rig.connect() as connection:
+            connection.send([1], golden.voice, "leaves", start=True, parameters={"keep_open": True})
+            wait_for_stream(rig)
+            during = rig.metrics()
+        rig.wait_until_empty()
+        after = rig.metrics()
+    lines = (folder / "triton.log").read_text().splitlines()
+    return Seen(after, during, [found.groupdict() for line in lines if (found := _LOG_LINE.search(line))])
+
+
+def speak(connection: Connection, golden: GoldenSet) -> None:
+    tokens, voice = golden.tokens, golden.voice
+    for speaker in (voice, named(voice.content_hash)):  # chunks of 45, 50 and 55 tokens
+        connection.send(tokens[:150], speaker, "whole", start=True, end=True)
+        assert len(connection.answers().chunks) == 3
+    for sequence in ("one", "other"):
+        connection.send(tokens[:60], voice, sequence, start=True, end=True)  # of 45 and 15
+    assert len(connection.answers(requests=2).chunks) == 4
+
+
+def be_late(connection: Connection, golden: GoldenSet) -> None:
+    """The listener has 25 tokens less the 8 frames that are held back, 0.84 s, and 2 s of buffer."""
+    speaker = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
+    connection.send(golden.tokens[:28], speaker, "late", start=True)
+    assert len(connection.answers().chunks) == 1
+    time.sleep(3.2)
+    connection.send([], None, "late", end=True)
+    assert len(connection.answers().audio) == 3 * SAMPLES_PER_TOKEN + 8 * 480
+
+
+def be_refused(connection: Connection, golden: GoldenSet) -> None:
+    """For tokens, a sequence, a voice and the number of streams; two streams wait until they are dropped."""
+    connection.send([1], golden.voice, "out of vocabulary", start=True)
+    connection.send([-1], None, "out of vocabulary")
+    connection.send([1], None, "nobody")
+    connection.send([1], named("0" * 64), "unknown voice", start=True)
+    assert len(connection.answers(requests=4).errors) == 3
+    for sequence in ("first", "second", "third"):
+        connection.send([1], golden.voice, sequence, start=True, parameters={"keep_open": True})
+    errors = connection.answers(requests=3).errors
+    assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
+
+
+def wait_for_stream(rig: Rig) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while rig.open_streams() != {"scheduler": 1, "engine": 1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
+    source = Path(drain.__file__).with_name("metrics.py").read_text()
+    names = set(re.findall(r'Family\(\s*"(\w+)"', source))
+    assert len(names) > 10
+    assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names
+    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == names
+    assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "README.md").read_text()))
+
+
+def test_open_streams(seen: Seen) -> None:
+    assert seen.by_label("open_streams", seen.during) == {"scheduler": 1, "engine": 1}
+    assert seen.by_label("open_streams") == {"scheduler": 0, "engine": 0}
+
+
+def test_cache(seen: Seen) -> None:
+    """One block of the prompt of 30 tokens is shared; a stream takes three pages when it opens."""
+    assert seen.by_label("cache_pages", seen.during) == {"capacity": CAPACITY, "used": 4, "shared": 1}
+    assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1}
+    assert seen.value("cache_used_bytes") == PAGE_BYTES
+
+
+def test_voice_prompts(seen: Seen) -> None:
+    """Two voices were new, and that of the probe, which the model speaks before the server is ready."""
+    assert seen.by_label("voice_prompts") == {"hit": len(STREAMS) - 2, "miss": 3}
+
+
+def test_audio_seconds_are_exact(seen: Seen) -> None:
+    spoken = sum(tokens for reason, tokens in STREAMS.values() if reason == "finished")
+    assert seen.value("audio_seconds") == pytest.approx(spoken / 25, abs=1e-9)
+
+
+def test_streams_ended(seen: Seen) -> None:
+    assert seen.by_label("streams_ended") == Counter(reason for reason, _ in STREAMS.values())
+
+
+def test_refused(seen: Seen) -> None:
+    assert seen.by_label("refused") == {"tokens": 1, "sequence_id": 1, "voice_id": 1, "streams": 1}
+
+
+def test_batches_and_stages(seen: Seen) -> None:
+    """Two streams may or may not have met in a batch."""
+    batches = seen.value("batch_streams_count")
+    alone, at_most_two = (seen.value(f'batch_streams_bucket{{le="{most}"}}') for most in (1, 2))
+    assert seen.value("batch_streams_sum") == CHUNKS
+    assert CHUNKS - 2 <= alone + (batches - alone) <= CHUNKS
+    assert alone + 2 * (batches - alone) == CHUNKS
+    assert at_most_two == seen.value('batch_streams_bucket{le="+Inf"}') == batches
+    assert seen.by_label("chunk_seconds_count") == {"wait": CHUNKS, "flow": batches, "vocoder": batches}
+    assert all(seconds > 0 for seconds in seen.by_label("chunk_seconds_sum").values())
+
+
+def test_first_audio_and_real_time_factor(seen: Seen) -> None:
+    """One for each stream that was heard, the same as in the log."""
+    finished = {stream for stream, (reason, _) in STREAMS.items() if reason == "finished"}
+    for family, field in (("first_audio_seconds", "first_audio_s"), ("real_time_factor", "real_time_factor")):
+        logged = {stream: number for stream, number in seen.logged(field).items() if stream in finished}
+        assert logged.keys() == finished
+        assert min(logged.values()) > 0
+        assert seen.value(f"{family}_count") == len(finished)
+        assert seen.value(f"{family}_sum") == pytest.approx(sum(logged.values()), abs=0.0005 * len(finished) + 1e-6)
+
+
+def test_underruns(seen: Seen) -> None:
+    logged = seen.logged("underruns")
+    assert logged[LATE] == 1
+    assert seen.value("underruns") == sum(logged.values())
+
+
+def test_every_stream_has_a_line_in_the_log(seen: Seen) -> None:
+    ends = {int(end["stream"]): end for end in seen.ends}
+    assert len(seen.ends) == len(ends)
+    assert {stream: (end["reason"], int(end["tokens"])) for stream, end in ends.items()} == STREAMS
+    for stream, (reason, tokens) in STREAMS.items():
+        heard = reason == "finished"
+        assert float(ends[stream]["audio_s"]) == pytest.approx(tokens / 25 if heard else 0.0, abs=0.005)
+        assert (ends[stream]["first_audio_s"] != "None") == heard
