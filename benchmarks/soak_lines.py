@@ -1,0 +1,75 @@
+"""What the clients of a soak say, and what it has to sound like: the audio of the library, sample by sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.environment import ROOT
+from token2wav import Token2Wav, Voice
+from token2wav_client import ClientVoice
+
+# float32: a batch of several streams sums in another order than the library does for one
+TOLERANCE = 1e-4
+_INT16_STEP = 1 / 32767
+_DEMO = ROOT / "tests" / "data" / "demo"
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One thing to say.
+
+    Attributes:
+        name: for reports.
+        tokens: (n,) int32.
+        voice: to say it in.
+        audio: (960 n,) float32, as the library says it.
+    """
+
+    name: str
+    tokens: NDArray[np.int32]
+    voice: ClientVoice
+    audio: NDArray[np.float32]
+
+    def fault(self, heard: list[NDArray[np.generic]]) -> str | None:
+        """What is wrong with chunks of it, float32 or int16, that should be all of it; None if nothing is."""
+        audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
+        allowed = TOLERANCE
+        if audio.dtype == np.int16:
+            audio, allowed = audio * _INT16_STEP, TOLERANCE + _INT16_STEP / 2
+        if audio.shape != self.audio.shape:
+            return f"{audio.size} samples, expected {self.audio.size}"
+        error = np.abs(audio.astype(np.float64) - self.audio)
+        if not (error <= allowed).all():  # NaN is no sample either
+            first = int(np.argmin(error <= allowed))
+            return f"sample {first} of {audio.size} is off by {error[first]:.1e}, the worst by {error.max():.1e}"
+        return None
+
+
+def make_lines(folder: Path) -> list[Line]:
+    """Short and long utterances in several voices, spoken by the library with the model in a folder."""
+    model = Token2Wav.load(folder)
+    tokens = np.load(_DEMO / "tokens.npy").astype(np.int32)
+    lines: list[Line] = []
+    for name, voice in _voices().items():
+        for count in (2, 45, 120) if name != "demo" else (2, 45, 250):
+            said = np.resize(np.roll(tokens, -len(lines)), count)
+            audio = model.synthesize(said, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding))
+            lines.append(Line(f"{count} tokens, {name}", said, voice, audio))
+    return lines
+
+
+def _voices() -> dict[str, ClientVoice]:
+    """Prompts of none, less and more than a block, and voices that differ in one field only."""
+    demo = ClientVoice.load(_DEMO / "voice.safetensors")
+    tokens, mel, speaker = demo.prompt_tokens, demo.prompt_mel, demo.speaker_embedding
+    return {
+        "demo": demo,
+        "another speaker": ClientVoice(tokens, mel, -speaker),
+        "no prompt": ClientVoice(tokens[:0], mel[:0], speaker),
+        "short prompt": ClientVoice(tokens[:11], mel[:22], speaker),
+        "long prompt": ClientVoice(np.resize(tokens, 80), np.resize(mel, (160, 80)), speaker),
+    }

@@ -1,0 +1,201 @@
+"""What a server takes while it is under a soak, what its log says, and what it leaves behind."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import urllib.request
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from token2wav_server import TritonServer
+from token2wav_server.log import matters
+
+_SHM = Path("/dev/shm")
+_LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
+_WRONG = re.compile(r"^[WE]\d{4} |Traceback|\b(?:error|signal|terminate|corrupted)\b", re.IGNORECASE)
+# A request that Triton's own front end refuses, for a shape or a type, is never let go (seen with 2.51). Then the
+# model cannot be unloaded in good order, and the server ends when its time for that is over.
+_EXPECTED = re.compile("failed to stop server: Internal - Exit timeout expired")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A server at one moment: seconds since the start, MiB of memory in its processes and in /dev/shm, and counts."""
+
+    seconds: float
+    model_mib: float
+    tritonserver_mib: float
+    shared_memory_mib: float
+    model_threads: int
+    model_files: int
+    open_streams: int
+    cache_pages: int
+
+
+class Watch(threading.Thread):
+    """Looks at a server once in a while until `stop`.
+
+    Args:
+        server: that runs.
+        every_s: seconds between looks.
+
+    Attributes:
+        samples: what was seen.
+    """
+
+    def __init__(self, server: TritonServer, every_s: float = 1.0) -> None:
+        super().__init__(name="soak-watch", daemon=True)
+        self.samples: list[Sample] = []
+        self._server = server
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._start = time.monotonic()
+        self._tritonserver = server.pid
+        self._model = _model_process(server.pid)
+        command = Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
+        self._shm_prefix = _only(r"shm-region-prefix-name=(.+)", command)
+        self._folder = Path(_only(r"--backend-directory=(.+)/backends", command))
+        guard = _parent(server.pid)
+        self._processes = {process: _started(process) for process in (guard, *_descendants(guard))}
+
+    def run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.samples.append(self.look())
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+    def look(self) -> Sample:
+        """The server now.
+
+        Raises:
+            OSError: it is gone.
+        """
+        metrics = scrape(self._server.metrics_url)
+        stub = Path(f"/proc/{self._model}")
+        return Sample(
+            seconds=round(time.monotonic() - self._start, 1),
+            model_mib=_resident_mib(self._model),
+            tritonserver_mib=_resident_mib(self._tritonserver),
+            shared_memory_mib=round(sum(path.stat().st_size for path in self._segments()) / 2**20, 1),
+            model_threads=len(list((stub / "task").iterdir())),
+            model_files=len(list((stub / "fd").iterdir())),
+            open_streams=int(max(metrics[key] for key in metrics if key.startswith("token2wav_open_streams{"))),
+            cache_pages=int(metrics['token2wav_cache_pages{state="used"}']),
+        )
+
+    def left_behind(self) -> list[str]:
+        """What is still there of a server that was stopped: processes, segments of shared memory, folders."""
+        alive = [f"process {process}" for process, start in self._processes.items() if _started(process) == start]
+        folders = [self._folder] if self._folder.exists() else []
+        return alive + [str(path) for path in [*self._segments(), *folders]]
+
+    def _segments(self) -> list[Path]:
+        return list(_SHM.glob(f"{self._shm_prefix}*"))
+
+
+def growth_mib(samples: list[Sample]) -> dict[str, float]:
+    """By how much each kind of memory grew from the middle third to the last third, medians; the first is warm-up."""
+    third = len(samples) // 3
+    middle, last = samples[third : 2 * third], samples[2 * third :]
+    return {
+        name: round(median(getattr(each, name) for each in last) - median(getattr(each, name) for each in middle), 2)
+        for name in asdict(samples[0])
+        if name.endswith("_mib")
+    }
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a server's log tells.
+
+    Attributes:
+        ended: how often streams ended for each reason.
+        underruns: of all streams.
+        streams: number of the last one.
+        wrong: lines that should not be there, and numbers of streams that did not end exactly once.
+    """
+
+    ended: dict[str, int]
+    underruns: int
+    streams: int
+    wrong: list[str]
+
+    @classmethod
+    def read(cls, file: Path) -> Log:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        ends = [found for line in lines if (found := _LINE.search(line))]
+        wrong = [line for line in lines if matters(line) and _WRONG.search(line) and not _EXPECTED.search(line)]
+        times = Counter(int(end[1]) for end in ends)
+        streams = max(times, default=0)
+        odd = [number for number in range(1, streams + 1) if times[number] != 1]
+        wrong += [f"stream {number} has {times[number]} lines at its end" for number in odd]
+        return cls(dict(Counter(end[2] for end in ends)), sum(int(end[3]) for end in ends), streams, wrong)
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Every value on a metrics port, by name and labels as they stand there."""
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
+def _model_process(tritonserver: int) -> int:
+    stubs = [
+        process
+        for process in _descendants(tritonserver)
+        if Path(f"/proc/{process}/comm").read_text().startswith("triton_python")
+    ]
+    [stub] = stubs
+    return stub
+
+
+def _resident_mib(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return round(int(_only(r"VmRSS:\s+(\d+) kB", status)) / 1024, 1)
+
+
+def _descendants(process: int) -> list[int]:
+    found = []
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _stat(process: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on, which follows a name in parentheses."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def _parent(process: int) -> int:
+    return int(_stat(process)[1])
+
+
+def _started(process: int) -> str | None:
+    """When a process started, in clock ticks, which tells it from a later one with the same id; None if it is over."""
+    try:
+        state, *fields = _stat(process)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else fields[18]
+
+
+def _only(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if not found:
+        raise ValueError(f"{pattern} is not in {text}")
+    return found[1]
+
+
+def as_rows(samples: list[Sample], most: int) -> list[dict[str, Any]]:
+    """Samples for a report, evenly thinned out."""
+    step = -(-len(samples) // most)
+    return [asdict(sample) for sample in samples[::step]]
