@@ -8,6 +8,7 @@ of strings.
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +126,7 @@ def refuse_voice(request: Any) -> None:
 
 
 class TritonReply:
-    """Answers one request through its response sender.
+    """Answers one request through its response sender. Safe to use from several threads.
 
     Args:
         request: of Triton.
@@ -135,6 +136,9 @@ class TritonReply:
     def __init__(self, request: Any, audio_format: str = "float32") -> None:
         self._sender = request.get_response_sender()
         self._audio_format = audio_format
+        # After the last word the server frees what a sender refers to. To ask it then kills tritonserver.
+        self._lock = threading.Lock()
+        self._over = False
 
     def send(self, chunk: AudioChunk) -> None:
         outputs = {
@@ -143,20 +147,25 @@ class TritonReply:
             "final": np.array([chunk.final]),
         }
         tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
-        self._sender.send(pb_utils.InferenceResponse(tensors))
+        with self._lock:
+            if not self._over:  # else the utterance was cancelled while this chunk was computed
+                self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def finish(self) -> None:
-        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._last_word()
 
     def fail(self, error: Token2WavError) -> None:
         status = getattr(pb_utils.TritonError, STATUS.get(type(error), "INTERNAL"))
-        self._sender.send(
-            pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)),
-            flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-        )
+        self._last_word(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)))
 
     def is_cancelled(self) -> bool:
-        return self._sender.is_cancelled()
+        with self._lock:
+            return not self._over and self._sender.is_cancelled()
+
+    def _last_word(self, *response: Any) -> None:
+        with self._lock:
+            self._over = True
+            self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def encoded(audio: NDArray[np.float32], audio_format: str) -> NDArray[Any]:
