@@ -7,7 +7,7 @@ import os
 import torch
 
 _CPU_SHARE = 0.25
-_CUDA_SHARE = 0.8
+CUDA_SHARE = 0.8
 
 
 def cache_bytes(mib: int, device: torch.device) -> int:
@@ -19,5 +19,5 @@ def cache_bytes(mib: int, device: torch.device) -> int:
         return mib << 20
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
+        return int(free * CUDA_SHARE)
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)

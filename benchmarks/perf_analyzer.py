@@ -1,0 +1,274 @@
+"""The server as NVIDIA's perf_analyzer sees it, beside our own benchmark under the same loads.
+
+Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole utterances over streaming
+gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson). What listeners
+heard is derived from its profile export. The same loads, but for evenly spaced ones, are then put on by serving_load's
+client. Prints a line for each load; writes JSON, CSV and a plot. docs/benchmarking.md says what each figure means.
+
+    .venv/bin/python -m benchmarks.perf_analyzer
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import ROOT, describe
+from benchmarks.models import SIZES, random_model
+from benchmarks.perf_export import ExportError, quantiles, read_export, stripped, summary
+from benchmarks.perf_plot import plot
+from benchmarks.serving_load import AT_ONCE, DEMO, Load, Utterances, run_load
+from token2wav.config import load_server_config
+from token2wav_client import cli
+from token2wav_server import Ports, ServerError, TritonServer
+
+PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
+OUT = ROOT / "out" / "perf"
+_WHOLE = 1 << 30  # tokens in a request: all of them
+_START_S = 60.0
+
+
+class PerfError(Exception):
+    """perf_analyzer failed under a load."""
+
+
+@dataclass(frozen=True)
+class PerfLoad:
+    """What perf_analyzer does.
+
+    Attributes:
+        concurrency: requests that are open at any time; 0 where a rate is given.
+        rate: requests per second.
+        distribution: of the times between them.
+    """
+
+    concurrency: int = 0
+    rate: float = 0.0
+    distribution: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g} per second, {self.distribution}"
+
+    @property
+    def options(self) -> list[str]:
+        """For perf_analyzer. One load a run: its exports are large, and it ends at the first request that fails."""
+        if self.concurrency:
+            return ["--concurrency-range", str(self.concurrency)]
+        # A start alone means up to 1, where it is less.
+        return ["--request-rate-range", f"{self.rate:g}:{self.rate:g}", "--request-distribution", self.distribution]
+
+    @property
+    def own(self) -> Load | None:
+        """The same for serving_load's client, which has no evenly spaced loads."""
+        return None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
+
+
+def run_perf_analyzer(
+    url: str, data: Path, load: PerfLoad, requests: int, patience_s: float
+) -> tuple[bytes, dict[str, Any]]:
+    """One load.
+
+    Args:
+        url: host:port of the server.
+        data: from `token2wav-client perf-data`.
+        load: to put on.
+        requests: to send.
+        patience_s: after which it has hung.
+
+    Returns:
+        Its profile export, stripped of tensors, and what it reports itself.
+
+    Raises:
+        PerfError: it failed, or hung.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        export, report = Path(temporary) / "export.json", Path(temporary) / "report.csv"
+        command: list[str | Path] = [
+            PERF_ANALYZER,
+            "-m",
+            "token2wav",
+            "-u",
+            url,
+            "-i",
+            "grpc",
+            "--async",
+            "--streaming",
+        ]
+        # Fewer than it is to send in a second it refuses.
+        count = max(requests, math.ceil(load.rate))
+        command += ["--input-data", data, *load.options, "--request-count", str(count)]
+        command += ["--profile-export-file", export, "-f", report]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
+        except subprocess.TimeoutExpired:
+            # It waits without end for a server that died.
+            raise PerfError(f"{load.label}: perf_analyzer was not done after {patience_s:.0f} s") from None
+        if done.returncode:
+            raise PerfError(f"{load.label}: perf_analyzer ended with {done.returncode}: {_reason(done.stderr)}")
+        return stripped(export), own_figures(report)
+
+
+def _reason(output: str) -> str:
+    """What it complains of; after a wrong option there are hundreds of lines of help before that."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()[:25]), " ".join(lines[-3:]))
+
+
+def own_figures(report: Path) -> dict[str, Any]:
+    """What perf_analyzer says in its CSV: latencies in ms, requests per second."""
+    with report.open(newline="") as file:
+        [row] = csv.DictReader(file)
+    latency = {f"p{q}": round(float(row[f"p{q} latency"]) / 1000, 1) for q in (50, 90, 99)}
+    return {"latency_ms": latency, "requests_per_second": round(float(row["Inferences/Second"]), 3)}
+
+
+def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dict[str, Any]:
+    """The same figures as far as serving_load's client has them."""
+    heard, took_s = run_load(url, load, utterances, seconds)
+    good = [one for one in heard if one.error is None]
+    return {
+        "utterances": len(good),
+        "failed": sorted({one.error for one in heard if one.error}),
+        "first_audio_ms": quantiles([1000 * one.first_s for one in good]),
+        "share_without_underrun": round(sum(one.gap_s == 0 for one in good) / max(1, len(good)), 3),
+        "audio_seconds_per_second": round(sum(one.audio_s for one in good) / took_s, 2),
+    }
+
+
+def measure(
+    url: str, load: PerfLoad, options: argparse.Namespace, buffer_s: float, data: Path, alone_s: float
+) -> dict[str, Any]:
+    """perf_analyzer and then our own client under one load; an utterance alone takes `alone_s`."""
+    row: dict[str, Any] = {"load": load.label, **asdict(load), "failed": None}
+    patience_s = _START_S + 5 * options.requests * max(alone_s, 1 / load.rate if load.rate else 0.0)
+    try:
+        export, figures = run_perf_analyzer(url, data, load, options.requests, patience_s)
+        kept = OUT / "exports" / f"{load.label.replace(', ', '_').replace(' ', '_')}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(export)
+        heard = read_export(kept)
+    except (PerfError, ExportError) as error:
+        return {**row, "failed": str(error)}
+    row |= {"perf_analyzer": figures, "heard": summary(heard, buffer_s), "own": {}}
+    if load.own is not None:
+        last = heard[-1]
+        # Not to its last response: utterances that are open at the end are waited for.
+        seconds = last.sent_s - heard[0].sent_s
+        row["own"] = run_own(url, load.own, Utterances(options.seconds, _WHOLE, buffer_s), max(seconds, 1.0))
+    return row
+
+
+def as_line(row: dict[str, Any]) -> str:
+    if row["failed"]:
+        return row["failed"]
+    heard, own = row["heard"], row["own"]
+    line = (
+        f"{row['load']:24} {heard['utterances']:4} utterances, first audio {_three(heard['first_audio_ms'])} ms, "
+        f"gaps {_three(heard['gap_ms'])} ms, {heard['underruns']} underruns, "
+        f"real-time factor {heard['real_time_factor']['p50']:.3f}, {heard['audio_seconds_per_second']:.1f} s/s"
+    )
+    if not own:
+        return line
+    shares = f"{own['share_without_underrun']:.0%} without underruns, {own['audio_seconds_per_second']:.1f} s/s"
+    ours = f"{own['utterances']:4} utterances, first audio {_three(own['first_audio_ms'])} ms, {shares}"
+    return f"{line}\n{'  our client':24} {ours}"
+
+
+def _three(values: dict[str, float] | None) -> str:
+    return "-" if values is None else "/".join(f"{values[name]:.0f}" for name in ("p50", "p90", "p99"))
+
+
+def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A row for a CSV: nested keys joined by dots."""
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        name = f"{prefix}{key}"
+        result |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return result
+
+
+def write(rows: list[dict[str, Any]], facts: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "perf_analyzer.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    table = [flat(row) for row in rows]
+    columns = list(dict.fromkeys(name for row in table for name in row))
+    with (folder / "perf_analyzer.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(table)
+    plot(
+        rows, folder / "perf_analyzer.png", f"{facts['model']}, {facts['cpus']} CPU cores, {facts['seconds']:g} s each"
+    )
+
+
+@contextlib.contextmanager
+def server(options: argparse.Namespace) -> Iterator[str]:
+    """host:port of the server to measure."""
+    if options.url:
+        yield options.url
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        known = options.model in SIZES
+        folder = random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        OUT.mkdir(parents=True, exist_ok=True)
+        log = OUT / "server.log"
+        with TritonServer(folder, config=options.config, ports=Ports.free(), log_file=log) as started:
+            yield started.grpc_url
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--url", metavar="HOST:PORT", help="gRPC of a server that runs, instead of starting one")
+    where.add_argument("--model", default="tests/data/tiny", help=f"folder, or random weights: {', '.join(SIZES)}")
+    parser.add_argument(
+        "--config", help="settings file of the server; of one that runs, too: its player's buffer is used"
+    )
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1.0], help="requests per second")
+    parser.add_argument("--distributions", nargs="+", choices=("constant", "poisson"), default=["constant", "poisson"])
+    parser.add_argument("--requests", type=int, default=30, help="utterances of each load (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of audio in each (default: %(default)g)")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the reports (default: out/perf)")
+    options = parser.parse_args()
+    buffer_s = load_server_config(Path(options.config) if options.config else None).limits.player_buffer_seconds
+    loads = [PerfLoad(concurrency=concurrency) for concurrency in options.concurrency]
+    loads += [PerfLoad(rate=rate, distribution=kind) for kind in options.distributions for rate in options.rates]
+    rows = []
+    try:
+        with server(options) as url, tempfile.TemporaryDirectory() as temporary:
+            data = Path(temporary) / "data.json"
+            files = ["--tokens", str(DEMO / "tokens.npy"), "--voice", str(DEMO / "voice.safetensors")]
+            if status := cli.main(["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]):
+                return status
+            began = time.monotonic()
+            first = Utterances(options.seconds, _WHOLE, buffer_s).speak(url, AT_ONCE)  # from now on the voice is known
+            alone_s = time.monotonic() - began
+            if first.error:
+                raise PerfError(f"the first utterance failed: {first.error}")
+            for load in loads:
+                rows.append(measure(url, load, options, buffer_s, data, alone_s))
+                print(as_line(rows[-1]), flush=True)
+    except (ServerError, PerfError) as error:
+        print(f"perf_analyzer: {error}", file=sys.stderr)
+        return 1
+    facts = {**describe(), "model": options.url or options.model, "seconds": options.seconds, "buffer_s": buffer_s}
+    write(rows, facts, options.out)
+    print(f"{options.out}: perf_analyzer.json, .csv and .png")
+    return 1 if any(row["failed"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

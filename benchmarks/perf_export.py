@@ -1,0 +1,137 @@
+"""What listeners heard, from the file that perf_analyzer's option --profile-export-file writes.
+
+perf_analyzer itself reports one latency per request, and for a model that sends many responses that is no latency a
+listener would know (docs/benchmarking.md). Its export has the time of every response, and everything that was sent and
+received: 4 MB for an utterance of 7 s. Only the sizes of tensors matter here.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from token2wav_client.audio import SAMPLE_RATE
+
+_TENSOR = re.compile(rb'"(audio|tokens|prompt_tokens|prompt_mel|speaker_embedding)":\[([^\]]*)\]')
+_NANOSECONDS = 1e-9
+
+
+class ExportError(Exception):
+    """A file that is no whole export of perf_analyzer's, or of another model."""
+
+
+@dataclass(frozen=True)
+class HeardUtterance:
+    """One request and its responses with audio.
+
+    Attributes:
+        sent_s: when it was sent, in seconds on perf_analyzer's clock.
+        arrivals_s: of each chunk, in seconds since then.
+        samples: of each chunk.
+    """
+
+    sent_s: float
+    arrivals_s: tuple[float, ...]
+    samples: tuple[int, ...]
+
+    @property
+    def audio_s(self) -> float:
+        return sum(self.samples) / SAMPLE_RATE
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between a chunk and the next."""
+        return np.diff(self.arrivals_s).tolist()
+
+    def silences_s(self, buffer_s: float) -> list[float]:
+        """How long a player is silent each time its audio runs out before the next chunk is there.
+
+        Args:
+            buffer_s: that it waits after the first chunk before it starts; later it goes on with whatever comes.
+        """
+        silences, plays_until_s = [], self.arrivals_s[0] + buffer_s
+        for arrival_s, samples in zip(self.arrivals_s, self.samples, strict=True):
+            if arrival_s > plays_until_s:
+                silences.append(arrival_s - plays_until_s)
+                plays_until_s = arrival_s
+            plays_until_s += samples / SAMPLE_RATE
+        return silences
+
+
+def stripped(export: Path) -> bytes:
+    """The export with the number of values in place of every tensor; one that is stripped already stays as it is."""
+    if not export.stat().st_size:
+        return b""
+    with export.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _TENSOR.sub(_size_instead, data)
+
+
+def _size_instead(found: re.Match[bytes]) -> bytes:
+    name, values = found.groups()
+    return b'"%b":%d' % (name, values.count(b",") + 1 if values.strip() else 0)
+
+
+def read_export(export: Path) -> list[HeardUtterance]:
+    """The utterances of a run with one load, in the order in which they were sent.
+
+    Raises:
+        ExportError: it is incomplete (perf_analyzer stops writing where it cannot write a value, and says nothing), has
+            more than one load, or no audio.
+    """
+    try:
+        [experiment] = json.loads(stripped(export))["experiments"]
+        heard = [_heard(request) for request in experiment["requests"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{export}: not a whole export of one load on token2wav ({error!r})") from error
+    if not heard:
+        raise ExportError(f"{export}: no requests; perf_analyzer measured none")
+    return sorted(heard, key=lambda utterance: utterance.sent_s)
+
+
+def _heard(request: dict[str, Any]) -> HeardUtterance:
+    """Responses come in order; the last one, which only says that the request is finished, has no audio."""
+    responses = zip(request["response_timestamps"], request["response_outputs"], strict=True)
+    chunks = [(time, output["audio"]) for time, output in responses if output.get("audio")]
+    if not chunks:
+        raise ValueError("a request without audio")
+    times, samples = zip(*chunks, strict=True)
+    sent = request["timestamp"]
+    return HeardUtterance(sent * _NANOSECONDS, tuple((time - sent) * _NANOSECONDS for time in times), samples)
+
+
+def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
+    """Figures of one load.
+
+    Args:
+        heard: its utterances.
+        buffer_s: audio that a player waits for before it starts.
+    """
+    silences = [utterance.silences_s(buffer_s) for utterance in heard]
+    ends_s = [utterance.sent_s + utterance.arrivals_s[-1] for utterance in heard]
+    audio_s = sum(utterance.audio_s for utterance in heard)
+    return {
+        "utterances": len(heard),
+        "audio_seconds": round(audio_s, 2),
+        "first_audio_ms": quantiles([1000 * utterance.arrivals_s[0] for utterance in heard]),
+        "gap_ms": quantiles([1000 * gap for utterance in heard for gap in utterance.gaps_s]),
+        "whole_ms": quantiles([1000 * utterance.arrivals_s[-1] for utterance in heard]),
+        "real_time_factor": quantiles([utterance.arrivals_s[-1] / utterance.audio_s for utterance in heard], digits=3),
+        "underruns": sum(map(len, silences)),
+        "share_without_underrun": round(sum(not each for each in silences) / len(heard), 3),
+        "silent_seconds": round(sum(map(sum, silences), 0.0), 3),
+        "audio_seconds_per_second": round(audio_s / (max(ends_s) - heard[0].sent_s), 2),
+    }
+
+
+def quantiles(values: list[float], digits: int = 1) -> dict[str, float] | None:
+    """p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
+    if not values:
+        return None
+    named = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+    return {name: round(value, digits) for name, value in {**named, "max": max(values)}.items()}

@@ -1,0 +1,197 @@
+"""The command `token2wav-plan`: how many streams a GPU holds, and what binds. docs/sizing.md works an example."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from token2wav.config import LimitConfig, StreamConfig
+from token2wav.errors import Token2WavError
+from token2wav.flow.cache import Storage
+from token2wav.model_config import ModelConfig
+from token2wav_server.plan_compute import Compute, read_costs
+from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes
+
+PROGRAM = "token2wav-plan"
+_MIB = 1 << 20
+# MiB, as nvidia-smi shows them.
+GPU_MIB = {
+    "T4": 15360,
+    "A10": 23028,
+    "L4": 23034,
+    "RTX 4090": 24564,
+    "A100 40GB": 40960,
+    "L20": 46068,
+    "L40S": 46068,
+    "A100 80GB": 81920,
+    "H100": 81559,
+    "H200": 143771,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the plan; 2 if an argument cannot be used."""
+    options = _parser().parse_args(arguments)
+    try:
+        plan = make_plan(options)
+    except Token2WavError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(plan, indent=1) if options.json else as_table(plan))
+    return 0
+
+
+def make_plan(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, for JSON.
+
+    Raises:
+        ConfigError: the model folder, a setting or the file of costs cannot be used.
+    """
+    model = ModelConfig.read(Path(options.model))
+    rate = model.token_frame_rate
+    prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
+    stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
+    storage = options.precision if options.storage == "auto" else options.storage
+    needs = stream_needs(model, stream, storage, prompt, length)
+    memory = share_out(
+        (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
+        options.used_mib * _MIB,
+        weight_bytes(model, options.precision),
+        options.cache_mib * _MIB,
+        needs,
+        options.voices,
+    )
+    compute = read_costs(options.costs, options.gpu, options.measured_as, options.prompt_seconds + length / rate, rate)
+    return {
+        "model": options.model,
+        "gpu": options.gpu,
+        "prompt_tokens": prompt,
+        "stream_tokens": length,
+        "left_blocks": options.left_blocks,
+        "storage": storage,
+        "precision": options.precision,
+        "voices": options.voices,
+        "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
+        "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.flow.block_tokens),
+        "memory": asdict(memory),
+        "compute": _as_json(compute),
+        **_verdict(memory, compute),
+    }
+
+
+def _as_json(compute: Compute) -> dict[str, Any]:
+    rows = [
+        {**asdict(cost), "real_time_factor": round(cost.real_time_factor, 4), "streams": cost.streams}
+        for cost in compute.costs
+    ]
+    return {"host": compute.host, "problem": compute.problem, "measured": rows}
+
+
+def _verdict(memory: GpuMemory, compute: Compute) -> dict[str, Any]:
+    best = compute.best
+    if best is not None and best.streams < memory.streams:
+        return {"streams": best.streams, "binds": "compute"}
+    return {"streams": memory.streams, "binds": memory.binds}
+
+
+def as_table(plan: dict[str, Any]) -> str:
+    """The plan for a terminal."""
+    stream, memory, compute = plan["stream"], plan["memory"], plan["compute"]
+    window = "all of the past" if plan["left_blocks"] < 0 else f"the prompt and {plan['left_blocks']} blocks"
+    lines = [
+        ("model", plan["model"]),
+        ("stream", f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']}, sees {window}"),
+        ("cache", f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio"),
+        ("a stream", f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, {_mib(stream['bytes'])} in all"),
+        ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
+        ("GPU", f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take {_mib(memory['taken'])}".strip()),
+        ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
+        ("  cache", _mib(memory["cache"])),
+        ("  the rest", f"{_mib(memory['rest'])} for batches and activations, which are not measured"),
+        ("memory", f"{memory['streams']} streams, all at their longest; {memory['binds']} bind"),
+        ("compute", compute["problem"] or f"measured on {compute['host']}:"),
+    ]
+    lines += [
+        (
+            "",
+            f"{row['engine']}, {row['precision']}, {row['batch']} at once, {row['history_s']:g} s before: "
+            f"real-time factor {row['real_time_factor']:.4f}, {row['streams']} streams",
+        )
+        for row in compute["measured"]
+    ]
+    lines.append(("streams", f"{plan['streams']}; {plan['binds']} bind" + ("s" if plan["binds"] == "compute" else "")))
+    if plan["streams"] > LimitConfig().streams:
+        lines.append(("", f"set limits.streams, which is {LimitConfig().streams} by default"))
+    return "\n".join(f"{name:11} {text}".rstrip() for name, text in lines)
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:,.1f} MiB" if size < 100 * _MIB else f"{size / _MIB:,.0f} MiB"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or compute, "
+        "by what was measured.",
+    )
+    parser.add_argument("--model", metavar="FOLDER", required=True, help="with cosyvoice3.yaml; weights are not needed")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
+    size.add_argument("--memory-mib", type=_positive_int, metavar="N", help="memory of another GPU")
+    parser.add_argument(
+        "--used-mib", type=_count, default=0, metavar="N", help="taken by CUDA itself and other programs (default: 0)"
+    )
+    parser.add_argument("--prompt-seconds", type=_seconds, default=3.0, metavar="S", help="of a voice (default: 3)")
+    parser.add_argument("--stream-seconds", type=_seconds, default=30.0, metavar="S", help="of audio (default: 30)")
+    parser.add_argument("--voices", type=_count, default=1, metavar="N", help="that are spoken at once (default: 1)")
+    parser.add_argument(
+        "--left-blocks", type=int, default=-1, metavar="W", help="stream.left_blocks of the server (default: -1, all)"
+    )
+    parser.add_argument(
+        "--max-hop-tokens", type=_positive_int, default=StreamConfig().max_hop_tokens, metavar="N", help="(%(default)s)"
+    )
+    parser.add_argument("--precision", choices=("float16", "float32"), default="float16", help="(default: float16)")
+    parser.add_argument(
+        "--storage", choices=("auto", *get_args(Storage)), default="auto", help="runtime.cache_storage (default: auto)"
+    )
+    parser.add_argument(
+        "--cache-mib", type=_count, default=0, metavar="N", help="runtime.cache_mib (default: 0, as the server chooses)"
+    )
+    parser.add_argument("--costs", type=Path, metavar="JSON", help="what make gpu-check measured")
+    parser.add_argument(
+        "--measured-as",
+        default="full",
+        metavar="NAME",
+        help="of the model in that file (default: full, the public size)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
+
+
+def _positive_int(text: str) -> int:
+    if not (value := _count(text)):
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+    return value

@@ -1,0 +1,184 @@
+"""What streams take of a GPU's memory, told by the engine itself.
+
+The real engine runs here without memory and without arithmetic: its weights and its cache are on torch's `meta` device,
+where tensors have shapes and no content, and what integrates the ODE returns shapes only. Which pages a stream takes,
+keeps and gives back is decided by the very code that serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from token2wav.config import StreamConfig
+from token2wav.engines.base import FlowChunk
+from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.memory import CUDA_SHARE
+from token2wav.engines.recompute_engine import RecomputeFlowEngine
+from token2wav.engines.work import ChunkWork
+from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
+from token2wav.flow.flow import Flow
+from token2wav.flow.noise import FlowNoise
+from token2wav.flow.solver import EulerSolver, OdeTables
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.vocoder.hift import HiFT
+from token2wav.voice import Voice
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class StreamNeeds:
+    """What one stream takes.
+
+    Attributes:
+        page_bytes: of a page: the keys and values of one attention block.
+        prompt_pages: of its voice, shared by all streams of that voice.
+        pages: of its own when it has most.
+        context_bytes: of its own beside the pages.
+    """
+
+    page_bytes: int
+    prompt_pages: int
+    pages: int
+    context_bytes: int
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """How a GPU's memory is shared out, in bytes, and what fits.
+
+    Attributes:
+        total: of the GPU.
+        taken: by CUDA itself and by other programs.
+        weights: of flow and vocoder, and the tables made from them.
+        cache: for pages.
+        rest: for everything else: batches, activations, streams' contexts, captured graphs.
+        streams: for which the cache has pages until the end of each, all at once.
+        binds: what would have to grow for one more stream.
+    """
+
+    total: int
+    taken: int
+    weights: int
+    cache: int
+    rest: int
+    streams: int
+    binds: str
+
+
+def stream_needs(
+    model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+) -> StreamNeeds:
+    """Runs one stream through the engine.
+
+    Args:
+        model: its dimensions.
+        stream: how it is cut into chunks, and what stays visible.
+        storage: type of cached keys and values.
+        prompt_tokens: of its voice.
+        stream_tokens: of the utterance, at least 1.
+    """
+    config, solver = model.flow, _ShapeSolver()
+    total = prompt_tokens + stream_tokens
+    layout = CacheLayout.of(config, storage)
+    # Room for the utterance, and for what a windowed stream reserves beyond it.
+    room = total // config.block_tokens + stream.left_blocks + stream.max_hop_tokens // config.block_tokens + 8
+    with _META:
+        flow = Flow(config)
+    noise = FlowNoise(config.mel_bands)
+    euler = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+    engine = CachedFlowEngine(
+        flow,
+        noise,
+        solver,
+        KeyValueStore(layout, room, _META),
+        RecomputeFlowEngine(flow, noise, euler, left_blocks=stream.left_blocks),
+        left_blocks=stream.left_blocks,
+        longest_hop=stream.max_hop_tokens,
+    )
+    bands, speaker = config.mel_bands, config.spk_embed_dim
+    voice = Voice(
+        np.zeros(prompt_tokens, np.int32), np.zeros((config.token_mel_ratio * prompt_tokens, bands)), np.zeros(speaker)
+    )
+    handle = engine.open(voice)
+    most = engine.pool.used
+    for chunk in _chunks(model, stream, prompt_tokens, total):
+        engine.advance([(handle, chunk)])
+        most = max(most, engine.pool.used)
+    shared = engine.usage().shared
+    engine.close(handle)
+    return StreamNeeds(layout.page_bytes, shared, most - shared, solver.context_bytes)
+
+
+def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
+    """Of an utterance whose tokens are all there."""
+    config, schedule = model.flow, HopSchedule.of(stream, model.flow)
+    start, stop, chunks = config.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
+    while True:
+        last = stop + config.pre_lookahead_len > total
+        stop = total if last else stop
+        left, right = min(config.lookbehind_len, start), 0 if last else config.pre_lookahead_len
+        chunks.append(FlowChunk(np.zeros(left + stop - start + right, np.int32), left, start, stop, last))
+        if last:
+            return chunks
+        start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
+
+
+def weight_bytes(model: ModelConfig, precision: str) -> int:
+    """Bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
+    with _META:
+        flow, hift = Flow(model.flow), HiFT(model.hift)
+    tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
+    hift.freeze()
+    flow.estimator.drop_time_weights()
+    if precision == "float16":
+        flow.estimator.halve()
+    modules = [*flow.state_dict().values(), *hift.state_dict().values()]
+    return sum(tensor.nbytes for tensor in [*modules, *_tensors(tables.modulation)])
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if hasattr(value, "__dataclass_fields__"):
+        value = [getattr(value, name) for name in value.__dataclass_fields__]
+    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
+
+
+def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int) -> GpuMemory:
+    """How many streams fit.
+
+    Args:
+        total: bytes of the GPU.
+        taken: by others.
+        weights: from `weight_bytes`.
+        cache: bytes for pages; 0 for the share of what is free that the server takes by itself.
+        needs: of a stream.
+        voices: whose prompts are in the cache.
+    """
+    free = max(0, total - taken - weights)
+    cache = min(cache, free) if cache else int(free * CUDA_SHARE)
+    pages = cache // needs.page_bytes - voices * needs.prompt_pages
+    by_pages, by_contexts = max(0, pages) // needs.pages, (free - cache) // needs.context_bytes
+    binds = "cache pages" if by_pages <= by_contexts else "memory beside the cache, for streams' contexts"
+    if not free:
+        binds = "weights"
+    return GpuMemory(total, taken, weights, cache, free - cache, min(by_pages, by_contexts), binds)
+
+
+class _ShapeSolver:
+    """Returns mels without content."""
+
+    def __init__(self) -> None:
+        self.context_bytes = 0
+
+    def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
+        """See `ChunkSolver`."""
+        self.context_bytes = max(work.contexts.nbytes for work in works)
+        return [work.noise for work in works]
