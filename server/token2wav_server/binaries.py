@@ -1,13 +1,14 @@
 """Finds a tritonserver on this machine, and what its Python backend needs to run with this interpreter.
 
-There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is complete, and
-the PyPI wheel nvidia-pytriton, of which only the files are used: its Python backend has to be put together
-from a library and the stub for the right Python version.
+There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is complete but made for one
+Python version, and the PyPI wheel nvidia-pytriton, of which only the files are used: its Python backend has to be put
+together from a library and the stub for the right Python version.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,11 @@ from token2wav_server.errors import TritonNotFoundError
 
 _WHEEL = "nvidia-pytriton"
 _WHEEL_GLIBC = (2, 35)
-_INSTALLED = Path("/opt/tritonserver/bin/tritonserver")
+_VARIABLE = "TOKEN2WAV_TRITONSERVER"
+_INSTALLED = Path("/opt/tritonserver")
+_EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
+_STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")  # among the libraries that a stub says it needs
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -41,7 +45,7 @@ class Triton:
 
 
 def find_tritonserver(folder: Path) -> Triton:
-    """Finds tritonserver: $TRITONSERVER, on PATH, in /opt/tritonserver, else the wheel nvidia-pytriton.
+    """Finds tritonserver: the installation $TOKEN2WAV_TRITONSERVER, one on PATH, /opt/tritonserver, else the wheel.
 
     Args:
         folder: empty private folder; the backend of the wheel is put together here.
@@ -49,26 +53,51 @@ def find_tritonserver(folder: Path) -> Triton:
     Raises:
         TritonNotFoundError: saying what is missing and how to get it.
     """
-    installed = _installed_executable()
-    if installed is None:
-        return _from_wheel(folder)
-    backends = installed.parent.parent / "backends"
-    if not (backends / "python" / _STUB).is_file():
-        raise TritonNotFoundError(
-            f"{installed} has no Python backend in {backends}: "
-            f"unset TRITONSERVER to use the wheel {_WHEEL}, or use Triton's image with the Python backend"
-        )
-    return Triton(installed, backends, _environment([]))
+    installation = _installation()
+    return _from_wheel(folder) if installation is None else _from_installation(installation)
 
 
-def _installed_executable() -> Path | None:
-    named = os.environ.get("TRITONSERVER")
+def _installation() -> Path | None:
+    named = os.environ.get(_VARIABLE)
     if named:
-        if not os.access(named, os.X_OK) or not Path(named).is_file():
-            raise TritonNotFoundError(f"TRITONSERVER={named} is not an executable file: correct it or unset it")
+        if not _is_executable(Path(named) / _EXECUTABLE):
+            raise TritonNotFoundError(
+                f"{_VARIABLE}={named} is no installation of Triton, {_EXECUTABLE} is not an executable file there: "
+                "correct it or unset it"
+            )
         return Path(named).resolve()
-    found = shutil.which("tritonserver") or shutil.which(_INSTALLED)
-    return Path(found).resolve() if found else None
+    on_path = shutil.which(_EXECUTABLE.name)
+    if on_path:
+        return Path(on_path).resolve().parent.parent
+    return _INSTALLED if _is_executable(_INSTALLED / _EXECUTABLE) else None
+
+
+def _is_executable(path: Path) -> bool:
+    return os.access(path, os.X_OK) and path.is_file()  # in this order: a folder may be closed to us
+
+
+def _from_installation(root: Path) -> Triton:
+    backends = root / "backends"
+    stub = backends / "python" / _STUB
+    if not stub.is_file():
+        raise TritonNotFoundError(
+            f"{root} has no Python backend in {backends}: "
+            f"name another installation with {_VARIABLE}, or use Triton's image with the Python backend"
+        )
+    made_for = _python_of(stub)
+    if made_for not in (None, _PYTHON):
+        # It would take its standard library from one Python and its packages from the other.
+        raise TritonNotFoundError(
+            f"{stub} is made for Python {made_for}, and this is Python {_PYTHON}: "
+            f"install token2wav for Python {made_for}, or name another installation with {_VARIABLE}"
+        )
+    return Triton(root / _EXECUTABLE, backends, _environment([]))
+
+
+def _python_of(stub: Path) -> str | None:
+    """The Python version that a stub loads; None if it does not say."""
+    found = _STUB_PYTHON.search(stub.read_bytes())
+    return found[1].decode() if found else None
 
 
 def _from_wheel(folder: Path) -> Triton:
@@ -77,7 +106,7 @@ def _from_wheel(folder: Path) -> Triton:
     except metadata.PackageNotFoundError:
         raise TritonNotFoundError(
             f"tritonserver not found: run `{sys.executable} -m pip install --no-deps {_WHEEL}==0.7.0`, "
-            "or set TRITONSERVER to the path of the binary"
+            f"or set {_VARIABLE} to an installation of Triton such as {_INSTALLED}"
         ) from None
     _check_glibc()
     root = site_packages / "pytriton" / "tritonserver"

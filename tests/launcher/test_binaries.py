@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -10,23 +11,25 @@ import pytest
 from token2wav_server import TritonNotFoundError, binaries
 from token2wav_server.binaries import find_tritonserver
 
+STUB = "backends/python/triton_python_backend_stub"
+
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hides a tritonserver that this machine may have, so that only the wheel is found."""
-    monkeypatch.delenv("TRITONSERVER", raising=False)
+    monkeypatch.delenv("TOKEN2WAV_TRITONSERVER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(binaries, "_INSTALLED", tmp_path / "nowhere")
 
 
-def installation(root: Path) -> Path:
-    """Makes what the NGC image has."""
-    executable = root / "bin" / "tritonserver"
-    stub = root / "backends" / "python" / "triton_python_backend_stub"
-    for file in (executable, stub):
+@pytest.fixture
+def installation(tmp_path: Path) -> Path:
+    """What the NGC image has in /opt/tritonserver, with empty files."""
+    root = tmp_path / "triton"
+    for file in (root / "bin" / "tritonserver", root / STUB):
         file.parent.mkdir(parents=True)
         file.touch(mode=0o755)
-    return executable
+    return root
 
 
 def test_wheel(tmp_path: Path) -> None:
@@ -42,35 +45,61 @@ def test_wheel(tmp_path: Path) -> None:
     assert "nvidia_pytriton.libs" in triton.environment["LD_LIBRARY_PATH"]
 
 
-@pytest.mark.parametrize("way", ["TRITONSERVER", "PATH", "image"])
-def test_installation_is_preferred_to_the_wheel(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executable = installation(tmp_path / "triton")
-    if way == "TRITONSERVER":
-        monkeypatch.setenv("TRITONSERVER", str(executable))
+@pytest.mark.parametrize("way", ["variable", "PATH", "image"])
+def test_installation_is_preferred_to_the_wheel(
+    way: str, installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "variable":
+        monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     elif way == "PATH":
-        monkeypatch.setenv("PATH", str(executable.parent))
+        monkeypatch.setenv("PATH", str(installation / "bin"))
     else:
-        monkeypatch.setattr(binaries, "_INSTALLED", executable)
+        monkeypatch.setattr(binaries, "_INSTALLED", installation)
     folder = tmp_path / "empty"
     triton = find_tritonserver(folder)
-    assert triton.executable == executable
-    assert triton.backends == executable.parent.parent / "backends"
+    assert triton.executable == installation / "bin" / "tritonserver"
+    assert triton.backends == installation / "backends"
     assert triton.environment.get("LD_LIBRARY_PATH") == os.environ.get("LD_LIBRARY_PATH")
     assert not folder.exists()
 
 
-def test_named_executable_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITONSERVER", str(tmp_path / "none"))
-    with pytest.raises(TritonNotFoundError, match=r"TRITONSERVER=.*none is not an executable file"):
+def test_the_named_installation_is_preferred_to_all_others(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path = shutil.copytree(installation, tmp_path / "other")
+    monkeypatch.setenv("PATH", str(on_path / "bin"))
+    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
+    assert find_tritonserver(tmp_path).backends == installation / "backends"
+
+
+def test_named_installation_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(tmp_path / "none"))
+    with pytest.raises(TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is no installation of Triton"):
         find_tritonserver(tmp_path)
 
 
-def test_installation_without_python_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    executable = installation(tmp_path / "triton")
-    (tmp_path / "triton" / "backends" / "python" / "triton_python_backend_stub").unlink()
-    monkeypatch.setenv("TRITONSERVER", str(executable))
+def test_installation_without_python_backend(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installation / STUB).unlink()
+    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     with pytest.raises(TritonNotFoundError, match="has no Python backend"):
         find_tritonserver(tmp_path)
+
+
+def test_installation_for_another_python(installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the stubs of the wheel, each of which says what it is made for."""
+    monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for version in ("3.10", "3.11", "3.12"):
+        wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton")))
+        stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
+        shutil.copy(stub, installation / STUB)
+        if version == own:
+            assert find_tritonserver(tmp_path).backends == installation / "backends"
+        else:
+            with pytest.raises(TritonNotFoundError, match=f"made for Python {version}, and this is Python {own}: "):
+                find_tritonserver(tmp_path)
 
 
 def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +107,7 @@ def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(TritonNotFoundError, match=r"pip install --no-deps nvidia-pytriton==0\.7\.0"):
+    with pytest.raises(TritonNotFoundError, match=r"pip install --no-deps nvidia-pytriton==0\.7\.0`, or set TOKEN2"):
         find_tritonserver(tmp_path)
 
 

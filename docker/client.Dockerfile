@@ -1,0 +1,34 @@
+# The command `token2wav-client`, without torch.
+#
+#     docker build --file docker/client.Dockerfile --tag token2wav-client:0.1.0 .
+
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS wheels
+WORKDIR /src
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+COPY docker/constraints.txt ./
+RUN python3 -m pip install --constraint constraints.txt setuptools wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY token2wav ./token2wav
+COPY client ./client
+COPY exporters ./exporters
+COPY server ./server
+RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels "${wheel}[client]"
+
+FROM ${PYTHON_IMAGE}
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/token2wav/venv \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
+        "${wheel}[client]" \
+    && ! /opt/token2wav/venv/bin/python -c "import torch" 2>/dev/null
+ENV PATH=/opt/token2wav/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1
+RUN token2wav-client --version
+WORKDIR /files
+USER 10001:10001
+ENTRYPOINT ["token2wav-client"]
+CMD ["--help"]

@@ -1,0 +1,163 @@
+"""Engines of the machine that this runs on, in a folder that no other kind of machine shares.
+
+    engines.py folder ROOT
+    engines.py build ROOT --model FOLDER [--config FILE]
+
+An engine runs only on the GPU it was built for and with the TensorRT that built it. A volume may serve several machines
+and outlives updates of both; so each combination has a folder of its own below ROOT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from token2wav.artifacts import Backend, EngineFolder, Graph, Precision
+from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
+from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
+from token2wav_export import cli
+from token2wav_export.errors import MissingPackageError
+from token2wav_export.packages import build_target, load_package, own_target
+
+UNUSABLE = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What engines are built for here.
+
+    Attributes:
+        backend: that runs them.
+        version: of its package.
+        target: GPU and compute capability, as `EngineFolder.find` takes them; empty without a GPU.
+    """
+
+    backend: Backend
+    version: str
+    target: dict[str, str]
+
+    @classmethod
+    def own(cls) -> Machine:
+        """This machine.
+
+        Raises:
+            ConfigError: it has a GPU, and here is no TensorRT that builds for it.
+        """
+        target = own_target()
+        if not target:
+            return cls("onnx", version("onnxruntime"), {})
+        try:
+            package = load_package("auto")
+        except (MissingPackageError, ImportError, OSError) as error:  # not installed, or without its libraries
+            raise EngineUnavailableError(f"no TensorRT to build with: {error}") from error
+        build_target(package, [target["compute_capability"]] if package.name == "tensorrt_rtx" else [])
+        return cls(package.name, package.version, target)
+
+    @property
+    def key(self) -> str:
+        """Name of a folder, such as `nvidia-l4_8.9_tensorrt_rtx-1.7.1.116`."""
+        gpu = self.target.get("gpu", f"cpu {platform.machine()}")
+        parts = [gpu, self.target.get("compute_capability", ""), f"{self.backend}-{self.version}"]
+        return "_".join(re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part)
+
+    def wanted(self, runtime: RuntimeConfig) -> dict[Graph, Precision]:
+        """The graphs that a server takes, with the precisions that it asks for. With TensorRT, torch is the vocoder."""
+        auto: Precision = "float16" if self.target else "float32"
+        step: Precision = auto if runtime.precision == "auto" else runtime.precision
+        return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
+
+    def command(self, config: ServerConfig) -> list[str]:
+        """Arguments of `token2wav-export` but for folders and graphs."""
+        if self.backend == "onnx":
+            return ["onnx"]
+        arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(config.limits.batch_streams)]
+        if self.backend == "tensorrt_rtx":
+            arguments += ["--compute-capability", self.target["compute_capability"]]
+        return arguments
+
+
+def main() -> int:
+    """Runs the command and returns its exit code: those of `token2wav-export`."""
+    options = _parser().parse_args()
+    try:
+        if options.task == "folder":
+            print(folder(options.root))
+            return cli.DONE
+        return build(options.root, options.model, options.config)
+    except Token2WavError as error:
+        print(f"engines: error: {error}", file=sys.stderr)
+        return UNUSABLE
+
+
+def folder(root: Path) -> Path:
+    """Where the engines of this machine are, or would be."""
+    try:
+        return root / Machine.own().key
+    except ConfigError:
+        return root / "none"
+
+
+def build(root: Path, model: Path, config_file: Path | None) -> int:
+    """Builds what this machine's server would use and finds neither whole nor up to date."""
+    config = load_server_config(config_file)
+    if config.runtime.engine == "torch" or not config.runtime.incremental:
+        return _nothing("the settings ask for torch")
+    try:
+        machine = Machine.own()
+    except ConfigError as error:
+        if config.runtime.engine != "auto":
+            raise
+        return _nothing(f"the server will run on torch: {error}")
+    place = root / machine.key
+    missing = [
+        (graph, precision)
+        for graph, precision in machine.wanted(config.runtime).items()
+        if not _usable(machine, EngineFolder(place), graph, precision, model)
+    ]
+    if not missing:
+        return _nothing(f"{place} is up to date")
+    for graph, precision in missing:
+        print(f"engines: building {graph} in {precision} for {machine.backend} in {place}", flush=True)
+        folders = ["--model", str(model), "--out", str(place)]
+        what = ["--graphs", graph, "--precision", precision]
+        settings = ["--config", str(config_file)] if config_file and machine.backend != "onnx" else []
+        task, *details = machine.command(config)
+        if code := cli.main([task, *folders, *what, *details, *settings]):
+            return code
+    print(f"engines: {place} is complete")
+    return cli.DONE
+
+
+def _usable(machine: Machine, engines: EngineFolder, graph: Graph, precision: Precision, model: Path) -> bool:
+    versions: dict[str, str] = {} if machine.backend == "onnx" else {machine.backend: machine.version}
+    try:
+        engines.find(graph, precision, machine.backend, model_folder=model, versions=versions, target=machine.target)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _nothing(reason: str) -> int:
+    print(f"engines: nothing to build: {reason}")
+    return cli.DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engines.py", description="Engines of this machine.")
+    tasks = parser.add_subparsers(dest="task", required=True)
+    show = tasks.add_parser("folder", help="print the folder of this machine's engines")
+    make = tasks.add_parser("build", help="build what this machine's server would use and is not there")
+    for task in (show, make):
+        task.add_argument("root", type=Path, metavar="ROOT", help="folder of all engines")
+    make.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    make.add_argument("--config", type=Path, metavar="FILE", help="server configuration")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+# The server, in two forms: `gpu` on NVIDIA's Triton image, `cpu` on plain Python with the Triton of a wheel.
+#
+#     docker build --file docker/server.Dockerfile --target gpu --tag token2wav-server:0.1.0 .
+#
+# Everything is installed here. A container downloads nothing, and writes nowhere but to /tmp, /run/token2wav, /dev/shm
+# and, where engines are built, /engines.
+
+# Triton 2.63, CUDA 13.0 as torch has it, TensorRT 10.14.1, Python 3.12.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.11-py3
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS project
+WORKDIR /src
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+COPY docker/constraints.txt ./
+RUN python3 -m pip install --constraint constraints.txt setuptools wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY token2wav ./token2wav
+COPY client ./client
+COPY exporters ./exporters
+COPY server ./server
+RUN python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM project AS gpu-wheels
+# rtx: TensorRT-RTX; tensorrt: that of NVIDIA's image, for data centre GPUs; none. docs/export.md says which fits.
+ARG TENSORRT=rtx
+RUN case "$TENSORRT" in \
+        rtx) package=tensorrt-rtx-cu13 ;; \
+        tensorrt) package=tensorrt-cu13-bindings ;; \
+        none) package= ;; \
+        *) echo "TENSORRT=$TENSORRT is not one of rtx, tensorrt, none" >&2; exit 1 ;; \
+    esac \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && echo "$package" > /wheels/tensorrt.txt \
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels \
+        "${wheel}[client,server,export]" $package
+
+FROM project AS cpu-wheels
+ARG CPU_TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Without its dependencies, which come with the project: only torch is to be looked for in the other index.
+RUN python3 -m pip wheel --no-deps --wheel-dir /wheels --extra-index-url "$CPU_TORCH_INDEX" "torch==2.13.0+cpu" \
+    && python3 -m pip wheel --no-deps --constraint constraints.txt --wheel-dir /wheels nvidia-pytriton \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip wheel --constraint constraints.txt --wheel-dir /wheels --find-links /wheels \
+        "${wheel}[client,server,export]"
+
+FROM ${TRITON_IMAGE} AS gpu
+# An environment of its own, on the Python that NVIDIA's Python backend is made for. The image need not have ensurepip.
+RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/token2wav/venv \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
+        "${wheel}[client,server,export]" --requirement /wheels/tensorrt.txt \
+    && if [ "$(cat /wheels/tensorrt.txt)" = tensorrt-cu13-bindings ]; then \
+        # The bindings come without the module `tensorrt` itself, which would bring the libraries once more.
+        printf 'from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n' \
+            > "$(echo /opt/token2wav/venv/lib/python3*/site-packages)/tensorrt.py"; \
+    fi
+# hadolint ignore=DL3064
+ENV TOKEN2WAV_TRITONSERVER=/opt/tritonserver \
+    PATH=/opt/token2wav/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp
+COPY model_repository /opt/token2wav/model_repository
+COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
+# A new volume gets the owner of the folder that it is mounted on.
+RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+# Fails here rather than in a container, should anything be missing.
+RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8000 8001 8002
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/opt/token2wav/docker/entrypoint.sh"]
+CMD ["serve"]
+
+FROM ${PYTHON_IMAGE} AS cpu
+RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip /opt/token2wav/venv \
+    && wheel=$(echo /wheels/token2wav-*.whl) \
+    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
+        "${wheel}[client,server,export]" \
+    # The wheel's own requirements are for an API that is not used here.
+    && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
+        --no-deps nvidia-pytriton
+ENV PATH=/opt/token2wav/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp
+COPY model_repository /opt/token2wav/model_repository
+COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
+RUN install --directory --owner=10001 --group=10001 /engines /run/token2wav
+# Fails here rather than in a container, should anything be missing.
+RUN token2wav-serve --help > /dev/null && token2wav-client --version && token2wav-export --version
+WORKDIR /tmp
+USER 10001:10001
+EXPOSE 8000 8001 8002
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/opt/token2wav/docker/entrypoint.sh"]
+CMD ["serve"]

@@ -1,0 +1,146 @@
+"""What docker would run, run without it: the entry point of the server's image, confined as docker-compose.yml says.
+
+In place of the image there are this checkout, which the image is laid out like, the environment that the tests run in,
+and an installation of Triton with the layout of NVIDIA's image, made of links to the files of the wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+ENTRYPOINT = DOCKER / "entrypoint.sh"
+PATIENCE_SECONDS = 120.0
+
+# Arguments: how many paths are kept, those paths, the command. As docker does it: nothing can be written but small
+# temporary folders from which nothing can be run; a user without a name, no capability and no way to get one.
+_CONFINE = """
+set -e
+kept=$1; shift
+mount -t tmpfs tmpfs /mnt
+for number in $(seq "$kept"); do
+    mkdir "/mnt/$number"; mount --bind "$1" "/mnt/$number"; printf '%s\\n' "$1" > "/mnt/$number.path"; shift
+done
+options=mode=1777,noexec,nosuid,nodev
+mount -t tmpfs -o mode=755 tmpfs /root
+mount -t tmpfs -o "size=256m,$options" tmpfs /tmp
+mount -t tmpfs -o "size=256m,$options" tmpfs /dev/shm
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/token2wav
+mount -t tmpfs -o "size=1m,$options" tmpfs /run/token2wav
+for number in $(seq "$kept"); do
+    path=$(cat "/mnt/$number.path"); mkdir -p "$path"
+    mount --bind "/mnt/$number" "$path"; mount -o remount,bind,ro "$path"
+done
+mount -o remount,bind,ro /
+exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+"""
+
+
+def confined(*kept: Path) -> list[str]:
+    """A command that runs another one as docker-compose.yml confines it. Kept folders are there, wherever they lie."""
+    environment = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
+    paths = [str(path) for path in (ROOT, *environment, *kept)]
+    return ["unshare", "--mount", "sh", "-c", _CONFINE, "sh", str(len(paths)), *paths]
+
+
+def why_not_confined() -> str:
+    """Why this machine cannot confine a command; empty if it can."""
+    probe = [*confined(), sys.executable, "-c", "import token2wav_server.cli"]
+    try:
+        tried = subprocess.run(probe, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        return str(error)
+    return tried.stderr.strip() or f"exit code {tried.returncode}" if tried.returncode else ""
+
+
+def ngc_installation(root: Path) -> Path:
+    """Makes what NVIDIA's image has in /opt/tritonserver, of links to the wheel's files."""
+    wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton"))) / "tritonserver"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    files = {
+        "bin/tritonserver": wheel / "bin" / "tritonserver",
+        "backends/python/libtriton_python.so": wheel / "backends" / "python" / "libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py": wheel / "backends/python/triton_python_backend_utils.py",
+        "backends/python/triton_python_backend_stub": wheel
+        / "python_backend_stubs"
+        / python
+        / ("triton_python_backend_stub"),
+    }
+    for name, file in files.items():
+        link = root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    return root
+
+
+def image_environment(installation: Path) -> dict[str, str]:
+    """What ENV sets in the image, and the libraries that NVIDIA's image has on the loader's path."""
+    wheel_libraries = Path(str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs")))
+    libraries = [sysconfig.get_config_var("LIBDIR"), str(wheel_libraries)]
+    return os.environ | {
+        "TOKEN2WAV_TRITONSERVER": str(installation),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+    }
+
+
+@dataclass
+class Container:
+    """A running entry point, and what it has printed so far."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    _printed: threading.Condition = field(default_factory=threading.Condition)
+
+    @classmethod
+    @contextmanager
+    def start(cls, command: list[str], environment: dict[str, str]) -> Iterator[Container]:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            container = cls(process)
+            reader = threading.Thread(target=container._read, daemon=True)
+            reader.start()
+            try:
+                yield container
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                reader.join(PATIENCE_SECONDS)
+
+    def wait_for_line(self, part: str) -> str:
+        """Waits until it has printed a line with this part."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with self._printed:
+            while True:
+                for line in self.lines:
+                    if part in line:
+                        return line
+                assert self.process.poll() is None, "\n".join(self.lines)
+                assert time.monotonic() < deadline, "\n".join(self.lines)
+                self._printed.wait(1.0)
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._printed:
+                self.lines.append(line.rstrip("\n"))
+                self._printed.notify_all()
