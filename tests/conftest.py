@@ -10,13 +10,13 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 _TESTS = Path(__file__).parent
-_TOGETHER = {"deploy": "servers", "launcher": "servers", "server": "servers", "export": "exports"}
+_TOGETHER = {"deploy": "deployments", "launcher": "servers", "server": "servers", "export": "exports"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Says which tests must run in one worker of `pytest --dist loadgroup`: those of a file, and of some folders.
 
-    Exports take long and are shared. So are servers; and where one is to leave nothing behind, none may come or go.
+    Exports take long and are shared, and so are servers.
     """
     file = item.path.relative_to(_TESTS)
     item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(file.parts[0], str(file))))

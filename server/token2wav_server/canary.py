@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from token2wav_client import Client
+    from token2wav_server.access import Certificates
 
 MODEL = "token2wav"
 _TRIES = 2
@@ -20,17 +21,20 @@ class Canary:
     Args:
         interval_s: seconds between utterances, and the time that one may take.
         model_repository: of the server; one without the model ``token2wav`` has nothing to try.
+        certificates: of the server, if it speaks TLS.
 
     Attributes:
         why_none: why nothing can be tried; empty if it can.
     """
 
-    def __init__(self, interval_s: float, model_repository: Path) -> None:
+    def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
         self.interval_s = interval_s
         self.why_none = "" if (model_repository / MODEL).is_dir() else f"there is no model {MODEL}"
         self._failures = 0
         try:
             import token2wav_client  # noqa: F401
+
+            self._tls = certificates.for_canary() if certificates else None
         except ImportError as error:
             self.why_none = f"the client library is not installed ({error})"
 
@@ -50,4 +54,9 @@ class Canary:
     def _client(self, grpc_url: str) -> Client:
         from token2wav_client import Client
 
-        return Client(grpc_url, connect_timeout_s=self.interval_s, response_timeout_s=self.interval_s)
+        return Client(
+            grpc_url,
+            connect_timeout_s=self.interval_s,
+            response_timeout_s=self.interval_s,
+            tls=self._tls,
+        )

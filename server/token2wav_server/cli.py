@@ -6,7 +6,8 @@ import argparse
 import math
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -14,11 +15,13 @@ from typing import NoReturn
 from token2wav.checkpoint import check_model_folder
 from token2wav.config import load_server_config
 from token2wav.errors import Token2WavError
+from token2wav_server.access import Access, Certificates, read_or_make_key
 from token2wav_server.back_off import BackOff
 from token2wav_server.canary import Canary
-from token2wav_server.errors import ServerError, ServerGaveUpError
+from token2wav_server.errors import AccessError, ServerError, ServerGaveUpError
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
+from token2wav_server.status import Status, StatusPort
 from token2wav_server.supervisor import Supervisor
 
 STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
@@ -44,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(options, extra)
     except KeyboardInterrupt:
         return STOPPED
-    except Token2WavError as error:
+    except (Token2WavError, AccessError) as error:
         return _failed(error, BAD_USAGE)
     except ServerGaveUpError as error:
         return _failed(error, DIED)
@@ -61,25 +64,49 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         model_repository=options.model_repository,
         ports=Ports(options.http_port, options.grpc_port, options.metrics_port),
         host=options.host,
+        access=_access(options),
         verbose=options.verbose,
         extra_args=extra_args,
     )
-    supervisor = Supervisor(
-        server,
-        back_off=BackOff(options.restarts),
-        canary=_canary(options.canary_seconds, server.model_repository),
-        grace_s=options.grace_seconds,
-        announce=_announce,
-    )
-    if cut_off := supervisor.serve():
-        return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
+    with _status_port(options.host, options.status_port) as tell:
+        supervisor = Supervisor(
+            server,
+            back_off=BackOff(options.restarts),
+            canary=_canary(options.canary_seconds, server),
+            grace_s=options.grace_seconds,
+            announce=_announce,
+            tell=tell,
+            notice_s=options.notice_seconds,
+        )
+        if cut_off := supervisor.serve():
+            return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
     return STOPPED
 
 
-def _canary(interval_s: float, model_repository: Path) -> Canary | None:
+@contextmanager
+def _status_port(host: str, port: int | None) -> Iterator[Callable[[Status], None]]:
+    if port is None:
+        yield lambda status: None
+        return
+    with StatusPort(host, port) as status_port:
+        yield status_port.tell
+
+
+def _access(options: argparse.Namespace) -> Access:
+    certificates = None
+    if options.tls_certificate or options.tls_key or options.tls_client_ca:
+        if not (options.tls_certificate and options.tls_key):
+            raise AccessError("TLS needs both --tls-certificate and --tls-key")
+        certificates = Certificates(options.tls_certificate, options.tls_key, options.tls_client_ca)
+    if options.admin_key_file is None:
+        return Access(certificates)
+    return Access(certificates, read_or_make_key(options.admin_key_file))
+
+
+def _canary(interval_s: float, server: TritonServer) -> Canary | None:
     if not interval_s:
         return None
-    canary = Canary(interval_s, model_repository)
+    canary = Canary(interval_s, server.model_repository, server.access.certificates)
     if canary.why_none:
         _announce(f"a model process that hangs will not be noticed: {canary.why_none}")
         return None
@@ -101,6 +128,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR", help="Triton models (default: those of this checkout)"
     )
+    for option, text in (
+        ("--tls-certificate", "PEM file: the certificate that gRPC shows to clients, and those that lead to its root"),
+        ("--tls-key", "PEM file: its private key"),
+        (
+            "--tls-client-ca",
+            "PEM file: let in only clients with a certificate from here (mutual TLS); the canary shows the server's",
+        ),
+        (
+            "--admin-key-file",
+            "key to model-repository, shared-memory, trace and logging, made if it is not there (default: secret)",
+        ),
+    ):
+        parser.add_argument(option, type=Path, metavar="FILE", help=text)
     parser.add_argument(
         "--grace-seconds",
         type=_seconds,
@@ -108,6 +148,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
         "at once (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--status-port",
+        type=_port,
+        metavar="PORT",
+        help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining (default: nowhere)",
+    )
+    parser.add_argument(
+        "--notice-seconds",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="how long after SIGTERM or Ctrl-C to take new streams still, while the status port says that it drains, "
+        "for load balancers to notice (default: %(default)g)",
     )
     parser.add_argument(
         "--canary-seconds",

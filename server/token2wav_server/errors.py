@@ -13,6 +13,10 @@ class PortInUseError(ServerError):
     """A port that the server should listen on is taken or cannot be bound."""
 
 
+class AccessError(ServerError):
+    """A certificate, a key or the authority of clients cannot be used."""
+
+
 class ServerStartError(ServerError):
     """The server process ended, or was not ready in time."""
 

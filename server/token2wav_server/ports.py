@@ -36,16 +36,24 @@ class Ports:
                 try:
                     stack.enter_context(_bound(host, port))
                 except (OSError, OverflowError) as error:
-                    reason = getattr(error, "strerror", None) or "must be between 1 and 65535"
                     raise PortInUseError(
-                        f"{field.name} port {port} on {host} cannot be used ({reason}): "
+                        f"{field.name} port {port} on {host} cannot be used ({reason_of(error)}): "
                         f"stop what listens there or choose another with --{field.name}-port"
                     ) from None
 
 
+def family(host: str) -> socket.AddressFamily:
+    """Of an address as it is written."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def reason_of(error: OSError | OverflowError) -> str:
+    """Why a port could not be bound, in words."""
+    return getattr(error, "strerror", None) or "must be between 1 and 65535"
+
+
 def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family(host), socket.SOCK_STREAM)
     try:
         # A port that only lingers in TIME_WAIT is free for the server.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

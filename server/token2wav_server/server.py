@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from token2wav_server import drain, guard
+from token2wav_server.access import Access
 from token2wav_server.binaries import find_tritonserver
 from token2wav_server.errors import ServerError, ServerStartError
 from token2wav_server.log import LogPump, matters
@@ -39,6 +40,7 @@ class TritonServer:
         model_repository: Triton model repository; by default that of the checkout this package lies in.
         ports: ports to listen on; ``Ports.free()`` where they don't matter.
         host: address to listen on.
+        access: TLS, and the key to what is closed; by default no TLS, and a key that nobody is told.
         log_file: takes all output of the server; by default it goes to this process's stderr.
         verbose: with false, stderr gets only warnings, errors and what models print.
         extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
@@ -54,6 +56,7 @@ class TritonServer:
         model_repository: Path | str | None = None,
         ports: Ports | None = None,
         host: str = "127.0.0.1",
+        access: Access | None = None,
         log_file: Path | str | None = None,
         verbose: bool = True,
         extra_args: Sequence[str] = (),
@@ -64,6 +67,7 @@ class TritonServer:
         self.model_repository = Path(model_repository or _CHECKOUT_REPOSITORY).resolve()
         self.ports = ports or Ports()
         self.host = host
+        self.access = access or Access()
         self._log_file = Path(log_file) if log_file is not None else None
         self._verbose = verbose
         self._extra_args = list(extra_args)
@@ -213,6 +217,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             "--disable-auto-complete-config",  # else every model.py is loaded twice
+            *self.access.arguments(),
             *self._extra_args,
         ]
 

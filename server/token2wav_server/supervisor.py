@@ -14,6 +14,7 @@ from token2wav_server.back_off import BackOff
 from token2wav_server.canary import Canary
 from token2wav_server.errors import ServerError, ServerGaveUpError
 from token2wav_server.server import TritonServer
+from token2wav_server.status import Status
 
 
 class Supervisor:
@@ -25,6 +26,8 @@ class Supervisor:
         canary: tells when a server that runs does not work; None if nothing does.
         grace_s: seconds that open utterances have at the end.
         announce: takes what a person should know, one line at a time.
+        tell: takes what load balancers should know.
+        notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
     """
 
     def __init__(
@@ -35,12 +38,16 @@ class Supervisor:
         canary: Canary | None,
         grace_s: float,
         announce: Callable[[str], None],
+        tell: Callable[[Status], None] = lambda status: None,
+        notice_s: float = 0.0,
     ) -> None:
         self._server = server
         self._back_off = back_off
         self._canary = canary
         self._grace_s = grace_s
         self._announce = announce
+        self._tell = tell
+        self._notice_s = notice_s
 
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
@@ -56,8 +63,10 @@ class Supervisor:
             self._server.start()
             while True:
                 self._announce_ready()
+                self._tell(Status.READY)
                 ready_at = time.monotonic()
                 failure = self._wait_for_failure()
+                self._tell(Status.STARTING)
                 self._restart(failure, time.monotonic() - ready_at)
         except KeyboardInterrupt:
             return self._drain()
@@ -96,7 +105,11 @@ class Supervisor:
         if not self._server.running:
             return 0
         hurry = False
+        self._tell(Status.DRAINING)
         try:
+            if self._notice_s:
+                self._announce(f"going to stop: new streams are still taken for {self._notice_s:g} s")
+                self._server.wait(self._notice_s)
             if self._grace_s:
                 self._announce(f"draining: new streams are refused, open ones have {self._grace_s:g} s")
             lost = self._server.drain(self._grace_s)

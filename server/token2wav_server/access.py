@@ -1,0 +1,177 @@
+"""Who may do what at a server: TLS, and which of Triton's protocols are closed.
+
+Triton offers more than clients need, some of it dangerous: whoever may register shared memory or switch traces on can
+crash a server or write its files. Those protocols are closed with a key, for gRPC and HTTP. Over HTTP, which has no TLS
+here, nothing can be spoken either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from token2wav_server.errors import AccessError
+
+if TYPE_CHECKING:
+    from token2wav_client import Tls
+
+_CLOSED = "model-repository,shared-memory,trace,logging"
+_KEY_NAME = "admin-key"  # header admin-key of HTTP, triton-grpc-protocol-admin-key of gRPC
+_KEY_BYTES = 32
+_SHORTEST_KEY = 16
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """What a server proves itself with, and whom it lets in.
+
+    Attributes:
+        certificate: PEM file with its certificate, and after it those that lead to the authority.
+        key: PEM file with the private key, not encrypted.
+        client_ca: PEM file with the authorities one of which must have signed a client's certificate; None lets
+            clients in without one.
+        name: the first name in the certificate.
+
+    Raises:
+        AccessError: a file cannot be used, naming it.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        shown = _handshake(self._server(), self._client(), f"certificate {self.certificate}")
+        names = [str(name) for kind, name in shown.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+        if not names:
+            raise AccessError(f"certificate {self.certificate}: names nobody; it needs a subjectAltName")
+        object.__setattr__(self, "name", names[0].replace("*", "any", 1))
+
+    def arguments(self) -> list[str]:
+        """For tritonserver."""
+        files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
+        if self.client_ca is None:
+            return ["--grpc-use-ssl=true", *files]
+        return ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=true", *files, f"--grpc-root-cert={self.client_ca}"]
+
+    def for_canary(self) -> Tls:
+        """How the canary connects from this machine: it trusts this very certificate, and shows it as its own.
+
+        Raises:
+            AccessError: the authorities of clients don't accept it.
+        """
+        from token2wav_client import Tls
+
+        if self.client_ca is None:
+            return Tls(ca=self.certificate, server_name=self.name)
+        server, client = self._server(), self._client()
+        server.verify_mode = ssl.CERT_REQUIRED
+        client.load_cert_chain(self.certificate, self.key)
+        _handshake(
+            server,
+            client,
+            f"certificate {self.certificate}: the canary shows it as a client's, which {self.client_ca} does not take; "
+            "have it signed there, for clients too, or do without the canary",
+        )
+        return Tls(ca=self.certificate, cert=self.certificate, key=self.key, server_name=self.name)
+
+    def _server(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with _explained(f"certificate {self.certificate} with key {self.key}"):
+            context.load_cert_chain(self.certificate, self.key, _refuse_password)
+        if self.client_ca is not None:
+            with _explained(f"client CA {self.client_ca}"):
+                context.load_verify_locations(self.client_ca)
+        return context
+
+    def _client(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        with _explained(f"certificate {self.certificate}"):
+            context.load_verify_locations(self.certificate)
+        return context
+
+
+@dataclass(frozen=True)
+class Access:
+    """What is open to whom.
+
+    Attributes:
+        certificates: for TLS on gRPC; without them it is in the clear.
+        admin_key: opens what is closed; by default a random one that nobody is told.
+    """
+
+    certificates: Certificates | None = None
+    admin_key: str = field(default_factory=lambda: secrets.token_urlsafe(_KEY_BYTES), repr=False)
+
+    def arguments(self) -> list[str]:
+        """For tritonserver."""
+        return [
+            f"--grpc-restricted-protocol={_CLOSED}:{_KEY_NAME}={self.admin_key}",
+            f"--http-restricted-api={_CLOSED},inference:{_KEY_NAME}={self.admin_key}",
+            *(self.certificates.arguments() if self.certificates else []),
+        ]
+
+
+def read_or_make_key(file: Path) -> str:
+    """The key in a file, which is made, readable by its owner only, if it is not there.
+
+    Raises:
+        AccessError: it can be neither read nor made, or is no key.
+    """
+    what = f"admin key file {file}"
+    with _explained(what):
+        with contextlib.suppress(FileExistsError), open(file, "x", opener=_open_private) as made:
+            made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+        key = file.read_text(encoding="ascii").strip()
+    if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
+        raise AccessError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
+    return key
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, what: str) -> dict[str, Any]:
+    """Lets two ends meet in memory: the only way in the standard library to learn what is in a certificate, and whether
+    it is good enough for somebody. Returns what the client was shown."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    unfinished = [asking, answering]
+    with _explained(what):
+        while unfinished:
+            for end in list(unfinished):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+                    unfinished.remove(end)
+    return asking.getpeercert() or {}
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise AccessError(f"{what} ({_reason(error)})") from None
+
+
+def _refuse_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not PEM").lower().replace("_", " ")
+    return getattr(error, "strerror", None) or str(error)

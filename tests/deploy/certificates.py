@@ -1,0 +1,41 @@
+"""Certificates of an authority of our own, made with openssl as docs/security.md says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "tls" / "make_certificates.sh"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A folder with an authority and what it has signed."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path, *names: str) -> Authority:
+        """Names are those of servers; there is always one client, `client`."""
+        if shutil.which("openssl") is None:
+            pytest.skip("openssl is not installed: apt-get install openssl")
+        subprocess.run(["bash", SCRIPT, folder, *names], check=True, capture_output=True, timeout=60)
+        return cls(folder)
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def certificate(self, name: str) -> Path:
+        return self.folder / f"{name}.crt"
+
+    def key(self, name: str) -> Path:
+        return self.folder / f"{name}.key"
+
+    def both(self, name: str) -> Path:
+        """Certificate and key in one file, as HAProxy wants them."""
+        return self.folder / f"{name}.pem"

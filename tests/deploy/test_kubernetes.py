@@ -1,0 +1,196 @@
+"""The manifests, built by kubectl and held against Kubernetes' schemas, and against what the project really has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.balancer import needs_haproxy
+
+ROOT = Path(__file__).resolve().parents[2]
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("cpu", "gpu")
+RELEASES = ("1.30", "1.35")
+Manifests = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=OVERLAYS)
+def manifests(request: pytest.FixtureRequest) -> Manifests:
+    """By kind and name."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
+    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / request.param)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert built.returncode == 0, built.stderr
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built.stdout)}
+
+
+def test_schemas(manifests: Manifests) -> None:
+    for release in RELEASES:
+        for manifest in manifests.values():
+            kubernetes_validate.validate(manifest, release, strict=True)
+
+
+def test_every_container_is_without_privileges(manifests: Manifests) -> None:
+    for pod in _pods(manifests):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"], container["name"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"]
+            assert not [
+                variable for variable in container.get("env", []) if re.search("SECRET|PASSWORD", variable["name"])
+            ]
+
+
+def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None:
+    pod = _pod(manifests, "token2wav-server")
+    options = _options(pod["containers"][0]["args"])
+    stopping = float(options["--notice-seconds"]) + float(options["--grace-seconds"])
+    assert pod["terminationGracePeriodSeconds"] >= stopping + 10
+    live, ready = (pod["containers"][0][f"{kind}Probe"] for kind in ("liveness", "readiness"))
+    assert live["periodSeconds"] * (live["failureThreshold"] - 1) > stopping
+    # The balancer asks every second, a readiness probe is enough for all who only know Kubernetes' answer.
+    assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
+
+
+def test_commands_and_options_exist(manifests: Manifests) -> None:
+    container = _pod(manifests, "token2wav-server")["containers"][0]
+    assert container["args"][0] == "serve"
+    assert "serve) serve" in (ROOT / "docker" / "entrypoint.sh").read_text()
+    known = _help("token2wav-serve")
+    for option in _options(container["args"]):
+        assert option in known, option
+    program, command, *arguments = container["livenessProbe"]["exec"]["command"]
+    for option in (argument for argument in arguments if argument.startswith("--")):
+        assert option in _help(program, command), option
+
+
+def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
+    for name, server, service in (
+        ("token2wav-server", "grpc", "token2wav-replicas"),
+        ("token2wav-balancer", "grpcs", "token2wav"),
+    ):
+        template = manifests["Deployment", name]["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        spec = manifests["Service", service]["spec"]
+        assert spec["selector"].items() <= labels.items()
+        assert spec["ports"][0]["targetPort"] == server
+        assert server in ports
+        assert manifests["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        policy = manifests["NetworkPolicy", name]["spec"]
+        assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+        for rule in policy["ingress"]:
+            assert {port["port"] for port in rule["ports"]} <= ports.keys()
+    assert manifests["Service", "token2wav-replicas"]["spec"]["clusterIP"] == "None"
+    target = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) in manifests
+
+
+def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
+    spec = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]
+    [metric] = spec["metrics"]
+    [rule] = yaml.safe_load((MANIFESTS / "prometheus-adapter-rule.yaml").read_text())["rules"]["custom"]
+    name = metric["pods"]["metric"]["name"]
+    assert rule["name"]["as"] == name
+    assert rule["seriesQuery"].startswith(f"{name}{{")
+    assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "drain.py").read_text()
+    [places] = re.findall(r"server-template replica- (\d+)", _configuration(manifests))
+    assert spec["maxReplicas"] == int(places)
+
+
+@pytest.mark.parametrize("manifests", ["gpu"], indirect=True)
+def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
+    pod = _pod(manifests, "token2wav-server")
+    for container in [*pod["containers"], *pod["initContainers"]]:
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path: Path) -> None:
+    haproxy = needs_haproxy()
+    container = _pod(manifests, "token2wav-balancer")["containers"][0]
+    tls = tmp_path / "tls.crt"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=a",
+            "-out",
+            tls,
+            "-keyout",
+            f"{tls}.key",
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    (tmp_path / "tokens").write_text("")
+    given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    given |= {"TOKEN2WAV_CERTIFICATE": str(tls), "TOKEN2WAV_TOKENS": str(tmp_path / "tokens")}
+    files = manifests["ConfigMap", _configuration_name(manifests)]["data"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    checked = subprocess.run(
+        [haproxy, "-c", "-f", tmp_path / "haproxy.cfg"],
+        env=os.environ | given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert "[WARNING]" not in checked.stderr
+
+
+def _pods(manifests: Manifests) -> Iterator[dict[str, Any]]:
+    for kind, name in manifests:
+        if kind == "Deployment":
+            yield _pod(manifests, name)
+
+
+def _pod(manifests: Manifests, name: str) -> dict[str, Any]:
+    return manifests["Deployment", name]["spec"]["template"]["spec"]
+
+
+def _options(arguments: list[str]) -> dict[str, str]:
+    pairs = [argument.partition("=") for argument in arguments if argument.startswith("--")]
+    return {name: value for name, _, value in pairs}
+
+
+@cache
+def _help(program: str, *command: str) -> str:
+    path = Path(sys.executable).with_name(program)
+    return subprocess.run([path, *command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def _configuration_name(manifests: Manifests) -> str:
+    [name] = [name for kind, name in manifests if kind == "ConfigMap"]
+    volumes = _pod(manifests, "token2wav-balancer")["volumes"]
+    assert name in [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    return name
+
+
+def _configuration(manifests: Manifests) -> str:
+    return manifests["ConfigMap", _configuration_name(manifests)]["data"]["haproxy.cfg"]

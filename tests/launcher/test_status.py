@@ -1,0 +1,43 @@
+"""The status port: what load balancers are told."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from token2wav_server import PortInUseError
+from token2wav_server.ports import Ports
+from token2wav_server.status import Status, StatusPort
+
+
+def asked(port: int) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_it_tells_what_it_was_told_last() -> None:
+    port = Ports.free().http
+    with StatusPort("127.0.0.1", port) as status:
+        assert asked(port) == (503, b"starting\n")
+        for told, answer in (
+            (Status.READY, (200, b"ready\n")),
+            (Status.DRAINING, (404, b"draining\n")),
+            (Status.STARTING, (503, b"starting\n")),
+        ):
+            status.tell(told)
+            assert asked(port) == answer
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=rf"^status port {port} on 127.0.0.1 cannot be used \(Address already"):
+            StatusPort("127.0.0.1", port)
