@@ -26,6 +26,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
@@ -40,13 +41,13 @@ from matplotlib import pyplot as plt
 
 DEMO = ROOT / "tests" / "data" / "demo"
 
-# Settings of the server, and the name of what it serves.
-MODES = {
-    "batching": ("", "token2wav"),
-    "batching, one lane": ("runtime: {lanes: 1}", "token2wav"),
-    "no batching": ("limits: {batch_streams: 1}", "token2wav"),
-    "no batching, one lane": ("limits: {batch_streams: 1}\nruntime: {lanes: 1}", "token2wav"),
-    "ensemble": ("", "token2wav_ensemble"),
+# What differs in the server's settings, and the name of what it serves.
+MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
+    "batching": ({}, "token2wav"),
+    "batching, one lane": ({"runtime": {"lanes": 1}}, "token2wav"),
+    "no batching": ({"limits": {"batch_streams": 1}}, "token2wav"),
+    "no batching, one lane": ({"limits": {"batch_streams": 1}, "runtime": {"lanes": 1}}, "token2wav"),
+    "ensemble": ({}, "token2wav_ensemble"),
 }
 REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
 GAPS_S = (0.05, 0.1, 0.2)
@@ -208,8 +209,9 @@ def measure(folder: Path, mode: str, loads: list[Load], options: argparse.Namesp
     utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "server.yaml"
+        limits = {"player_buffer_seconds": options.buffer_seconds, **settings.get("limits", {})}
         # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
-        config.write_text(f"stream: {{hop: lead}}\n{settings}\n")
+        config.write_text(yaml.safe_dump({**settings, "stream": {"hop": "lead"}, "limits": limits}))
         with TritonServer(
             folder, config=config, model_repository=REPOSITORIES[model], ports=Ports.free(), verbose=False
         ) as server:
@@ -263,7 +265,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for which a load starts utterances")
     parser.add_argument("--utterance-seconds", type=float, default=8.0)
     parser.add_argument("--tokens-per-request", type=int, default=5)
-    parser.add_argument("--buffer-seconds", type=float, default=0.3, help="that a player waits after the first audio")
+    parser.add_argument("--buffer-seconds", type=float, default=0.5, help="that a player waits after the first audio")
     parser.add_argument("--name", default="serving_load", help="of the result files")
     options = parser.parse_args()
     rates = (PACE, AT_ONCE)
