@@ -13,16 +13,24 @@
         for chunk in utterance:                                 # one other thread
             play(chunk.audio)
 
-It stands alone: numpy, soundfile, tqdm, safetensors and tritonclient are all it imports.
+    async with AsyncClient("localhost:8001") as client:         # the same names
+        async for chunk in client.synthesize(token_batches, voice):
+            await play(chunk.audio)
+
+It stands alone: numpy, soundfile, tqdm, safetensors, tenacity and tritonclient are all it imports.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from token2wav_client.aio_client import AsyncClient
+from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk
 from token2wav_client.client import Client
+from token2wav_client.connection import Tls
 from token2wav_client.errors import (
+    AccessError,
     ClientError,
     InputError,
     ModelNotReadyError,
@@ -32,6 +40,7 @@ from token2wav_client.errors import (
     ServerError,
     ServerUnavailable,
     TokenError,
+    TransientServerError,
     UtteranceClosedError,
     VoiceError,
 )
@@ -43,6 +52,9 @@ from token2wav_client.voice import ClientVoice
 __all__ = [
     "SAMPLES_PER_TOKEN",
     "SAMPLE_RATE",
+    "AccessError",
+    "AsyncClient",
+    "AsyncUtterance",
     "AudioChunk",
     "Client",
     "ClientError",
@@ -55,8 +67,10 @@ __all__ = [
     "ResponseTimeoutError",
     "ServerError",
     "ServerUnavailable",
+    "Tls",
     "TokenError",
     "TokenParser",
+    "TransientServerError",
     "Utterance",
     "UtteranceClosedError",
     "VoiceError",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
+import logging
 import sys
 from collections.abc import Callable, Sequence
 
 from token2wav_client import __version__
-from token2wav_client.client import Client
+from token2wav_client.arguments import add_connection, add_retry, at_least_one, client_of, not_negative, positive
 from token2wav_client.commands import health, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, INTERRUPTED, ClientError
+from token2wav_client.perf_data import add_perf_data
 
 PROGRAM = "token2wav-client"
 
@@ -26,6 +27,7 @@ times in the report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code (see EXIT_CODES)."""
     options = _parser().parse_args(arguments)
+    logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)  # warnings: what is tried again
     try:
         return int(options.run(options))
     except ClientError as error:
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_synth(commands.add_parser, f"{_DEFINITIONS}\n{exit_codes}")
     _add_voice_id(commands.add_parser)
+    add_perf_data(commands.add_parser)
     _add_health(commands.add_parser, exit_codes)
     return parser
 
@@ -58,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
     parser = add_parser(
         "synth",
-        help="speak one utterance into a WAV file",
+        help="speak one utterance into a WAV file, a pipe or a loudspeaker",
         description="Send tokens, write the audio as it arrives, and report how it arrived.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -79,17 +82,18 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     speaker.add_argument(
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
-    parser.add_argument("--out", metavar="WAV", required=True, help="24 kHz mono WAV file to write")
+    parser.add_argument("--out", metavar="WAV", help="24 kHz mono WAV file to write; - for samples on standard output")
+    parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
         "--rate",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="TOKENS/S",
         help="send tokens at the pace of a language model, such as 25 (default: 0, as fast as they come)",
     )
     parser.add_argument(
         "--tokens-per-request",
-        type=_at_least_one,
+        type=at_least_one,
         default=5,
         metavar="N",
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
@@ -101,17 +105,23 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         default="PCM_16",
         help="of the WAV file (default: %(default)s)",
     )
+    parser.add_argument(
+        "--format",
+        choices=("s16le", "f32le"),
+        help="of samples on standard output, which have no header (default: s16le); the report goes to standard error",
+    )
     parser.add_argument("--json", action="store_true", help="report as one JSON object instead of a table")
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no table")
-    _add_server(parser)
+    add_connection(parser)
     parser.add_argument(
         "--timeout",
-        type=_positive,
+        type=positive,
         default=30.0,
         metavar="S",
         help="seconds of silence allowed while the server owes an answer (default: %(default)g)",
     )
-    parser.set_defaults(run=_run_synth)
+    add_retry(parser)
+    parser.set_defaults(run=_run_synth, refuse=parser.error)
 
 
 def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -134,9 +144,9 @@ def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_audio_format(parser)
-    _add_server(parser)
+    add_connection(parser)
     parser.add_argument(
-        "--timeout", type=_positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
+        "--timeout", type=positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
     )
     parser.set_defaults(run=_run_health)
 
@@ -150,37 +160,21 @@ def _add_audio_format(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url", default="localhost:8001", metavar="HOST:PORT", help="gRPC endpoint (default: %(default)s)"
-    )
-    parser.add_argument("--model", default="token2wav", metavar="NAME", help="default: %(default)s")
-    parser.add_argument(
-        "--connect-timeout",
-        type=_positive,
-        default=5.0,
-        metavar="S",
-        help="seconds in which the server must say that it is there (default: %(default)g)",
-    )
-
-
 def _run_synth(options: argparse.Namespace) -> int:
-    client = Client(
-        options.url,
-        model=options.model,
-        connect_timeout_s=options.connect_timeout,
-        response_timeout_s=options.timeout,
-    )
+    if options.out is None and not options.play:
+        options.refuse("one of the arguments --out --play is required")
     return synth(
-        client,
+        client_of(options, retries=options.retry),
         tokens=options.tokens,
         voice=options.voice,
         voice_id=options.voice_id,
         out=options.out,
+        play=options.play,
         tokens_per_second=options.rate,
         tokens_per_request=options.tokens_per_request,
         audio_format=options.audio_format,
         subtype=options.subtype,
+        pcm_format=options.format,
         report_json=options.json,
         quiet=options.quiet,
     )
@@ -191,33 +185,5 @@ def _run_voice_id(options: argparse.Namespace) -> int:
 
 
 def _run_health(options: argparse.Namespace) -> int:
-    client = Client(
-        options.url,
-        model=options.model,
-        connect_timeout_s=min(options.connect_timeout, options.timeout),
-        response_timeout_s=options.timeout,
-    )
-    return health(client, timeout_s=options.timeout, audio_format=options.audio_format)
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
+    options.connect_timeout = min(options.connect_timeout, options.timeout)
+    return health(client_of(options), timeout_s=options.timeout, audio_format=options.audio_format)

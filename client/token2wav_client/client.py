@@ -3,83 +3,51 @@
 from __future__ import annotations
 
 import atexit
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import Any
 from weakref import WeakSet
 
 import grpc
 import numpy.typing as npt
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tenacity import Retrying, sleep_using_event
+from tritonclient.grpc import service_pb2_grpc
 
 from token2wav_client.audio import AudioChunk, AudioFormat
-from token2wav_client.errors import InputError, ModelNotReadyError, VoiceError
+from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
 from token2wav_client.health import VOICE, Health, speak_a_little
+from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
-from token2wav_client.wire import Opening
-
-_CHANNEL_OPTIONS = [
-    # Long prompts and long chunks pass gRPC's default of 4 MB.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # Every client has connections of its own: no waiting behind another one's back-off, and a load balancer
-    # can spread several clients of one process.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 _SENDER_GRACE_S = 0.5
-_VOICE_ID = re.compile("[0-9a-f]{64}")
 
 
-class Client:
+class Client(BaseClient):
     """A connection to a Triton server that runs the model `token2wav`. Thread-safe; use it in a `with`.
 
         with Client("localhost:8001") as client:
             for chunk in client.synthesize([tokens], voice):
                 play(chunk.audio)
 
-    Args:
-        url: host:port of the server's gRPC endpoint.
-        model: name of the model.
-        connect_timeout_s: seconds in which the server must answer a question about its state.
-        response_timeout_s: seconds of silence allowed while the server owes an answer. Waiting for a slow
-            source of tokens is no silence of the server's.
-
-    Raises:
-        InputError: `url` is not host:port.
+    Arguments are those of `BaseClient`.
     """
 
-    def __init__(
-        self,
-        url: str = "localhost:8001",
-        *,
-        model: str = "token2wav",
-        connect_timeout_s: float = 5.0,
-        response_timeout_s: float = 30.0,
-    ) -> None:
-        host, _, port = url.rpartition(":")
-        if not host or not port.isdigit() or "/" in url:
-            raise InputError(f"url: {url!r} is not host:port, as in localhost:8001")
-        self._url = url
-        self._model = model
-        self._connect_timeout_s = connect_timeout_s
-        self._response_timeout_s = response_timeout_s
-        self._model_seen_ready = False
+    def _connect(self) -> None:
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._utterances: set[Utterance] = set()
         _open_clients.add(self)
-        self._channel = grpc.insecure_channel(url, options=_CHANNEL_OPTIONS)
+        self._channel = self._endpoint.channel()
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
         """Find out whether the server works, by speaking three tokens with a voice that has no prompt.
 
-        A server that has no room for another utterance works too.
+        A server that has no room for another utterance works too. Nothing is tried again.
 
         Args:
             timeout_s: seconds for all of it.
@@ -88,12 +56,13 @@ class Client:
         Raises:
             ServerUnavailable: nobody answers, or the server went away meanwhile.
             ModelNotReadyError: the server lacks the model, or is shutting down.
+            AccessError: it lets this client in not at all.
             ResponseTimeoutError: it was not done in time.
             ProtocolError: the audio has not 960 samples per token, or is not finite.
             ServerError: the server failed to speak.
         """
         began = time.monotonic()
-        utterance = self.open(VOICE, audio_format=audio_format)
+        utterance = self._open(VOICE, audio_format, keep_open=True, retries=0)
         return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
 
     def open(
@@ -111,24 +80,9 @@ class Client:
             VoiceError: an id that is none.
             ServerUnavailable: nobody answers (asked once per client; later it shows on the utterance).
             ModelNotReadyError: the server lacks the model.
+            AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        if isinstance(voice, str) and not _VOICE_ID.fullmatch(voice):
-            raise VoiceError(f"voice id: {voice!r} is not 64 hexadecimal digits")
-        if not self._model_seen_ready:
-            if not self._model_ready():
-                raise ModelNotReadyError(f"model {self._model!r} at {self._url} is missing, loading or failed to load")
-            self._model_seen_ready = True
-        utterance = Utterance(
-            self._stub.ModelStreamInfer,
-            url=self._url,
-            model=self._model,
-            opening=Opening(voice, audio_format, keep_open),
-            response_timeout_s=self._response_timeout_s,
-            on_close=self._forget,
-        )
-        with self._lock:
-            self._utterances.add(utterance)
-        return utterance
+        return self._open(voice, audio_format, keep_open, self._retries)
 
     def synthesize(
         self,
@@ -151,7 +105,7 @@ class Client:
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
-            ServerUnavailable, ServerError, ResponseTimeoutError: from the server.
+            ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
         utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open)
@@ -166,6 +120,7 @@ class Client:
 
     def close(self) -> None:
         """Cancel what still runs and disconnect."""
+        self._closed.set()
         with self._lock:
             running = list(self._utterances)
         for utterance in running:
@@ -183,14 +138,36 @@ class Client:
         with self._lock:
             self._utterances.discard(utterance)
 
-    def _model_ready(self) -> bool:
-        return bool(self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=self._model)).ready)
+    def _open(self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int) -> Utterance:
+        self._check_open()
+        exchange = self._exchange(voice, audio_format, keep_open, retries)
+        if not self._model_seen_ready:
+            Retrying(sleep=sleep_using_event(self._closed), **policy(retries))(self._ask_readiness)
+        utterance = Utterance(
+            partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
+            exchange,
+            url=self._endpoint.url,
+            response_timeout_s=self._response_timeout_s,
+            retries=retries,
+            on_close=self._forget,
+        )
+        with self._lock:
+            self._utterances.add(utterance)
+        return utterance
 
-    def _ask(self, method: Any, request: Any) -> Any:
+    @property
+    def _is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def _ask_readiness(self) -> None:
+        self._check_open()
         try:
-            return method(request, timeout=self._connect_timeout_s)
+            answer = self._stub.ModelReady(
+                self._readiness_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
+            )
         except grpc.RpcError as error:
-            raise explain(error, self._url) from None
+            raise explain(error, self._endpoint.url) from None
+        self._note_readiness(answer)
 
 
 def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> None:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from contextlib import ExitStack
+from typing import NoReturn, Protocol
 
 from tqdm import tqdm
 
-from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioFormat
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
 from token2wav_client.client import Client
-from token2wav_client.errors import OK, VoiceError
+from token2wav_client.errors import OK, OutputError, VoiceError
+from token2wav_client.pcm import PcmFormat, PcmWriter
+from token2wav_client.player import Player
 from token2wav_client.report import as_json, as_table
 from token2wav_client.stats import ChunkTiming, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
 from token2wav_client.voice import ClientVoice
 from token2wav_client.writer import Subtype, WavWriter
+
+STANDARD_OUTPUT = "-"
+
+
+class Sink(Protocol):
+    """Where audio goes."""
+
+    samples: int
+
+    def write(self, audio: AudioArray) -> None:
+        """Take samples, shape (samples,)."""
 
 
 def synth(
@@ -23,24 +37,30 @@ def synth(
     tokens: str,
     voice: str | None,
     voice_id: str | None,
-    out: str,
+    out: str | None,
+    play: bool,
     tokens_per_second: float,
     tokens_per_request: int,
     audio_format: AudioFormat,
     subtype: Subtype,
+    pcm_format: PcmFormat | None,
     report_json: bool,
     quiet: bool,
 ) -> int:
-    """Speak one utterance into a WAV file and report; closes the client.
+    """Speak one utterance into a WAV file, a pipe or a loudspeaker, and report; closes the client.
 
     Raises:
         ClientError: anything that went wrong; audio received before that is kept, and said to be.
     """
-    with client:
+    with client, ExitStack() as stack:
         speaker = voice_id if voice is None else ClientVoice.load(voice)
         if speaker is None:
             raise VoiceError("voice: neither a file nor an id was given")
-        writer = WavWriter(out, subtype)
+        sinks: list[Sink] = []
+        if out is not None:
+            sinks.append(_sink(out, subtype, pcm_format))
+        if play:
+            sinks.append(stack.enter_context(Player(audio_format)))
         source = open_tokens(tokens)
         pieces = batches(source.pieces, tokens_per_request)
         if tokens_per_second:
@@ -50,19 +70,29 @@ def synth(
             with _progress_bar(source.count, quiet) as bar:
                 for chunk in client.synthesize(pieces, speaker, audio_format=audio_format):
                     timings.append(ChunkTiming.of(chunk))
-                    writer.write(chunk.audio)
+                    for sink in sinks:
+                        sink.write(chunk.audio)
                     bar.update(chunk.duration_s)
         except BaseException:
-            if writer.samples:
-                kept_s = writer.samples / SAMPLE_RATE
+            if out is not None and sinks[0].samples:
+                kept_s = sinks[0].samples / SAMPLE_RATE
                 print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise
     stats = summarize(timings)
+    report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
     if report_json:
-        print(as_json(stats))
+        print(as_json(stats), file=report_to)
     elif not quiet:
-        print(as_table(stats))
+        print(as_table(stats), file=report_to)
     return OK
+
+
+def _sink(out: str, subtype: Subtype, pcm_format: PcmFormat | None) -> Sink:
+    if out == STANDARD_OUTPUT:
+        return PcmWriter(pcm_format or "s16le")
+    if pcm_format is not None:
+        raise OutputError("format: is for --out - alone; a WAV file has a --subtype")
+    return WavWriter(out, subtype)
 
 
 def voice_id(path: str) -> int:

@@ -12,6 +12,7 @@ UNAVAILABLE = 3
 REFUSED = 4
 TIMED_OUT = 5
 NOT_READY = 6
+DENIED = 7
 INTERRUPTED = 130
 
 EXIT_CODES: dict[int, str] = {
@@ -22,14 +23,21 @@ EXIT_CODES: dict[int, str] = {
     REFUSED: "the server refused or failed the utterance, or sent a wrong answer",
     TIMED_OUT: "the server did not answer within --timeout",
     NOT_READY: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
+    DENIED: "no access: a certificate or a token was not accepted, by this side or the other",
     INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
 }
 
 
 class ClientError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base of all errors that this package raises on purpose.
+
+    Attributes:
+        exit_code: of the command.
+        transient: whether the same utterance may succeed when it is sent again, as it is.
+    """
 
     exit_code: int = UNEXPECTED
+    transient: bool = False
 
 
 class InputError(ClientError):
@@ -54,6 +62,7 @@ class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, nam
     """Nobody answers at the address, or the server went away in the middle of a call."""
 
     exit_code = UNAVAILABLE
+    transient = True
 
 
 class ModelNotReadyError(ServerUnavailable):
@@ -62,10 +71,22 @@ class ModelNotReadyError(ServerUnavailable):
     exit_code = NOT_READY
 
 
+class AccessError(ClientError):
+    """TLS failed, or the server, or a proxy before it, wants another token or certificate."""
+
+    exit_code = DENIED
+
+
 class ServerError(ClientError):
     """The server refused or failed the utterance; the message is the server's."""
 
     exit_code = REFUSED
+
+
+class TransientServerError(ServerError):
+    """The server could not do it now, with nothing wrong about the utterance: it is full, shuts down, or restarts."""
+
+    transient = True
 
 
 class ProtocolError(ServerError):
@@ -76,6 +97,7 @@ class ResponseTimeoutError(ClientError):
     """The server owed an answer and gave none within the time-out."""
 
     exit_code = TIMED_OUT
+    transient = True
 
 
 class UtteranceClosedError(ClientError):

@@ -5,13 +5,18 @@ What a server says of itself is not enough: Triton stays ready when the process 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 
+from token2wav_client.aio_stream import AsyncUtterance
+from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import ModelNotReadyError, ProtocolError, ResponseTimeoutError, ServerError
+from token2wav_client.faults import is_full, is_shutting_down
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
@@ -22,10 +27,6 @@ VOICE = ClientVoice(
     prompt_mel=np.zeros((0, MEL_BINS), np.float32),
     speaker_embedding=np.ones(SPEAKER_SIZE, np.float32),
 )
-
-# How the server's refusals end and begin (docs/architecture.md): both are answers of a model process that works.
-_NO_ROOM = "try again later"
-_SHUTTING_DOWN = "server: it is shutting down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +56,62 @@ def speak_a_little(utterance: Utterance, timeout_s: float) -> Health:
         ProtocolError: the audio has not 960 samples per token, or is not finite.
         ClientError: any other failure of an utterance.
     """
-    began = time.monotonic()
-    late = ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {timeout_s:.2g} s")
-    deadline = threading.Timer(timeout_s, utterance.fail, [late])
+    examination = _Examination()
+    deadline = threading.Timer(timeout_s, utterance.fail, [_late(timeout_s)])
     deadline.daemon = True
     deadline.start()
-    first_audio_s = None
     try:
-        with utterance:
+        with examination, utterance:
             utterance.finish(TOKENS)
             for chunk in utterance:
-                if not np.isfinite(chunk.audio).all():
-                    raise ProtocolError("audio: the server sent NaN or infinite samples")
-                first_audio_s = chunk.arrival_s if first_audio_s is None else first_audio_s
-    except ServerError as error:
-        if str(error).startswith(_SHUTTING_DOWN):
-            raise ModelNotReadyError(str(error)) from None
-        if not str(error).endswith(_NO_ROOM):
-            raise
+                examination.hear(chunk)
     finally:
         deadline.cancel()
-    return Health(first_audio_s, time.monotonic() - began)
+    return examination.result()
+
+
+async def speak_a_little_async(utterance: AsyncUtterance, timeout_s: float) -> Health:
+    """As `speak_a_little`, in an event loop."""
+    examination = _Examination()
+    deadline = asyncio.get_running_loop().call_later(timeout_s, utterance.fail, _late(timeout_s))
+    try:
+        with examination:
+            async with utterance:
+                utterance.finish(TOKENS)
+                async for chunk in utterance:
+                    examination.hear(chunk)
+    finally:
+        deadline.cancel()
+    return examination.result()
+
+
+class _Examination:
+    """Times the utterance, judges its audio, and its failure where it is left with one."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first_audio_s: float | None = None
+
+    def hear(self, chunk: AudioChunk) -> None:
+        if not np.isfinite(chunk.audio).all():
+            raise ProtocolError("audio: the server sent NaN or infinite samples")
+        if self._first_audio_s is None:
+            self._first_audio_s = chunk.arrival_s
+
+    def result(self) -> Health:
+        return Health(self._first_audio_s, time.monotonic() - self._began)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if not isinstance(error, ServerError):
+            return False
+        # Both are answers of a model process that works.
+        if is_shutting_down(error):
+            raise ModelNotReadyError(str(error)) from None
+        return is_full(error)
+
+
+def _late(timeout_s: float) -> ResponseTimeoutError:
+    return ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {timeout_s:.2g} s")

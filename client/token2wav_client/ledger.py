@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 from token2wav_client.audio import SAMPLES_PER_TOKEN, AudioChunk
 from token2wav_client.errors import ProtocolError
 from token2wav_client.wire import ReceivedChunk, Response
 
 
+@dataclass(slots=True)
+class Delivered:
+    """What the listener has of an utterance, over all attempts at it; times on the clock of the caller.
+
+    Attributes:
+        samples: of audio.
+        chunks: that held them.
+        started_at: when the first tokens were sent for the first time.
+        last_arrival: when the latest chunk came.
+    """
+
+    samples: int = 0
+    chunks: int = 0
+    started_at: float | None = None
+    last_arrival: float | None = None
+
+
 class Ledger:
-    """Numbers requests, times chunks and holds the server to the protocol.
+    """Numbers requests, times chunks and holds the server to the protocol, in one attempt at an utterance.
 
     Args:
         keep_open: the first request is answered to the end only when the utterance ends, so that it is not
             owed before the last request was sent.
+        delivered: by earlier attempts. A server repeats that audio; it is not delivered twice.
 
     Attributes:
         tokens: tokens sent.
-        samples: samples received.
+        samples: samples received, those included that were delivered before.
         ended: the last request was sent.
         complete: the final chunk came, with all samples.
     """
 
-    def __init__(self, keep_open: bool) -> None:
+    def __init__(self, keep_open: bool, delivered: Delivered | None = None) -> None:
         self.tokens = 0
         self.samples = 0
         self.ended = False
@@ -33,8 +52,7 @@ class Ledger:
         self._tokens_after: list[int] = []  # tokens sent up to and with request i: sorted
         self._unanswered: set[str] = set()
         self._owed_since: float | None = None
-        self._started_at: float | None = None
-        self._last_arrival: float | None = None
+        self._delivered = delivered or Delivered()
         self._chunks = 0
 
     @property
@@ -54,13 +72,13 @@ class Ledger:
         self.ended = end
         self._sent_at.append(now)
         self._tokens_after.append(self.tokens)
-        if self._started_at is None and tokens:
-            self._started_at = now
+        if self._delivered.started_at is None and tokens:
+            self._delivered.started_at = now
         if self._owed_since is None and self._owes():
             self._owed_since = now
 
     def received(self, response: Response, now: float) -> AudioChunk | None:
-        """Note a response; return its chunk, timed.
+        """Note a response; return its chunk, timed, or what is new of it.
 
         Raises:
             ProtocolError: a chunk out of order, after the final one, with more or fewer samples than the
@@ -80,7 +98,7 @@ class Ledger:
         kept_open = {"0"} if self._keep_open and not self.ended else set()
         return bool(self._unanswered - kept_open)
 
-    def _timed(self, chunk: ReceivedChunk, request_id: str, now: float) -> AudioChunk:
+    def _timed(self, chunk: ReceivedChunk, request_id: str, now: float) -> AudioChunk | None:
         if self.complete:
             raise ProtocolError(f"chunk_index: the server sent chunk {chunk.index} after the final one")
         if chunk.index != self._chunks:
@@ -95,17 +113,26 @@ class Ledger:
         if chunk.final and not self.ended:
             raise ProtocolError("final: the server ended the utterance before its last request was sent")
         self.complete = chunk.final
-        started_at = now if self._started_at is None else self._started_at
-        gap_s = None if self._last_arrival is None else now - self._last_arrival
-        self._last_arrival = now
-        return AudioChunk(
-            audio=chunk.audio,
-            index=chunk.index,
+        return self._deliver(chunk, request_id, now)
+
+    def _deliver(self, chunk: ReceivedChunk, request_id: str, now: float) -> AudioChunk | None:
+        delivered = self._delivered
+        repeated = max(delivered.samples - (self.samples - len(chunk.audio)), 0)
+        if repeated and repeated >= len(chunk.audio) and not chunk.final:
+            return None
+        started_at = now if delivered.started_at is None else delivered.started_at
+        timed = AudioChunk(
+            audio=chunk.audio[repeated:],
+            index=delivered.chunks,
             final=chunk.final,
             arrival_s=now - started_at,
             latency_s=now - self._sent_at[self._made_possible_by(request_id)],
-            gap_s=gap_s,
+            gap_s=None if delivered.last_arrival is None else now - delivered.last_arrival,
         )
+        delivered.samples += len(timed.audio)
+        delivered.chunks += 1
+        delivered.last_arrival = now
+        return timed
 
     def _made_possible_by(self, request_id: str) -> int:
         """The later of two requests: the one with the last token heard so far, the one being answered."""

@@ -14,24 +14,22 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
-from uuid import uuid4
 
 import grpc
 import numpy.typing as npt
+from tenacity import Retrying
 
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import (
     ClientError,
-    InputError,
     ProtocolError,
     ResponseTimeoutError,
-    ServerError,
+    ServerUnavailable,
     UtteranceClosedError,
 )
+from token2wav_client.exchange import Exchange
 from token2wav_client.faults import explain
-from token2wav_client.ledger import Ledger
-from token2wav_client.tokens import as_tokens
-from token2wav_client.wire import Opening, build_request, read_response
+from token2wav_client.retry import policy
 
 _GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
 
@@ -47,39 +45,45 @@ class Utterance:
     def __init__(
         self,
         start_call: Callable[[Iterator[Any]], Any],
+        exchange: Exchange,
         *,
         url: str,
-        model: str,
-        opening: Opening,
         response_timeout_s: float,
+        retries: int,
         on_close: Callable[[Utterance], None],
     ) -> None:
-        self.id = str(uuid4())
+        self._start_call = start_call
         self._url = url
-        self._model = model
-        self._opening = opening
         self._response_timeout_s = response_timeout_s
         self._on_close = on_close
         # Everything below is guarded by this condition; it is notified on every change.
         self._changed = threading.Condition()
-        self._ledger = Ledger(opening.keep_open)
+        self._exchange = exchange
         self._chunks: deque[AudioChunk] = deque()
         self._failure: BaseException | None = None
         self._cancelled = False
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._call = start_call(iter(self._outbox.get, None))
+        self._call: Any = None
+        self._broken: ClientError | None = None  # why this side broke off the attempt that runs
+        self._attempts = 0
+        self._retrying = Retrying(sleep=self._pause, **policy(retries))
         self._receiver = threading.Thread(target=self._receive, name=f"utterance-{self.id}", daemon=True)
         self._receiver.start()
 
     @property
+    def id(self) -> str:
+        """Of the utterance on the server; another one for every attempt."""
+        return self._exchange.id
+
+    @property
     def complete(self) -> bool:
         """Whether the final chunk has arrived, with exactly 960 samples per token."""
-        return self._ledger.complete
+        return self._exchange.complete
 
     @property
     def tokens(self) -> int:
         """Tokens sent so far."""
-        return self._ledger.tokens
+        return self._exchange.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens; never waits for the server.
@@ -115,7 +119,7 @@ class Utterance:
     def fail(self, error: BaseException) -> None:
         """Stop at once and let iterating raise `error`, unless the utterance is over or has failed before."""
         with self._changed:
-            if not (self._failure or self._cancelled or self._ledger.complete):
+            if not self._over:
                 self._failure = error
                 self._stop()
 
@@ -143,13 +147,17 @@ class Utterance:
                     return self._chunks.popleft()
                 if self._failure:
                     raise self._failure
-                if self._cancelled or self._ledger.complete:
+                if self._cancelled or self._exchange.complete:
                     raise StopIteration
                 self._wait()
 
+    @property
+    def _over(self) -> bool:
+        return bool(self._failure or self._cancelled or self._exchange.complete)
+
     def _wait(self) -> None:
-        """Wait for a change, or fail the utterance if the server is silent for too long."""
-        owed_since = self._ledger.owed_since
+        """Wait for a change, or break off the attempt if the server is silent for too long."""
+        owed_since = self._exchange.owed_since
         if owed_since is None:
             self._changed.wait()
             return
@@ -157,49 +165,85 @@ class Utterance:
         if patience_s > 0:
             self._changed.wait(patience_s)
         else:
-            self.fail(
-                ResponseTimeoutError(f"the server at {self._url} did not answer for {self._response_timeout_s:g} s")
+            self._broken = ResponseTimeoutError(
+                f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
             )
+            self._exchange.interrupt()
+            self._hang_up()
 
     def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
-        tokens = as_tokens(values)
         with self._changed:
             if self._failure:
                 raise self._failure
-            if self._cancelled or self._ledger.ended:
-                raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
-            if end and not self._ledger.tokens + len(tokens):
-                raise InputError("tokens: none, an utterance needs at least 1")
-            number = self._ledger.requests
-            opening = self._opening if number == 0 else None
-            request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
-            self._ledger.sent(len(tokens), time.monotonic(), end=end)
-            self._outbox.put(request)
+            if self._cancelled:
+                raise UtteranceClosedError("the utterance is cancelled and takes no more tokens")
+            self._outbox.put(self._exchange.request(values, time.monotonic(), end=end))
             if end:
                 self._outbox.put(None)
             self._changed.notify_all()
 
     def _stop(self) -> None:
-        self._outbox.put(None)  # releases gRPC's thread that waits for requests
-        self._call.cancel()
+        self._hang_up()
         self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        self._outbox.put(None)  # releases gRPC's thread that waits for requests
+        if self._call is not None:
+            self._call.cancel()
 
     def _receive(self) -> None:
         try:
-            for message in self._call:
-                self._accept(message, time.monotonic())
-            self.fail(ServerError(f"the server at {self._url} closed the stream before the final chunk"))
+            self._retrying(self._attempt)
         except ClientError as error:
             self.fail(error)
-        except grpc.RpcError as error:
-            self.fail(explain(error, self._url))
         except Exception as error:  # whoever iterates must learn of it, or it would wait for ever
             self.fail(ProtocolError(f"the server's response cannot be read ({error})"))
 
-    def _accept(self, message: Any, now: float) -> None:
-        response = read_response(message, self._opening.audio_format)
+    def _attempt(self) -> None:
+        """Speak the utterance once; returns when it is over in any way but by an error of the server's."""
+        call = self._dial()
+        if call is None:
+            return
+        try:
+            for message in call:
+                self._accept(message, time.monotonic())
+            error: ClientError = ServerUnavailable(
+                f"the server at {self._url} closed the stream before the final chunk"
+            )
+        except ClientError as refused:
+            error = refused
+        except grpc.RpcError as failed:
+            error = explain(failed, self._url)
         with self._changed:
-            chunk = self._ledger.received(response, now)
+            self._hang_up()
+            if self._over:
+                return
+            self._exchange.interrupt()
+            error, self._broken = self._broken or error, None
+        raise error
+
+    def _dial(self) -> Any:
+        with self._changed:
+            if self._over:
+                return None
+            if self._attempts:
+                self._outbox = SimpleQueue()
+                for request in self._exchange.again(time.monotonic()):
+                    self._outbox.put(request)
+                if self._exchange.ended:
+                    self._outbox.put(None)
+            self._attempts += 1
+            self._call = self._start_call(iter(self._outbox.get, None))
+            self._changed.notify_all()
+            return self._call
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over, seconds)
+
+    def _accept(self, message: Any, now: float) -> None:
+        with self._changed:
+            chunk = self._exchange.accept(message, now)
             if chunk and not self._cancelled:
                 self._chunks.append(chunk)
             self._changed.notify_all()

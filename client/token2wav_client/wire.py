@@ -10,7 +10,8 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from token2wav_client.audio import AudioArray, AudioFormat
-from token2wav_client.errors import ProtocolError, ServerError
+from token2wav_client.errors import ProtocolError
+from token2wav_client.faults import understand
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice
 
@@ -90,7 +91,7 @@ def read_response(message: Any, audio_format: AudioFormat) -> Response:
         ProtocolError: it is none that the protocol allows.
     """
     if message.error_message:
-        raise ServerError(message.error_message)
+        raise understand(message.error_message)
     response = message.infer_response
     parameters = response.parameters
     last = "triton_final_response" in parameters and parameters["triton_final_response"].bool_param

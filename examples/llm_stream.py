@@ -1,0 +1,64 @@
+"""Speaks what a speech language model prints, while it prints it.
+
+    my_llm | python examples/llm_stream.py --voice voice.safetensors --out out.wav
+
+Such models print tokens as text, `<|speech_17|>` or `<|s_17|>`, between other text that is not meant to be heard, and
+in pieces that end anywhere, in the middle of a token too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+
+from token2wav_client import Client, ClientError, ClientVoice
+from token2wav_client.writer import WavWriter
+
+TOKEN = re.compile(r"<\|(?:s|speech)_(\d{1,9})\|>")
+LONGEST_TOKEN = len("<|speech_123456789|>")
+
+
+def tokens_in(pieces: Iterable[str]) -> Iterator[list[int]]:
+    """Finds the tokens in text that comes in pieces; yields those that each piece completes, if any."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        tokens = [int(found[1]) for found in TOKEN.finditer(text)]
+        # What follows the last "<" may be a token whose end has not come yet.
+        begun = text.rfind("<")
+        text = text[begun:][:LONGEST_TOKEN] if begun >= 0 and ">" not in text[begun:] else ""
+        if tokens:
+            yield tokens
+
+
+def standard_input() -> Iterator[str]:
+    """What the model has printed, as soon as it has, without waiting for a line to end."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while data := os.read(sys.stdin.fileno(), 65_536):
+        yield decoder.decode(data)
+
+
+def main() -> None:
+    """Runs the example."""
+    parser = argparse.ArgumentParser(description="Speak the speech tokens in a text on standard input.")
+    parser.add_argument("--voice", required=True, help=".npz or .safetensors")
+    parser.add_argument("--out", required=True, help="WAV file; it grows while the audio arrives")
+    parser.add_argument("--url", default="localhost:8001")
+    options = parser.parse_args()
+    try:
+        writer = WavWriter(options.out)
+        voice = ClientVoice.load(options.voice)
+        with Client(options.url, retries=5) as client:
+            for chunk in client.synthesize(tokens_in(standard_input()), voice):
+                writer.write(chunk.audio)
+                print(f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr)
+    except ClientError as error:
+        sys.exit(f"llm_stream: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Speaks every token file of a folder, several at a time, and goes on where it was interrupted.
+
+python examples/synthesize_folder.py tokens/ wavs/ --voice voice.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from token2wav_client import AsyncClient, ClientError, ClientVoice, InputError, ServerError
+from token2wav_client.token_source import open_tokens
+from token2wav_client.writer import WavWriter
+
+SUFFIXES = {".npy", ".json", ".txt"}
+
+
+async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out: Path) -> float:
+    """Speaks one file; returns seconds of audio. The WAV appears when it is whole."""
+    unfinished = out.with_suffix(".part")
+    writer = WavWriter(unfinished)
+    seconds = 0.0
+    async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice):
+        writer.write(chunk.audio)
+        seconds += chunk.duration_s
+    unfinished.replace(out)
+    return seconds
+
+
+async def synthesize_all(options: argparse.Namespace) -> list[str]:
+    """Speaks what is not there yet; returns what went wrong, a sentence for each file."""
+    voice = ClientVoice.load(options.voice)
+    files = [file for file in sorted(options.tokens.iterdir()) if file.suffix in SUFFIXES]
+    if len({file.stem for file in files}) < len(files):
+        raise InputError(f"{options.tokens}: two files differ in their endings alone, but would have the same WAV")
+    todo = {file: out for file in files if not (out := options.out / f"{file.stem}.wav").exists()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    failures: list[str] = []
+    slots = asyncio.Semaphore(options.streams)
+    async with AsyncClient(options.url, retries=5) as client:
+        with tqdm(total=len(files), initial=len(files) - len(todo), unit="file") as bar:
+
+            async def one(file: Path, out: Path) -> None:
+                async with slots:
+                    try:
+                        bar.set_postfix_str(f"{file.stem}: {await synthesize(client, file, voice, out):.1f} s")
+                        bar.update()
+                    except (InputError, ServerError) as error:  # of this file; without a server all of them would fail
+                        failures.append(f"{file.name}: {error}")
+
+            await asyncio.gather(*(one(file, out) for file, out in todo.items()))
+    return failures
+
+
+def main() -> None:
+    """Runs the example; ends with status 1 if a file could not be spoken."""
+    parser = argparse.ArgumentParser(description="Speak a folder of .npy, .json and .txt files of tokens.")
+    parser.add_argument("tokens", type=Path, help="folder to read")
+    parser.add_argument("out", type=Path, help="folder for WAV files")
+    parser.add_argument("--voice", required=True, help=".npz or .safetensors")
+    parser.add_argument("--url", default="localhost:8001")
+    parser.add_argument("--streams", type=int, default=8, help="files at a time (default: %(default)s)")
+    options = parser.parse_args()
+    try:
+        failures = asyncio.run(synthesize_all(options))
+    except (ClientError, OSError) as error:
+        sys.exit(f"synthesize_folder: {error}")
+    if failures:
+        sys.exit("\n".join(f"synthesize_folder: {failure}" for failure in failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""How a server may be reached: what is refused before anything connects, and what a failed call means."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from token2wav_client import (
+    AccessError,
+    Client,
+    ClientError,
+    InputError,
+    ServerError,
+    ServerUnavailable,
+    Tls,
+    UtteranceClosedError,
+)
+from token2wav_client.cli import main
+from token2wav_client.connection import Endpoint
+from token2wav_client.faults import explain, understand
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"headers": {"a b": "c"}}, "headers: 'a b' is no name"),
+        ({"headers": {"grpc-timeout": "1S"}}, "headers: 'grpc-timeout' is no name"),
+        ({"headers": {"te": "c"}}, "headers: 'te' is no name"),
+        ({"headers": {"picture-bin": "c"}}, "headers: 'picture-bin' is no name"),
+        ({"headers": {"x-key": "two\nlines"}}, "headers, x-key: expected printable ASCII"),
+        ({"token": ""}, "token: expected printable ASCII"),
+        ({"token": "two\nlines"}, "token: expected printable ASCII"),
+        ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token at once"),
+        ({"url": "far.example:8001", "token": "a"}, "token: it would travel to far.example in the clear"),
+        ({"url": "127.0.0.1.example:8001", "token": "a"}, "token: it would travel to 127.0.0.1.example in the clear"),
+        ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
+        ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
+        ({"retries": -1}, "retries: -1 is below 0"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as raised:
+        Client(**arguments)
+    assert str(raised.value).startswith(sentence)
+    assert "two" not in str(raised.value)  # it may be a secret
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:1", "127.1.2.3:1", "[::1]:1"])
+def test_a_token_may_go_to_this_machine_in_the_clear(url: str) -> None:
+    assert Endpoint(url, token="s3cret", headers={"X-Key": "v"}).metadata == (
+        ("x-key", "v"),
+        ("authorization", "Bearer s3cret"),
+    )
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "s3cret" not in repr(Endpoint("localhost:1", token="s3cret"))
+    assert "s3cret" not in repr(Endpoint("localhost:1", headers={"x-key": "s3cret"}))
+
+
+def test_files_that_are_no_certificates(tmp_path: Path) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("hello")
+    with pytest.raises(InputError, match=r"ca: cannot use .*nowhere.pem \(No such file or directory\)"):
+        Tls(ca=tmp_path / "nowhere.pem")
+    with pytest.raises(InputError, match=r"ca: cannot use .*text.pem \(no certificate or crl found\)"):
+        Tls(ca=text)
+    with pytest.raises(InputError, match="key: missing, a certificate and its key go together"):
+        Tls(cert=text)
+    with pytest.raises(InputError, match="cert: missing"):
+        Tls(key=text)
+    with pytest.raises(InputError, match=r"cert, key: cannot use .*text.pem"):
+        Tls(cert=text, key=text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--ca=nowhere.pem"], "ca: cannot use nowhere.pem"),
+        (["--cert=nowhere.pem"], "key: missing"),
+        (["--token-file=nowhere"], "token-file: cannot read nowhere"),
+        (["--token-file=/dev/null"], "token-file: /dev/null is empty"),
+        (["--header=x-key=", "--tls"], "headers, x-key: expected printable ASCII"),
+    ],
+)
+def test_the_command_refuses_them_too(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", f"--url={NOBODY}", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"token2wav-client: error: {sentence}")
+
+
+def test_a_token_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TOKEN2WAV_TOKEN", "s3cret")
+    assert main(["health", "--url=far.example:1"]) == 2
+    errors = capsys.readouterr().err
+    assert "token: it would travel to far.example in the clear; use TLS" in errors
+    assert "s3cret" not in errors
+
+
+class Failed:
+    """A call's end, as grpc.RpcError tells it."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self.code, self.details = lambda: code, lambda: details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind", "transient"),
+    [
+        ("UNAVAILABLE", "Connection refused", ServerUnavailable, True),
+        ("UNAVAILABLE", "Received http2 header with status: 502", ServerUnavailable, True),
+        ("INTERNAL", "Received RST_STREAM with error code 2", ServerUnavailable, True),
+        ("CANCELLED", "Received RST_STREAM with error code 8", ServerUnavailable, True),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", ServerUnavailable, True),
+        ("CANCELLED", "CANCELLED", ServerError, True),
+        ("UNAUTHENTICATED", "Received http2 header with status: 401", AccessError, False),
+        ("PERMISSION_DENIED", "Received http2 header with status: 403", AccessError, False),
+        ("UNAVAILABLE", "last error: UNKNOWN: Tls handshake failed: CERTIFICATE_VERIFY_FAILED", AccessError, False),
+        ("UNAVAILABLE", "UNAUTHENTICATED: Hostname Verification Check failed.", AccessError, False),
+        ("INVALID_ARGUMENT", "tokens: wrong", ServerError, False),
+        ("RESOURCE_EXHAUSTED", "Received message larger than max", ServerError, False),
+    ],
+)
+def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientError], transient: bool) -> None:
+    error = explain(Failed(grpc.StatusCode[code], details), NOBODY)
+    assert isinstance(error, kind)
+    assert error.transient == transient
+    assert details in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "transient"),
+    [
+        ("streams: all 64 are in use; try again later", True),
+        ("server: it is shutting down; try another one", True),
+        ("Stub process 'token2wav_0_0' is not healthy.", True),
+        ("Request for unknown model: 'token2wav' has no available versions", True),
+        ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long, or its first ...", True),
+        ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
+        ("engine: the model produced NaN or infinite audio", False),
+        ("stream: no request for 30 s; it was dropped", False),
+    ],
+)
+def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
+    error = understand(sentence)
+    assert (str(error), error.transient) == (sentence, transient)
+
+
+def test_only_those_who_want_it_try_again(caplog: pytest.LogCaptureFixture) -> None:
+    with Client(NOBODY) as client, pytest.raises(ServerUnavailable):
+        client.open("0" * 64)
+    with Client(NOBODY, retries=8) as client, pytest.raises(ServerUnavailable):
+        client.health()
+    assert not caplog.records
+    with Client(NOBODY, retries=1) as client, pytest.raises(ServerUnavailable):
+        client.open("0" * 64)
+    [record] = caplog.records
+    assert f"no server at {NOBODY}" in record.message
+    assert "retry 1 of 1 in " in record.message
+
+
+def test_a_client_that_is_closed_stops_trying(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(NOBODY, retries=100)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(client.open, "0" * 64)
+        while len(caplog.records) < 3:
+            time.sleep(0.02)
+        client.close()
+        with pytest.raises(UtteranceClosedError, match="the client is closed"):
+            result.result(30)

@@ -1,0 +1,140 @@
+"""Samples for a pipe and for a loudspeaker. With a server: tests/server/test_client_outputs.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from token2wav_client import OutputError
+from token2wav_client.cli import main
+from token2wav_client.pcm import PcmFormat, PcmWriter
+from token2wav_client.player import Player
+
+LOUD = np.array([0.0, 0.5, -0.5, 1.5, -1.5], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("sample_format", "audio", "expected"),
+    [
+        ("s16le", LOUD, np.array([0, 16384, -16384, 32767, -32768], "<i2")),
+        ("s16le", np.array([1, -1], np.int16), np.array([1, -1], "<i2")),
+        ("f32le", LOUD, LOUD.astype("<f4")),
+        ("f32le", np.array([16384, -32768], np.int16), np.array([0.5, -1.0], "<f4")),
+    ],
+)
+def test_samples_in_a_pipe(
+    sample_format: PcmFormat, audio: Any, expected: Any, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with capfdbinary.disabled():
+        reading, writing = os.pipe()
+        kept = os.dup(1)
+        os.dup2(writing, 1)
+        try:
+            writer = PcmWriter(sample_format)
+            writer.write(audio)
+        finally:
+            os.dup2(kept, 1)
+            os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            assert pipe.read() == expected.tobytes()
+    assert writer.samples == len(audio)
+
+
+@pytest.mark.parametrize("wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"])
+def test_what_cannot_be_used_is_said_before_the_server_is_asked(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    voice = tmp_path / "voice.npz"
+    np.savez(
+        voice,
+        prompt_tokens=np.zeros(0, np.int32),
+        prompt_mel=np.zeros((0, 80), np.float32),
+        speaker_embedding=np.ones(192, np.float32),
+    )
+    arguments = {
+        "terminal": ["--out", "-"],
+        "format": ["--out", str(tmp_path / "out.wav"), "--format", "f32le"],
+        "nothing": [],
+    }.get(wrong, ["--play"])
+    said = {
+        "terminal": "out: samples would go to a terminal; pipe them",
+        "format": "format: is for --out - alone",
+        "sounddevice": 'play: needs the library sounddevice: pip install "token2wav[play]"',
+        "portaudio": "play: sounddevice finds no PortAudio: apt-get install libportaudio2",
+        "device": "play: no audio device that plays 24000 Hz (none)",
+        "nothing": "one of the arguments --out --play is required",
+    }[wrong]
+    if wrong == "terminal":
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    elif wrong == "sounddevice":
+        monkeypatch.setitem(sys.modules, "sounddevice", None)
+    elif wrong == "portaudio":
+        monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / "sounddevice.py").write_text("raise OSError('PortAudio library not found')")
+    elif wrong == "device":
+        monkeypatch.setitem(sys.modules, "sounddevice", Loudspeaker(broken=True))
+    command = ["synth", "--tokens=/dev/null", f"--voice={voice}", "--url=127.0.0.1:1", *arguments]
+    try:
+        status = main(command)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 2
+    assert said in capfd.readouterr().err
+
+
+class Loudspeaker(ModuleType):
+    """In place of the library, since a machine for tests has no sound."""
+
+    class PortAudioError(Exception):
+        pass
+
+    def __init__(self, *, broken: bool) -> None:
+        super().__init__("sounddevice")
+        self.broken = broken
+        self.heard: list[Any] = []
+        self.calls: list[str] = []
+
+    def OutputStream(self, **format: Any) -> Loudspeaker:
+        if self.broken:
+            raise self.PortAudioError("none")
+        assert (format["samplerate"], format["channels"], format["dtype"]) == (24_000, 1, "int16")
+        return self
+
+    def write(self, samples: Any) -> None:
+        if self.broken:
+            raise self.PortAudioError("unplugged")
+        self.heard.append(samples)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("start", "stop", "abort", "close"):
+            raise AttributeError(name)
+        return lambda: self.calls.append(name)
+
+
+def test_playing(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker = Loudspeaker(broken=False)
+    monkeypatch.setitem(sys.modules, "sounddevice", speaker)
+    with Player("int16") as player:
+        player.write(np.arange(3, dtype=np.int16))
+    assert player.samples == 3
+    assert speaker.heard[0].shape == (3, 1)
+    assert speaker.calls == ["start", "stop", "close"]  # stop waits until all was heard
+    with Player("int16") as player:
+        speaker.broken = True
+        with pytest.raises(OutputError, match=r"play: the audio device failed \(unplugged\)"):
+            player.write(np.arange(3, dtype=np.int16))
+
+
+def test_playing_stops_at_once_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker = Loudspeaker(broken=False)
+    monkeypatch.setitem(sys.modules, "sounddevice", speaker)
+    with pytest.raises(KeyboardInterrupt), Player("int16"):
+        raise KeyboardInterrupt
+    assert speaker.calls == ["start", "abort", "close"]

@@ -1,0 +1,99 @@
+"""Programs around the client, run as a user runs them, on a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from examples.llm_stream import tokens_in
+from tests.server.rig import Rig
+from tests.support.golden import DATA, ROOT
+
+VOICE = str(DATA / "demo" / "voice.safetensors")
+TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
+
+
+def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    words = [sys.executable, *map(str, command)]
+    return subprocess.run(words, input=text, capture_output=True, timeout=120, check=False)
+
+
+def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    synth = [
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={tokens}",
+        f"--voice={VOICE}",
+        f"--url={rig.server.grpc_url}",
+    ]
+    floats = run(*synth, "--out=-", "--format=f32le")
+    assert floats.returncode == 0, floats.stderr
+    assert len(floats.stdout) == 4 * 960 * len(TOKENS)
+    assert b"time to first audio" in floats.stderr
+    integers = run(*synth, "--out=-", "--quiet", "--audio-format=int16")
+    assert integers.returncode == 0
+    assert integers.stderr == b""
+    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(integers.stdout, "<i2") / np.float32(32768)
+    assert np.abs(difference).max() < 1e-3
+
+
+def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, TOKENS)
+    command = f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} --quiet --out - "
+    command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+
+
+def test_text_of_a_language_model() -> None:
+    text = "Hello <b> 1 < 2 <|endofprompt|><|speech_12|>,<|s_3|> and <|speech_x|><|speech_456|><|s_1234567890|> bye"
+    for size in range(1, len(text) + 1):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        found = list(tokens_in(pieces))
+        assert [token for tokens in found for token in tokens] == [12, 3, 456], size
+        assert [] not in found
+
+
+def test_speaking_what_a_language_model_prints(rig: Rig, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    text = "Sure!\n" + "".join(f"<|speech_{token}|>" for token in TOKENS) + "<|eos|>"
+    done = run(
+        ROOT / "examples" / "llm_stream.py",
+        f"--voice={VOICE}",
+        f"--out={out}",
+        f"--url={rig.server.grpc_url}",
+        text=text.encode(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert soundfile.info(out).frames == 960 * len(TOKENS)
+
+
+def test_speaking_a_folder(rig: Rig, tmp_path: Path) -> None:
+    tokens, wavs = tmp_path / "tokens", tmp_path / "wavs"
+    tokens.mkdir()
+    np.save(tokens / "a.npy", TOKENS)
+    (tokens / "b.json").write_text("[1, 2, 3]")
+    (tokens / "c.txt").write_text("<|s_1|><|s_2|>")
+    (tokens / "wrong.txt").write_text("9999")
+    (tokens / "README.md").write_text("no tokens")
+    command = [ROOT / "examples" / "synthesize_folder.py", tokens, wavs, f"--voice={VOICE}"]
+    done = run(*command, f"--url={rig.server.grpc_url}")
+    assert done.returncode == 1
+    assert b"synthesize_folder: wrong.txt: tokens: 9999 at index 0 is outside the vocabulary" in done.stderr
+    lengths = {path.name: soundfile.info(path).frames for path in wavs.iterdir()}
+    assert lengths == {"a.wav": 960 * len(TOKENS), "b.wav": 960 * 3, "c.wav": 960 * 2}
+    (wavs / "b.wav").unlink()
+    (tokens / "wrong.txt").unlink()
+    written = (wavs / "a.wav").stat().st_mtime_ns
+    assert run(*command, f"--url={rig.server.grpc_url}").returncode == 0
+    assert (wavs / "b.wav").is_file()
+    assert (wavs / "a.wav").stat().st_mtime_ns == written
