@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from token2wav_client import Client
     from token2wav_server.access import Certificates
 
-MODEL = "token2wav"
+MODELS = ("token2wav", "token2wav_ensemble")
 _TRIES = 2
 
 
@@ -20,7 +20,7 @@ class Canary:
 
     Args:
         interval_s: seconds between utterances, and the time that one may take.
-        model_repository: of the server; one without the model ``token2wav`` has nothing to try.
+        model_repository: of the server; one without any of ``MODELS`` has nothing to try.
         certificates: of the server, if it speaks TLS.
 
     Attributes:
@@ -29,7 +29,9 @@ class Canary:
 
     def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
         self.interval_s = interval_s
-        self.why_none = "" if (model_repository / MODEL).is_dir() else f"there is no model {MODEL}"
+        self._model = next((model for model in MODELS if (model_repository / model).is_dir()), MODELS[0])
+        found = (model_repository / self._model).is_dir()
+        self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
         self._failures = 0
         try:
             import token2wav_client  # noqa: F401
@@ -56,6 +58,7 @@ class Canary:
 
         return Client(
             grpc_url,
+            model=self._model,
             connect_timeout_s=self.interval_s,
             response_timeout_s=self.interval_s,
             tls=self._tls,

@@ -152,7 +152,15 @@ def test_the_canary_needs_two_failures_in_a_row(monkeypatch: pytest.MonkeyPatch)
     assert [canary.failure("localhost:1") for _ in range(4)] == ["", "", "", "third"]
 
 
-def test_nothing_to_try(tmp_path: Path) -> None:
-    assert Canary(1.0, tmp_path).why_none == "there is no model token2wav"
-    (tmp_path / "token2wav").mkdir()
-    assert Canary(1.0, tmp_path).why_none == ""
+@pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
+def test_the_canary_speaks_with_what_there_is(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from token2wav_client import Client
+
+    asked: list[str] = []
+    monkeypatch.setattr(Client, "health", lambda self, **_: asked.append(self._model))
+    assert Canary(1.0, tmp_path).why_none == "there is no model token2wav or token2wav_ensemble"
+    (tmp_path / model).mkdir()
+    canary = Canary(1.0, tmp_path)
+    assert canary.why_none == ""
+    assert canary.failure("localhost:1") == ""
+    assert asked == [model]

@@ -17,6 +17,7 @@ from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
+from token2wav_server.canary import Canary
 
 MODEL = "token2wav_ensemble"
 IDLE_SECONDS = 8.0
@@ -53,6 +54,12 @@ def batches(rig: Rig, stage: str) -> tuple[int, int]:
     [alone] = re.findall(rf'token2wav_batch_streams_bucket{{model="{stage}",le="1"}} (\d+)', text)
     [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
     return int(count), int(alone)
+
+
+def test_the_canary_of_the_supervisor_can_speak_with_it(ensemble: Rig) -> None:
+    canary = Canary(60.0, ensemble.server.model_repository)
+    # It says nothing of a first failure.
+    assert [canary.failure(ensemble.server.grpc_url) for _ in range(2)] == ["", ""]
 
 
 def test_one_stream(connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
