@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 import matplotlib as mpl
 import numpy as np
+import torch
 
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import SIZES, random_model
@@ -204,10 +205,10 @@ def main() -> None:
         name: {str(count): round(1000 * seconds, 2) for count, seconds in getattr(costs, name).items()}
         for name in ("step", "vocoder")
     }
-    save("step_joining", {**facts, "model": options.model, "costs_ms": costs_ms, "rows": rows})
-    plot(
-        rows, RESULTS / "step_joining.png", f"replayed with costs of the {options.model} model on {facts['cpus']} cores"
-    )
+    threads = torch.get_num_threads()
+    save("step_joining", {**facts, "threads": threads, "model": options.model, "costs_ms": costs_ms, "rows": rows})
+    title = f"replayed with the costs of the {options.model} model, CPU threads: {threads}"
+    plot(rows, RESULTS / "step_joining.png", title)
 
 
 if __name__ == "__main__":
