@@ -55,14 +55,19 @@ class UpConv(nn.Conv1d):
 class Snake(nn.Module):
     """x + sin²(αx) / α with one α per channel, on a linear scale."""
 
+    inverse: torch.Tensor
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(channels))
+        self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
+
+    def freeze(self) -> None:
+        self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)[:, None]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        alpha = self.alpha[None, :, None]
-        sine = torch.sin(x * alpha)
-        return torch.addcmul(x, sine, sine * (1 / (alpha + _SNAKE_EPS)))
+        sine = torch.sin(x * self.alpha[:, None])
+        return torch.addcmul(x, sine, sine * self.inverse)
 
 
 class ResBlock(nn.Module):
@@ -169,6 +174,8 @@ class HiFT(nn.Module):
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
+            if isinstance(module, Snake):
+                module.freeze()
         self.window = torch.hann_window(self.config.n_fft)
         self.analysis, self.synthesis = fourier_kernels(self.window)
         self.eval().requires_grad_(False)
