@@ -9,7 +9,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve export export-full gpu-check perf soak clean
+.PHONY: help setup demo test lint format serve export export-full gpu-check perf soak docs docs-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,14 @@ perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=]: run perf_analyzer and our own clien
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+docs: ## build the documentation site into out/site
+	$(SETUP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: out/site/index.html"
+
+docs-check: ## [PAGES=]: run the commands of README and docs that are marked as runnable (minutes; ports 8000 to 8002)
+	$(SETUP)
+	@$(BIN)/python scripts/run_docs.py $(PAGES)
 
 clean: ## remove everything that make has made: .venv, out/, caches
 	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info

@@ -1,0 +1,77 @@
+"""Hooks of MkDocs (mkdocs.yml) that bring into the site what lies outside docs/.
+
+Pages are written to be read in the repository. Here their links out of docs/ are turned to where the site has what they
+lead to: README is a page, and other files are copied. The API reference is made from each package's `__all__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+README = "readme.md"  # its name in the site; index.md is another page
+PACKAGES = {
+    "token2wav": "token2wav/__init__.py",
+    "token2wav_client": "client/token2wav_client/__init__.py",
+    "token2wav_server": "server/token2wav_server/__init__.py",
+}
+
+_LINK = re.compile(r"(?<=\]\()(?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds README, the files that pages link to outside docs/, and the pages of the API reference."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, README, content=readme))
+    texts = {"README.md": readme}
+    texts |= {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages() if file.abs_src_path}
+    for path in sorted({target for page, text in texts.items() for target in _outside(page, text)}):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    for package, source in PACKAGES.items():
+        files.append(File.generated(config, f"api/{package}.md", content=_reference(package, ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links between the repository's files into links between the site's."""
+    source = page.file.src_uri
+    name = "README.md" if source == README else f"docs/{source}"
+    return _LINK.sub(lambda link: _in_site(name, link["path"]) + (link["anchor"] or ""), markdown)
+
+
+def _outside(page: str, text: str) -> Iterator[str]:
+    """Files of the repository, neither pages nor missing, that a page links to."""
+    for link in _LINK.finditer(text):
+        path = _in_repository(page, link["path"])
+        if not path.startswith("docs/") and path != "README.md" and (ROOT / path).is_file():
+            yield path
+
+
+def _in_repository(page: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+
+
+def _in_site(page: str, link: str) -> str:
+    path = _in_repository(page, link)
+    return README if path == "README.md" else path.removeprefix("docs/")
+
+
+def _reference(package: str, source: Path) -> str:
+    """A page for mkdocstrings with all public names of a package."""
+    module = ast.parse(source.read_text(encoding="utf-8"))
+    listed = next(
+        node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    )
+    summary = (ast.get_docstring(module) or "").partition("\n")[0]
+    names = "".join(f"\n::: {package}.{name}\n" for name in ast.literal_eval(listed))
+    return f"# {package}\n\n{summary}\n{names}"

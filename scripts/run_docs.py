@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Runs the commands of README.md and docs/*.md as they are written, in copies of the working tree.
+
+A line before a block of commands says that it can run; it is not visible when the page is rendered:
+
+    <!-- runnable -->               run it, and expect exit status 0
+    <!-- runnable: server -->       start it, wait until Triton is ready on port 8000, leave it running until the next
+                                    such block or the end of the page, then stop it as Ctrl-C does
+    <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if none is running
+
+Each page has a copy of its own, in which stand-ins have the names that pages use: `path/to/Fun-CosyVoice3-0.5B` and
+`MODEL_FOLDER` are the tiny model, `voice.safetensors` and `tokens.npy` those of the demo, and `my_llm` is a program
+that prints these tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PORTS = (8000, 8001, 8002)
+DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
+STARTING_SECONDS = 180.0
+STOPPING_SECONDS = 60.0
+
+_MARK = re.compile(r"<!-- runnable(?:: (?P<kind>.*))? -->")
+_KINDS = (None, "server", "with server")
+_FENCE = re.compile(r"(?P<fence>```+)(?P<language>\w*)$")
+_SHELL = ("", "bash", "sh", "console")
+_INDENT = "    "
+_SHOWN_LINES = 30
+
+
+@dataclass(frozen=True)
+class Block:
+    """Commands of a page that can run: where they stand, in which language, and what they do with a server."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    kind: str | None
+
+    def __str__(self) -> str:
+        first = self.text.strip().splitlines()[0]
+        return f"{self.page.name}:{self.line}: {first if len(first) <= 60 else first[:57] + '...'}"
+
+    @property
+    def command(self) -> list[str]:
+        if self.language == "python":
+            return ["python", "-c", self.text]
+        return ["bash", "-euo", "pipefail", "-c", self.text]
+
+
+class MarkError(ValueError):
+    """A mark that is misspelt, or stands before nothing that can run."""
+
+
+def blocks(page: Path) -> list[Block]:
+    """Returns the marked blocks of a page, in order.
+
+    Raises:
+        MarkError: with page and line.
+    """
+    lines = page.read_text(encoding="utf-8").splitlines()
+    found = []
+    for number, line in enumerate(lines):
+        if "<!-- runnable" not in line:
+            continue
+        where = f"{page.name}:{number + 1}"
+        mark = _MARK.fullmatch(line)
+        if mark is None or mark["kind"] not in _KINDS:
+            raise MarkError(f"{where}: {line!r} is no mark; known are runnable, runnable: server and with server")
+        start = next((n for n in range(number + 1, len(lines)) if lines[n]), len(lines))
+        language, text = _block(lines[start:])
+        if not text.strip() or (language not in _SHELL and language != "python"):
+            raise MarkError(f"{where}: no block of shell commands or Python follows the mark")
+        found.append(Block(page, start + 1, language, text, mark["kind"]))
+    return found
+
+
+def _block(lines: Sequence[str]) -> tuple[str, str]:
+    """Language and text of the block that begins with the first of the lines; empty if none does."""
+    if lines and (fence := _FENCE.match(lines[0])):
+        end = next((n for n, line in enumerate(lines) if n and line.startswith(fence["fence"])), 0)
+        return fence["language"], "\n".join(lines[1:end])
+    inside = []
+    for line in lines:
+        if line and not line.startswith(_INDENT):
+            break
+        inside.append(line.removeprefix(_INDENT))
+    return "", "\n".join(inside).rstrip()
+
+
+@contextmanager
+def scratch(environment: Path) -> Iterator[Path]:
+    """A copy of the working tree with the stand-ins, and with `environment` as its .venv."""
+    with tempfile.TemporaryDirectory(prefix="token2wav-docs-") as folder:
+        tree = Path(folder) / "token2wav"
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (ROOT / name).is_file():  # a file may be deleted and not committed yet
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, tree / name)
+        _link_environment(environment, tree)
+        _put_stand_ins(tree)
+        yield tree
+
+
+def _link_environment(environment: Path, tree: Path) -> None:
+    """Links what is in the environment, never the folder itself: `scripts/setup.sh` may clear .venv."""
+    target = tree / ".venv"
+    target.mkdir()
+    for item in environment.iterdir():
+        if item.name not in ("setup-stamp", "setup.log"):
+            (target / item.name).symlink_to(item)
+    content = b"".join((tree / name).read_bytes() for name in ("pyproject.toml", "scripts/setup.sh"))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    (target / "setup-stamp").write_text(f"{version} {tree} {hashlib.sha256(content).hexdigest()}\n")
+
+
+def _put_stand_ins(tree: Path) -> None:
+    demo, tiny = tree / "tests/data/demo", tree / "tests/data/tiny"
+    for name in ("path/to/Fun-CosyVoice3-0.5B", "MODEL_FOLDER"):
+        shutil.copytree(tiny, tree / name)
+    for name in ("tokens.npy", "voice.safetensors"):
+        shutil.copy2(demo / name, tree / name)
+    programs = tree / "stand-ins"
+    programs.mkdir()
+    language_model = programs / "my_llm"
+    language_model.write_text(
+        "#!/usr/bin/env python3\n"
+        "import numpy\n"
+        f"for token in numpy.load({str(demo / 'tokens.npy')!r}):\n"
+        "    print(f'<|s_{token}|>', end='', flush=True)\n"
+    )
+    language_model.chmod(0o755)
+
+
+class Page:
+    """Runs the blocks of one page in one copy, with at most one server at a time."""
+
+    def __init__(self, tree: Path, limit_s: float) -> None:
+        self._tree = tree
+        self._limit_s = limit_s
+        self._log = tree.parent / "server.log"
+        self._server: subprocess.Popen[bytes] | None = None
+        path = [str(tree / ".venv" / "bin"), str(tree / "stand-ins"), os.environ["PATH"]]
+        self._variables = {**os.environ, "PATH": os.pathsep.join(path)}
+
+    def run(self, block: Block) -> str:
+        """Runs a block; returns what went wrong, empty if nothing did."""
+        if block.kind == "server":
+            return self._serve(block.command)
+        if block.kind == "with server" and self._server is None:
+            problem = self._serve(["bash", "-c", DEFAULT_SERVER])
+            if problem:
+                return problem
+        process = self._start(block.command, subprocess.PIPE)
+        try:
+            output, _ = process.communicate(timeout=self._limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return f"still ran after {self._limit_s:g} s\n{_tail(output)}"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return "" if process.returncode == 0 else f"exit status {process.returncode}\n{_tail(output)}"
+
+    def stop(self) -> None:
+        """Stops the page's server, if it has one."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(server.pid, signal.SIGINT)
+        try:
+            server.wait(STOPPING_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+    def _serve(self, command: Sequence[str]) -> str:
+        self.stop()
+        for port in PORTS:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return f"port {port} is taken by another program"
+        with self._log.open("wb") as log:
+            self._server = self._start(command, log.fileno())
+        deadline = time.monotonic() + STARTING_SECONDS
+        while time.monotonic() < deadline and self._server.poll() is None:
+            if _ready():
+                return ""
+            time.sleep(0.5)
+        ended = self._server.poll()
+        self.stop()
+        what = f"not ready after {STARTING_SECONDS:g} s" if ended is None else f"exit status {ended}"
+        return f"{what}\n{_tail(self._log.read_bytes())}"
+
+    def _start(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=self._tree,
+            env=self._variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _ready() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[0]}/v2/health/ready", timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def _tail(output: bytes) -> str:
+    lines = output.decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) -> int:
+    """Runs the blocks of one page; prints a line for each, and returns how many failed."""
+    failed = 0
+    with ExitStack() as stack:
+        page = Page(stack.enter_context(scratch(environment)), limit_s)
+        stack.callback(page.stop)
+        for block in page_blocks:
+            begun = time.monotonic()
+            problem = page.run(block)
+            failed += bool(problem)
+            print(f"{'FAILED' if problem else 'ok':<7}{time.monotonic() - begun:6.1f} s  {block}", flush=True)
+            if problem:
+                print(f"    {problem.rstrip()}", flush=True)
+    return failed
+
+
+def main() -> int:
+    """Runs what the arguments say; returns 1 if a block failed, 2 if a mark cannot be read."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/*.md")
+    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="virtual environment to run them in")
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit of a block (default: %(default)g)")
+    parser.add_argument("--list", action="store_true", help="print the blocks and run none")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))  # so that servers are stopped
+    try:
+        pages = [blocks(page) for page in options.pages or (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    except MarkError as error:
+        print(f"run_docs: {error}", file=sys.stderr)
+        return 2
+    if options.list:
+        print(*(block for page in pages for block in page), sep="\n")
+        return 0
+    failed = sum(run_page(page, options.environment.absolute(), options.seconds) for page in pages if page)
+    print(f"run_docs: {sum(map(len, pages))} blocks, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

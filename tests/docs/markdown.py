@@ -1,0 +1,70 @@
+"""What the checks need to know of a page: its headings' anchors, its links, its code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_FENCED = re.compile(r"^(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
+_INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?:    .*\n|\n(?=    ))+", re.MULTILINE)
+_SPAN = re.compile(r"(?<!`)`(?P<text>[^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+_HEADING = re.compile(r"^#{1,6} +(?P<text>.+)$", re.MULTILINE)
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A block of code; an indented one has no language."""
+
+    language: str
+    text: str
+
+
+def prose(page: Path) -> str:
+    """The text without its blocks of code."""
+    return _INDENTED.sub("\n", _FENCED.sub("\n", page.read_text(encoding="utf-8")))
+
+
+def code_blocks(page: Path) -> list[Code]:
+    text = page.read_text(encoding="utf-8")
+    fenced = [Code(match["language"], match["text"]) for match in _FENCED.finditer(text)]
+    indented = (
+        re.sub(r"^    ", "", match[0], flags=re.MULTILINE) for match in _INDENTED.finditer(_FENCED.sub("\n", text))
+    )
+    return fenced + [Code("", block) for block in indented]
+
+
+def spans(page: Path) -> list[str]:
+    """Code within the text, on one line each."""
+    return [" ".join(match["text"].split()) for match in _SPAN.finditer(prose(page))]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Lines for a shell, in blocks and within the text, with continued ones joined and comments removed."""
+    for block in code_blocks(page):
+        if block.language in ("", "bash", "sh"):
+            joined = re.sub(r"\\\n\s*", " ", block.text)
+            yield from (re.sub(r"(^|\s)#\s.*", "", line) for line in joined.splitlines())
+    yield from spans(page)
+
+
+def links(page: Path) -> list[str]:
+    return [match["target"] for match in _LINK.finditer(prose(page))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings as GitHub makes them."""
+    found: set[str] = set()
+    for match in _HEADING.finditer(prose(page)):
+        text = re.sub(r"\]\([^)]*\)", "]", match["text"])
+        slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        count = 0
+        while (anchor := f"{slug}-{count}" if count else slug) in found:
+            count += 1
+        found.add(anchor)
+    return found

@@ -1,0 +1,52 @@
+"""Code in the pages: Python compiles, and what is marked as runnable can be found by the script that runs it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from scripts.run_docs import Block, MarkError, blocks
+from tests.docs.markdown import code_blocks
+
+
+def test_python_compiles(page: Path) -> None:
+    for block in code_blocks(page):
+        if block.language == "python":
+            # Pages show what is written in a coroutine, too.
+            compile(block.text, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_marks(page: Path) -> None:
+    for block in blocks(page):
+        assert block.text.strip()
+
+
+def test_blocks_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n\n<!-- runnable: server -->\n\n    first \\\n        continued\n\n    second\n\n"
+        "Text.\n\n    not marked\n\n"
+        "<!-- runnable -->\n\n```python\nif x:\n    y()\n```\n\n    not marked\n"
+    )
+    assert blocks(page) == [
+        Block(page, 5, "", "first \\\n    continued\n\nsecond", "server"),
+        Block(page, 16, "python", "if x:\n    y()", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- runnable: sever -->\n\n    make demo\n", "is no mark"),
+        ("<!-- runnable -->\n\nText.\n", "no block"),
+        ("<!-- runnable -->\n\n```yaml\na: 1\n```\n", "no block"),
+        ("<!-- runnable -->", "no block"),
+    ],
+)
+def test_marks_that_are_wrong_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(MarkError, match=rf"page\.md:1: .*{message}"):
+        blocks(page)

@@ -1,0 +1,87 @@
+"""Make targets, options of commands and settings that the pages name are there."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from tests.docs.markdown import ROOT, code_blocks, commands, spans
+from token2wav.config import ServerConfig
+from token2wav.config_values import from_mapping
+
+# Where the options of a program are defined.
+PROGRAMS = {
+    "token2wav-client": ("client",),
+    "token2wav-export": ("exporters",),
+    "token2wav-plan": ("server/token2wav_server",),
+    "token2wav-serve": ("server/token2wav_server",),
+    "benchmarks": ("benchmarks",),
+}
+# Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their own.
+FOREIGN = {"--exit-timeout-secs", "--request-count", "--request-rate-range", "--shm-size", "--warmup-request-count"}
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
+_PROGRAM = re.compile(
+    r"(?:^|[\s/(])(?P<name>token2wav-(?:client|export|plan|serve))(?=\s|$)|-m (?P<module>benchmarks)\."
+)
+_SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")
+
+
+def test_make_targets_and_variables(page: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in commands(page):
+        for made in _MAKE.finditer(command):
+            assert re.search(rf"^{made['target']}:", makefile, re.MULTILINE), f"make {made['target']}: no such target"
+            for variable in re.findall(r"([A-Z_]+)=", made["rest"]):
+                assert f"$({variable}" in makefile, f"make {made['target']} {variable}=: no such variable"
+
+
+def test_options_of_commands(page: Path) -> None:
+    ours = frozenset().union(*(_options(folders) for folders in PROGRAMS.values()), _makefile_options())
+    for command in commands(page):
+        for part in re.split(r"\s[|;]\s|&&", command):
+            if program := _PROGRAM.search(part):
+                name = program["name"] or program["module"]
+                own = part[program.start() :].partition(" -- ")[0]
+                unknown = set(_OPTION.findall(own)) - _options(PROGRAMS[name]) - {"--help"}
+                assert not unknown, f"{part.strip()}: {name} has no {', '.join(unknown)}"
+            elif part.lstrip().startswith("--"):
+                unknown = set(_OPTION.findall(part)) - ours - FOREIGN - {"--help"}
+                assert not unknown, f"{part}: nothing here has {', '.join(unknown)}"
+
+
+def test_settings(page: Path) -> None:
+    for span in spans(page):
+        if setting := _SETTING.match(span):
+            part = getattr(ServerConfig(), setting["part"])
+            assert hasattr(part, setting["key"]), f"{span}: no such setting"
+    for block in code_blocks(page):
+        if block.language == "yaml" and re.search(r"^(stream|runtime|limits):$", block.text, re.MULTILINE):
+            from_mapping(ServerConfig, yaml.safe_load(block.text), "")
+
+
+def test_the_readme_shows_the_defaults() -> None:
+    block = next(block for block in code_blocks(ROOT / "README.md") if block.language == "yaml")
+    assert from_mapping(ServerConfig, yaml.safe_load(block.text), "") == ServerConfig()
+    shown = {(part, key) for part, keys in yaml.safe_load(block.text).items() for key in keys}
+    assert shown == {(part, key) for part, keys in vars(ServerConfig()).items() for key in vars(keys)}
+
+
+@cache
+def _options(folders: tuple[str, ...]) -> frozenset[str]:
+    """Strings in the source that look like options: also those that are put together, by their service."""
+    found: set[str] = set()
+    for folder in folders:
+        for file in (ROOT / folder).rglob("*.py"):
+            found.update(re.findall(r'"(--[a-z][a-z0-9-]*)"', file.read_text(encoding="utf-8")))
+    if "server/token2wav_server" in folders:
+        found.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
+    return frozenset(found)
+
+
+def _makefile_options() -> frozenset[str]:
+    return frozenset(_OPTION.findall((ROOT / "Makefile").read_text(encoding="utf-8")))

@@ -1,0 +1,49 @@
+"""The script that runs the pages' commands, on pages that fail; that they succeed is for `make docs-check`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.run_docs import ROOT, blocks, run_page
+
+PAGE = """\
+<!-- runnable -->
+
+    test -f Makefile && test -f voice.safetensors && touch left-behind
+
+<!-- runnable -->
+
+    echo before; false; echo not reached
+
+<!-- runnable -->
+
+    sleep 60
+
+<!-- runnable: server -->
+
+    echo cannot start; exit 3
+
+<!-- runnable -->
+
+```python
+from pathlib import Path
+
+assert Path("left-behind").exists()  # blocks of a page share a copy
+```
+"""
+
+
+def test_failures_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert run_page(blocks(page), Path(sys.prefix), limit_s=2.0) == 3
+    out = capsys.readouterr().out
+    results = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert results == ["ok", "FAILED", "FAILED", "FAILED", "ok"]
+    assert "exit status 1\n    before\n" in out
+    assert "not reached" not in out.replace("echo not reached", "")
+    assert "still ran after 2 s" in out
+    assert not (ROOT / "left-behind").exists()
