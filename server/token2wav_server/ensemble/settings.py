@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.errors import ConfigError
@@ -49,4 +51,6 @@ class Settings:
         return self._load(replace(self.server, runtime=replace(self.server.runtime, cache_mib=1))).pipeline.vocoder
 
     def _load(self, server: ServerConfig) -> Token2Wav:
-        return Token2Wav.load(self.folder, stream=server.stream, runtime=server.runtime)
+        """On half of the threads, because flow and vocoder work at the same time, in a process each."""
+        threads = max(1, (server.runtime.threads or torch.get_num_threads()) // 2)
+        return Token2Wav.load(self.folder, stream=server.stream, runtime=replace(server.runtime, threads=threads))
