@@ -231,29 +231,28 @@ def scrape(url: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """First audio and throughput over the number of clients, with batching and without."""
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    for mode in {row["mode"]: None for row in rows}:
-        for rate, style in ((PACE, "-"), (AT_ONCE, "--")):
-            own = [r for r in rows if r["mode"] == mode and r["rate"] == rate and r["clients"]]
-            clients = [r["clients"] for r in own]
-            label = f"{mode}, {'25 tokens/s' if rate == PACE else 'unpaced'}"
-            axes[0].plot(clients, [r["first_audio_ms"]["p50"] for r in own], style, marker="o", label=f"{label}, p50")
-            axes[0].plot(clients, [r["first_audio_ms"]["p99"] for r in own], style, marker="^", label=f"{label}, p99")
-            axes[1].plot(clients, [r["audio_seconds_per_second"] for r in own], style, marker="o", label=label)
-            axes[2].plot(clients, [r["share_without_gaps"]["0.1 s"] for r in own], style, marker="o", label=label)
-    for axis, what in zip(
-        axes,
-        ("first audio after its tokens (ms)", "audio per second (s)", "utterances without a gap over 0.1 s"),
-        strict=True,
-    ):
+    """First audio, throughput and continuity over the number of clients: above paced tokens, below unpaced ones."""
+    figure, axes = plt.subplots(2, 3, figsize=(14, 7), layout="constrained", sharex=True)
+    paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}
+    for (rate, pace), (first, audio, continuity) in zip(paces.items(), axes, strict=True):
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            own = [row for row in rows if row["mode"] == mode and row["rate"] == rate and row["clients"]]
+            clients = [row["clients"] for row in own]
+            [line] = first.plot(clients, [row["first_audio_ms"]["p50"] for row in own], marker="o", label=mode)
+            first.plot(clients, [row["first_audio_ms"]["p99"] for row in own], "--", marker="^", color=line.get_color())
+            audio.plot(clients, [row["audio_seconds_per_second"] for row in own], marker="o")
+            continuity.plot(clients, [row["share_without_gaps"]["0.1 s"] for row in own], marker="o")
+        first.set_yscale("log")
+        first.set_ylabel(f"{pace}\nfirst audio after its tokens (ms)\nsolid p50, dashed p99")
+        audio.set_ylabel("audio per second (s)")
+        continuity.set_ylabel("utterances without a gap over 0.1 s")
+        for axis in (audio, continuity):
+            axis.set_ylim(bottom=0)
+    for axis in axes[-1]:
         axis.set_xlabel("clients")
-        axis.set_ylabel(what)
-        axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
-    axes[0].set_yscale("symlog", linthresh=100)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
