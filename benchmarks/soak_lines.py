@@ -12,8 +12,12 @@ from benchmarks.environment import ROOT
 from token2wav import Token2Wav, Voice
 from token2wav_client import ClientVoice
 
-# float32: a batch of several streams sums in another order than the library does for one
+# float32: a batch of several streams sums in another order than the library does for one.
 TOLERANCE = 1e-4
+# A stream that went on by recomputing, because the cache was full, rounds its mel in yet another way (1e-6), and the
+# vocoder integrates F0 into phase: with the random weights of the tiny model up to 1e-2 in seconds, 65 dB below the
+# signal. A single wrong frame is 44 dB below it, a chunk that is lost or comes twice 3 dB.
+SAME_DB = 60.0
 _INT16_STEP = 1 / 32767
 _DEMO = ROOT / "tests" / "data" / "demo"
 
@@ -43,10 +47,16 @@ class Line:
         if audio.shape != self.audio.shape:
             return f"{audio.size} samples, expected {self.audio.size}"
         error = np.abs(audio.astype(np.float64) - self.audio)
-        if not (error <= allowed).all():  # NaN is no sample either
-            first = int(np.argmin(error <= allowed))
-            return f"sample {first} of {audio.size} is off by {error[first]:.1e}, the worst by {error.max():.1e}"
-        return None
+        if (error <= allowed).all():
+            return None
+        ratio_db = 10 * np.log10(np.square(self.audio, dtype=np.float64).sum() / np.square(error).sum())
+        if ratio_db > SAME_DB:  # NaN is not
+            return None
+        first = int(np.argmin(error <= allowed))
+        return (
+            f"sample {first} of {audio.size} is off by {error[first]:.1e}, the worst by {error.max():.1e}, "
+            f"signal to error {ratio_db:.0f} dB"
+        )
 
 
 def make_lines(folder: Path) -> list[Line]:
