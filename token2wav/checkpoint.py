@@ -1,20 +1,14 @@
 """Model folders to modules: `flow.pt`, `hift.pt` or the same as `.safetensors`, and the noise a model was built with.
 
-Nothing in a checkpoint is executed: pickles are read with `weights_only=True`. All names and shapes are compared before
-a tensor is used, and everything that does not fit is listed in one error.
+Files are read and compared with the modules in `weights.py`; nothing in a checkpoint is executed.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
-import warnings
-import zipfile
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from token2wav.errors import CheckpointError
@@ -24,9 +18,9 @@ from token2wav.model_config import ModelConfig
 from token2wav.model_folder import Stem, weights_file
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise, draws_before_source
+from token2wav.weights import fill, fitting_weights, floating_tensors, read_state
 
 NOISE_FILE = "noise.safetensors"
-_LISTED = 8  # names per kind in an error
 _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the weights
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -62,7 +56,7 @@ def load_noise(folder: Path, config: ModelConfig) -> tuple[FlowNoise, SourceNois
     flow = source = None
     path = folder / NOISE_FILE
     if path.is_file():
-        tensors = _read(path)
+        tensors = read_state(path)
         if (buffer := tensors.get("cfm.rand_noise")) is not None:
             flow = _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0]
         if (buffer := tensors.get("sinegen.sine_waves")) is not None:
@@ -91,42 +85,6 @@ def check_model_folder(folder: Path) -> None:
     load_noise(folder, config)
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        # Files older than torch 1.6 are no zip archives and cannot be mapped.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on odd pickle protocols; what cannot be read is an error anyway
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        asked_for = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's text says how to execute it
-        reason = f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
-        raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
-    except Exception as error:  # a damaged pickle makes torch raise almost anything
-        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
-    return state
-
-
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    """The state dict under the names that the modules of this project have."""
-    weights = {}
-    for name, value in _read(path).items():
-        if name in _BOOKKEEPING:
-            continue
-        if not isinstance(value, torch.Tensor):
-            raise CheckpointError(f"{path}: '{name}' is a {type(value).__name__}, not a tensor")
-        if not value.is_floating_point():
-            raise CheckpointError(f"{path}: '{name}' has type {value.dtype}, expected floating point")
-        current = _current_name(str(name))
-        if current in weights:
-            raise CheckpointError(f"{path}: '{current}' is there twice, the second time as '{name}'")
-        weights[current] = value
-    return weights
-
-
 def _current_name(name: str) -> str:
     name = name.removeprefix("generator.")  # hift.pt files that come straight from GAN training
     for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
@@ -135,42 +93,13 @@ def _current_name(name: str) -> str:
     return name
 
 
-def _compare(module: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    problems = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
-        "wrongly shaped": [
-            f"{name} {found[name]} instead of {shape}"
-            for name, shape in expected.items()
-            if name in found and found[name] != shape
-        ],
-    }
-    if any(problems.values()):
-        lists = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
-        raise CheckpointError(f"{path}: parameters do not fit the configuration; {'; '.join(lists)}")
-
-
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
-
-
 def _checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a module in float32, after everything that can be wrong with them has been looked for."""
-    weights = _weights(path)
-    _compare(module, weights, path)
-    weights = {name: value.float() for name, value in weights.items()}
-    broken = [name for name, value in weights.items() if not torch.isfinite(value).all()]
-    if broken:
-        raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken)}")
-    return weights
+    state = {name: value for name, value in read_state(path).items() if name not in _BOOKKEEPING}
+    return fitting_weights(module, floating_tensors(state, path, _current_name), path)
 
 
 def _filled(module: _Module, path: Path) -> _Module:
-    # Copied, because what was read is a view of the file, and models are replaced under running servers.
-    module.load_state_dict({name: value.clone() for name, value in _checked(module, path).items()}, assign=True)
+    fill(module, _checked(module, path))
     return module
 
 

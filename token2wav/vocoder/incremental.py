@@ -16,6 +16,7 @@ from token2wav.model_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
+from token2wav.vocoder.windows import run_together
 
 
 def left_reach_frames(config: HiFTConfig) -> int:
@@ -131,18 +132,16 @@ class IncrementalHiFT:
 
         Windows of one length, which those of streams at the same hop are, go through the network together.
         """
-        windows = [self._window(state, mel, final) for state, mel, final in batch]
-        groups: dict[int, list[int]] = {}
-        for index, window in enumerate(windows):
-            if window is not None:
-                groups.setdefault(window.mel.shape[2], []).append(index)
         results = [mel.new_empty(0) for _, mel, _ in batch]
-        for members in groups.values():
-            together = [window for index in members if (window := windows[index]) is not None]
-            mels, spectra = (torch.cat(parts) for parts in zip(*((w.mel, w.spectrum) for w in together), strict=True))
-            for index, window, audio in zip(members, together, self._network(mels, spectra), strict=True):
-                results[index] = audio[window.first : window.last]
-                batch[index][0].speech_offset += window.last - window.first
+        windows = {
+            index: window
+            for index, (state, mel, final) in enumerate(batch)
+            if (window := self._window(state, mel, final)) is not None
+        }
+        rows = run_together(self._network, [(window.mel, window.spectrum) for window in windows.values()])
+        for (index, window), audio in zip(windows.items(), rows, strict=True):
+            results[index] = audio[window.first : window.last]
+            batch[index][0].speech_offset += window.last - window.first
         return results
 
     def _window(self, state: VocoderState, mel: torch.Tensor, final: bool) -> _Window | None:

@@ -1,0 +1,140 @@
+"""Typed, frozen configuration of a BigVGAN vocoder, read from its public `config.json` as data.
+
+It is validated here, once, before any weight is read; the rest of the code trusts it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from token2wav.config_values import from_mapping
+from token2wav.errors import ConfigError
+
+CONFIG_FILE = "config.json"
+EDGE_KERNEL = 7  # of the first and the last convolution; no file says it
+
+
+@dataclass(frozen=True)
+class MelSettings:
+    """What a flow and a vocoder must agree on.
+
+    Attributes:
+        sample_rate_hz: of the audio.
+        hop_samples: samples per mel frame.
+        bands: of the mel.
+    """
+
+    sample_rate_hz: int
+    hop_samples: int
+    bands: int
+
+
+@dataclass(frozen=True)
+class BigVGANConfig:
+    """Mel to audio: BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are the public ones."""
+
+    resblock: Literal["1", "2"]
+    upsample_rates: tuple[int, ...]
+    upsample_kernel_sizes: tuple[int, ...]
+    upsample_initial_channel: int
+    resblock_kernel_sizes: tuple[int, ...]
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    activation: Literal["snake", "snakebeta"]
+    snake_logscale: bool
+    num_mels: int
+    hop_size: int
+    sampling_rate: int
+    use_tanh_at_final: bool = True
+    use_bias_at_final: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("upsample_initial_channel", "num_mels", "hop_size", "sampling_rate"):
+            _positive(name, (getattr(self, name),))
+        for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
+            _positive(name, getattr(self, name))
+        for index, dilations in enumerate(self.resblock_dilation_sizes):
+            _positive(f"resblock_dilation_sizes[{index}]", dilations)
+        for one, other in (
+            ("upsample_kernel_sizes", "upsample_rates"),
+            ("resblock_dilation_sizes", "resblock_kernel_sizes"),
+        ):
+            if (found := len(getattr(self, one))) != (wanted := len(getattr(self, other))):
+                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted}")
+        for index, kernel in enumerate(self.resblock_kernel_sizes):
+            if kernel % 2 == 0:
+                raise ConfigError(f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length")
+        for index, (kernel, rate) in enumerate(zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)):
+            if kernel < rate or (kernel - rate) % 2:
+                raise ConfigError(
+                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by an even number, "
+                    "so that a stage makes that many samples of each"
+                )
+        if self.upsample_initial_channel % 2 ** len(self.upsample_rates):
+            raise ConfigError(
+                f"upsample_initial_channel: {self.upsample_initial_channel} cannot be halved "
+                f"{len(self.upsample_rates)} times"
+            )
+        if (product := math.prod(self.upsample_rates)) != self.hop_size:
+            raise ConfigError(f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame")
+
+    @property
+    def mel(self) -> MelSettings:
+        return MelSettings(self.sampling_rate, self.hop_size, self.num_mels)
+
+    @classmethod
+    def read(cls, folder: Path) -> BigVGANConfig:
+        """Reads `config.json` of a BigVGAN folder; what it says of training is skipped.
+
+        Raises:
+            ConfigError: no such file, no JSON, or a key that is missing, of another type or out of range.
+        """
+        path = folder / CONFIG_FILE
+        try:
+            document = json.loads(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: not JSON: {' '.join(str(error).split())[:200]}") from error
+        try:
+            return _config_from(document)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
+    """Compares what a vocoder takes with what a flow makes.
+
+    Raises:
+        ConfigError: they differ; everything that does is named.
+    """
+    names = {"sample_rate_hz": "sampling_rate", "hop_samples": "hop_size", "bands": "num_mels"}
+    differing = [
+        f"{name} is {ours} instead of {wanted}"
+        for field, name in names.items()
+        if (ours := getattr(config.mel, field)) != (wanted := getattr(flow, field))
+    ]
+    if differing:
+        raise ConfigError(f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow makes them")
+
+
+def _config_from(document: object) -> BigVGANConfig:
+    if not isinstance(document, dict):
+        raise ConfigError(f"expected an object, got {type(document).__name__}")
+    fields = dataclasses.fields(BigVGANConfig)
+    for field in fields:
+        if field.name not in document and field.default is dataclasses.MISSING:
+            raise ConfigError(f"{field.name}: missing")
+    return from_mapping(BigVGANConfig, {f.name: document[f.name] for f in fields if f.name in document}, "")
+
+
+def _positive(name: str, values: tuple[int, ...]) -> None:
+    if not values:
+        raise ConfigError(f"{name}: empty; at least 1 is needed")
+    for value in values:
+        if value <= 0:
+            raise ConfigError(f"{name}: {value} is not positive")

@@ -1,0 +1,109 @@
+"""Weights from files, whatever they are the weights of: read without executing anything, and compared before use.
+
+Pickles are read with `weights_only=True`. All names and shapes are looked at before a tensor is used, and everything
+that does not fit is listed in one error.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from token2wav.errors import CheckpointError
+
+_LISTED = 8  # names per kind in an error
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What a `.safetensors` file or a pickled state dict holds, on the CPU; tensors may be views of the file.
+
+    Raises:
+        CheckpointError: unreadable, no dict, or a pickle that asks for more than tensors.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        # Files older than torch 1.6 are no zip archives and cannot be mapped.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on odd pickle protocols; what cannot be read is an error anyway
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        asked_for = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's text says how to execute it
+        reason = f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
+        raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
+    except Exception as error:  # a damaged pickle makes torch raise almost anything
+        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
+    return state
+
+
+def floating_tensors(
+    state: Mapping[str, Any], path: Path, current_name: Callable[[str], str]
+) -> dict[str, torch.Tensor]:
+    """A state dict under the names that the modules of this project have.
+
+    Raises:
+        CheckpointError: a value is no tensor of floating point, or two have the same name.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(f"{path}: '{name}' is a {type(value).__name__}, not a tensor")
+        if not value.is_floating_point():
+            raise CheckpointError(f"{path}: '{name}' has type {value.dtype}, expected floating point")
+        current = current_name(str(name))
+        if current in weights:
+            raise CheckpointError(f"{path}: '{current}' is there twice, the second time as '{name}'")
+        weights[current] = value
+    return weights
+
+
+def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a module in float32, after everything that can be wrong with them has been looked for.
+
+    Raises:
+        CheckpointError: other names or shapes than the module's, or values that are not finite.
+    """
+    _compare(module, weights, path)
+    widened = {name: value.float() for name, value in weights.items()}
+    if broken := [name for name, value in widened.items() if not torch.isfinite(value).all()]:
+        raise CheckpointError(f"{path}: NaN or infinite values in {_listed(broken)}")
+    return widened
+
+
+def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Gives a module, which may be on the meta device, its weights."""
+    # Copied, because what was read is a view of the file, and models are replaced under running servers.
+    module.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
+
+
+def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    expected = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in weights.items()}
+    problems = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "wrongly shaped": [
+            f"{name} {found[name]} instead of {shape}"
+            for name, shape in expected.items()
+            if name in found and found[name] != shape
+        ],
+    }
+    if any(problems.values()):
+        lists = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
+        raise CheckpointError(f"{path}: parameters do not fit the configuration; {'; '.join(lists)}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

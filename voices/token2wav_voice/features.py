@@ -1,0 +1,98 @@
+"""What the models are given instead of sound: three kinds of log-mel, each as its model was trained with.
+
+Filters are those of kaldi-native-fbank. Spectra are computed in float64, features come out in float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import kaldi_native_fbank as knf
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+TOKENIZER_RATE_HZ = 16_000
+SPEAKER_RATE_HZ = 16_000
+PROMPT_RATE_HZ = 24_000
+
+TOKENIZER_BANDS = 128
+SPEAKER_BANDS = 80
+PROMPT_BANDS = 80
+
+Features = NDArray[np.float32]
+
+
+def tokenizer_features(signal: NDArray[np.float32]) -> Features:
+    """Whisper's log-mel, 100 frames a second.
+
+    Args:
+        signal: (n,) at 16 kHz, more than 200 samples.
+
+    Returns:
+        (128, n // 160).
+    """
+    n_fft, hop = 400, 160
+    padded = np.pad(signal, n_fft // 2, mode="reflect")
+    power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame that is centred on the end
+    mel = _slaney_filters(TOKENIZER_RATE_HZ, n_fft, TOKENIZER_BANDS) @ power.T
+    log_mel = np.log10(np.maximum(mel, 1e-10))
+    log_mel = np.maximum(log_mel, log_mel.max() - 8.0)
+    return ((log_mel + 4.0) / 4.0).astype(np.float32)
+
+
+def prompt_mel(signal: NDArray[np.float32]) -> Features:
+    """The mel that the flow continues, 50 frames a second.
+
+    Args:
+        signal: (n,) at 24 kHz, more than 720 samples.
+
+    Returns:
+        (n // 480, 80), natural logarithm.
+    """
+    n_fft, hop = 1920, 480
+    padded = np.pad(signal, (n_fft - hop) // 2, mode="reflect")
+    magnitude = np.sqrt(_power(padded, n_fft, hop) + 1e-9)
+    mel = magnitude @ _slaney_filters(PROMPT_RATE_HZ, n_fft, PROMPT_BANDS).T
+    return np.log(np.maximum(mel, 1e-5)).astype(np.float32)
+
+
+def speaker_features(signal: NDArray[np.float32]) -> Features:
+    """Kaldi's filter bank without dither, its mean over time removed.
+
+    Args:
+        signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as in the public code.
+
+    Returns:
+        (1 + (n - 400) // 160, 80).
+    """
+    options = knf.FbankOptions()
+    options.frame_opts.samp_freq = SPEAKER_RATE_HZ
+    options.frame_opts.dither = 0.0
+    options.mel_opts.num_bins = SPEAKER_BANDS
+    bank = knf.OnlineFbank(options)
+    bank.accept_waveform(SPEAKER_RATE_HZ, signal.tolist())
+    bank.input_finished()
+    frames = np.stack([bank.get_frame(index) for index in range(bank.num_frames_ready)])
+    return np.asarray(frames - frames.mean(axis=0), np.float32)
+
+
+def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.float64]:
+    """(frames, n_fft // 2 + 1), under periodic Hann windows."""
+    frames = sliding_window_view(padded.astype(np.float64), n_fft)[::hop]
+    window = np.hanning(n_fft + 1)[:-1]
+    return np.square(np.abs(np.fft.rfft(frames * window)))
+
+
+@cache
+def _slaney_filters(rate_hz: int, n_fft: int, bands: int) -> NDArray[np.float64]:
+    """(bands, n_fft // 2 + 1), from 0 to half the rate, each of the same area, as librosa makes them."""
+    frame = knf.FrameExtractionOptions()
+    frame.samp_freq = rate_hz
+    frame.frame_length_ms = 1000 * n_fft / rate_hz
+    frame.round_to_power_of_two = False
+    mel = knf.MelBanksOptions()
+    mel.num_bins = bands
+    mel.low_freq = mel.high_freq = 0.0  # all of it
+    mel.is_librosa = True
+    return np.asarray(knf.MelBanks(mel, frame).get_matrix(), np.float64)

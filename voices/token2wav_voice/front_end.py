@@ -1,0 +1,109 @@
+"""From a recording to tokens, and to a voice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from token2wav.errors import ConfigError
+from token2wav.model_config import MODEL_FILE, ModelConfig
+from token2wav_voice.errors import ModelError
+from token2wav_voice.features import (
+    PROMPT_RATE_HZ,
+    SPEAKER_RATE_HZ,
+    TOKENIZER_RATE_HZ,
+    prompt_mel,
+    speaker_features,
+    tokenizer_features,
+)
+from token2wav_voice.onnx_models import SpeakerEncoder, SpeechTokenizer
+from token2wav_voice.output import write
+from token2wav_voice.recording import Recording
+
+PUBLIC_VOCABULARY = 6561
+MEL_FRAMES_PER_TOKEN = 2
+MIN_VOICE_SECONDS = 1.0  # one attention block of the model
+
+
+@dataclass(frozen=True, eq=False)
+class PromptVoice:
+    """What `token2wav_client.ClientVoice` loads, and `token2wav.Voice` holds.
+
+    Attributes:
+        prompt_tokens: (P,) int32.
+        prompt_mel: (2 * P, 80) float32.
+        speaker_embedding: (192,) float32.
+    """
+
+    prompt_tokens: NDArray[np.int32]
+    prompt_mel: NDArray[np.float32]
+    speaker_embedding: NDArray[np.float32]
+
+    def save(self, path: str | Path) -> None:
+        """Writes a `.safetensors` file, wholly or not at all.
+
+        Raises:
+            OutputError: the file system refused.
+        """
+        arrays = {name: np.ascontiguousarray(array) for name, array in vars(self).items()}
+        write(Path(path), save(arrays))
+
+
+class FrontEnd:
+    """The front end of a model folder. Each ONNX file is loaded when it is first needed.
+
+    Args:
+        folder: in CosyVoice3's format. Its `cosyvoice3.yaml`, where there is one, gives the size of the vocabulary.
+
+    Raises:
+        ModelError: no such folder, or its configuration cannot be used.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise ModelError(f"{folder}: no such folder")
+        self._vocabulary = _vocabulary(self._folder)
+
+    @cached_property
+    def _tokenizer(self) -> SpeechTokenizer:
+        return SpeechTokenizer(self._folder, self._vocabulary)
+
+    @cached_property
+    def _speaker_encoder(self) -> SpeakerEncoder:
+        return SpeakerEncoder(self._folder)
+
+    def tokens(self, recording: Recording) -> NDArray[np.int32]:
+        """(n,) speech tokens, 25 a second.
+
+        Raises:
+            ModelError: the tokenizer is missing, is another one, or failed.
+        """
+        return self._tokenizer(tokenizer_features(recording.at(TOKENIZER_RATE_HZ)))
+
+    def voice(self, recording: Recording) -> PromptVoice:
+        """The voice of who speaks in a recording.
+
+        Raises:
+            ModelError: a model is missing, is another one, or failed.
+        """
+        encoder = self._speaker_encoder  # before the tokenizer works for seconds
+        tokens = self.tokens(recording)
+        mel = prompt_mel(recording.at(PROMPT_RATE_HZ))
+        count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)
+        embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
+        return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)
+
+
+def _vocabulary(folder: Path) -> int:
+    if not (folder / MODEL_FILE).is_file():
+        return PUBLIC_VOCABULARY
+    try:
+        return ModelConfig.read(folder).flow.vocab_size
+    except ConfigError as error:
+        raise ModelError(str(error)) from None

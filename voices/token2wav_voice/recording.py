@@ -1,0 +1,192 @@
+"""A recording as the models want it: one channel, long enough, short enough, neither silent nor clipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from token2wav_voice.errors import RecordingError
+
+MIN_RATE_HZ = 16_000  # the models listen at 16 kHz
+FULL_RATE_HZ = 24_000  # a recording of less has nothing in the upper part of the prompt's mel
+MAX_SECONDS = 30.0  # what the public tokenizer was made for
+MIN_SECONDS = 0.1
+MIN_RMS_DBFS = (
+    -60.0
+)  # there 2 % of the speaker features of speech lie under their floor, float32's epsilon, and soon 10
+FULL_SCALE = 1 - 2**-15  # the largest sample of 16 bits
+MAX_PEAK_DBFS = 6.0  # samples of floats may lie beyond full scale; features in float32 overflow far beyond it
+MAX_FULL_SCALE_SHARE = 1e-3  # of speech it is 1e-5 when it just reaches full scale, 1e-3 when it is 6 dB too loud
+
+_BLOCK = 65_536
+
+
+class Part(NamedTuple):
+    """Frames of a file."""
+
+    first: int
+    frames: int
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Audio that passed every check. `load` makes one.
+
+    Attributes:
+        path: of the file.
+        samples: (n,) float32, the mean of all channels.
+        rate_hz: of the samples.
+        channels: of the file.
+        full_scale_share: of the samples of the channel that has most of them there, 0 to 1.
+    """
+
+    path: Path
+    samples: NDArray[np.float32]
+    rate_hz: int
+    channels: int
+    full_scale_share: float
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        start_s: float = 0.0,
+        end_s: float | None = None,
+        min_seconds: float = MIN_SECONDS,
+    ) -> Recording:
+        """Reads a file, or a part of it.
+
+        Args:
+            path: of a file in any format of libsndfile: WAV, FLAC, OGG, MP3 and others.
+            start_s: seconds to skip.
+            end_s: where to stop, in seconds from the beginning of the file; None for its end.
+            min_seconds: that must be left.
+
+        Raises:
+            RecordingError: naming the file and the bound.
+        """
+        path = Path(path)
+        try:
+            if not path.is_file():
+                raise RecordingError(f"{path}: no such file")
+            if not path.stat().st_size:
+                raise RecordingError(f"{path}: empty, 0 bytes")
+            with soundfile.SoundFile(path) as file:
+                part = _part(file, path, start_s, end_s, min_seconds)
+                recording = cls._read(file, path, part)
+        except soundfile.LibsndfileError as error:
+            raise RecordingError(f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})") from None
+        except (OSError, TypeError) as error:  # TypeError: a name that ends in .raw
+            raise RecordingError(f"{path}: cannot be read as audio ({error})") from None
+        recording._check_levels()
+        return recording
+
+    @classmethod
+    def _read(cls, file: soundfile.SoundFile, path: Path, part: Part) -> Recording:
+        """Reads block by block, so that many channels take little more memory than one."""
+        file.seek(part.first)
+        mixed: list[NDArray[np.float32]] = []
+        at_full_scale = np.zeros(file.channels, np.int64)
+        for block in file.blocks(blocksize=_BLOCK, frames=part.frames, dtype="float32", always_2d=True):
+            at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
+            with np.errstate(invalid="ignore", over="ignore"):  # of samples that are refused below
+                mixed.append(block.mean(axis=1))
+        samples = np.concatenate(mixed)
+        if len(samples) < part.frames:
+            raise RecordingError(f"{path}: cut off, {part.frames - len(samples)} samples of its header's are not there")
+        share = float(at_full_scale.max()) / len(samples)
+        return cls(path, samples, file.samplerate, file.channels, share)
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate_hz
+
+    @property
+    def rms_dbfs(self) -> float:
+        """Level, in decibels of a full-scale square wave."""
+        return _decibels(math.sqrt(np.mean(np.square(self.samples, dtype=np.float64))))
+
+    @property
+    def peak_dbfs(self) -> float:
+        return _decibels(float(np.abs(self.samples).max()))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user may not expect, one sentence each."""
+        notes = []
+        if self.channels > 1:
+            notes.append(f"{self.path}: {self.channels} channels are mixed to one")
+        if self.rate_hz < FULL_RATE_HZ:
+            notes.append(
+                f"{self.path}: {self.rate_hz} Hz, so the voice has nothing above {self.rate_hz // 2} Hz; "
+                f"{FULL_RATE_HZ} Hz or more is better"
+            )
+        return notes
+
+    def at(self, rate_hz: int) -> NDArray[np.float32]:
+        """(n,) float32, the samples at another rate."""
+        if rate_hz == self.rate_hz:
+            return self.samples
+        return np.asarray(soxr.resample(self.samples, self.rate_hz, rate_hz, quality="VHQ"), np.float32)
+
+    def _check_levels(self) -> None:
+        if not np.isfinite(self.samples).all():
+            raise RecordingError(f"{self.path}: holds samples that are NaN or infinite")
+        if self.full_scale_share > MAX_FULL_SCALE_SHARE:
+            raise RecordingError(
+                f"{self.path}: clipped: {self.full_scale_share:.2%} of its samples are at full scale, "
+                f"at most {MAX_FULL_SCALE_SHARE:.1%} may be; record it at a lower level"
+            )
+        if self.peak_dbfs > MAX_PEAK_DBFS:
+            raise RecordingError(
+                f"{self.path}: its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} dBFS "
+                "can be used; floating-point samples are to lie within -1 to 1"
+            )
+        if self.rms_dbfs < MIN_RMS_DBFS:
+            mixed = ", its channels mixed" if self.channels > 1 else ""
+            raise RecordingError(
+                f"{self.path}: silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), "
+                f"at least {MIN_RMS_DBFS:g} dBFS is needed"
+            )
+
+
+def _part(file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | None, min_seconds: float) -> Part:
+    """The frames that were asked for, with every bound checked before any is read."""
+    rate = file.samplerate
+    if rate < MIN_RATE_HZ:
+        raise RecordingError(
+            f"{path}: {rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above {rate // 2} Hz "
+            "cannot be put back"
+        )
+    if not file.frames:
+        raise RecordingError(f"{path}: empty, it holds no samples")
+    whole = f"the recording is {file.frames / rate:.2f} s long"
+    first = round(start_s * rate)
+    if first >= file.frames:
+        raise RecordingError(f"{path}: start: {start_s:g} s, but {whole}")
+    last = file.frames if end_s is None else round(end_s * rate)
+    if last > file.frames:
+        raise RecordingError(f"{path}: end: {end_s:g} s, but {whole}")
+    if last <= first:
+        raise RecordingError(f"{path}: end: {end_s:g} s, but the start is at {start_s:g} s")
+    seconds = (last - first) / rate
+    if seconds > MAX_SECONDS:
+        raise RecordingError(
+            f"{path}: too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; "
+            "choose a part with --start and --end"
+        )
+    if seconds < min_seconds:
+        raise RecordingError(f"{path}: too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
+    return Part(first, last - first)
+
+
+def _decibels(amplitude: float) -> float:
+    return 20 * math.log10(amplitude) if amplitude else -math.inf
