@@ -59,7 +59,9 @@ def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], m
     assert run(*options) == 4
     output = capfd.readouterr()
     lines = output.out.splitlines()
-    assert lines[0] == "token2wav: a model process that hangs will not be noticed: there is no model token2wav"
+    assert lines[0] == (
+        "token2wav: a model process that hangs will not be noticed: there is no model token2wav or token2wav_ensemble"
+    )
     assert lines[1].startswith("token2wav: ready, gRPC ")
     assert lines[2].startswith("token2wav: the server ended by itself (status 137): ")
     assert lines[2].endswith("; restart 1 of 1")

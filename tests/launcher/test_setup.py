@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_serve_without_a_model() -> None:
 def test_help_is_the_default_and_lists_every_target() -> None:
     done = run("make")
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    assert targets == (
-        ["help", "setup", "demo", "test", "lint", "format", "serve", "export", "export-full", "gpu-check", "clean"]
-    )
+    named = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert named
+    assert targets == named[1].split()
+    assert targets[:4] == ["help", "setup", "demo", "test"]

@@ -43,7 +43,16 @@ class Traces:
         """Names whatever of it is still there."""
         running = [f"process {process}" for process in self.processes if _runs(process)]
         segments = [str(path) for path in Path("/dev/shm").glob(f"{self.shm_prefix}*")]
-        return running + segments + [str(folder) for folder in self.folders if folder.exists()]
+        return running + segments + [str(folder) for folder in self.folders if self._is_left(folder)]
+
+    def _is_left(self, folder: Path) -> bool:
+        """Whether it is there, and no other server that runs by now may have made it: then it stays for that one."""
+        try:
+            made = folder.stat().st_mtime
+        except FileNotFoundError:
+            return False
+        others = [started for process, started in guard.running_servers().items() if process not in self.processes]
+        return "python_env_" not in folder.name or not any(guard.may_be_of(other, made) for other in others)
 
     def remaining_after(self, seconds: float) -> list[str]:
         """Like ``remaining``, but allows this time for all of it to go."""

@@ -33,7 +33,7 @@ def test_the_defaults_are_those_of_the_public_loop() -> None:
 FULL = """
 stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
          left_blocks: 8, align_prompt: true}
-runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, incremental: false,
+runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, lanes: 3, incremental: false,
           cache_mib: 512, cache_storage: int8}
 limits:
     streams: 3
@@ -53,7 +53,9 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
         StreamConfig("lead", 50, 200, "full", "reference", left_blocks=8, align_prompt=True),
-        RuntimeConfig("cuda:1", "torch", "made", "float16", 4, incremental=False, cache_mib=512, cache_storage="int8"),
+        RuntimeConfig(
+            "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
+        ),
         LimitConfig(3, 10, 20, 5, 100, 2.5, voices=7, voice_mib=9, batch_streams=5, player_buffer_seconds=0.1),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
