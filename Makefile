@@ -22,7 +22,7 @@ demo: ## start a real Triton server with a tiny model and speak a line into out/
 	@$(BIN)/python examples/demo.py
 
 test: lint ## lint, then run all tests
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/pytest
 
 lint: ## ruff and mypy
 	$(SETUP)
