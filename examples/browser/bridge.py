@@ -14,6 +14,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -59,15 +60,14 @@ class Bridge:
 
     async def speak(self, page: ServerConnection) -> None:
         """Speaks what one WebSocket sends."""
-        try:
-            async for chunk in self._client.synthesize(_tokens_of(page), self._voice):
-                numbers = {name: getattr(chunk, name) for name in ("index", "final", "arrival_s", "latency_s")}
-                await page.send(json.dumps(numbers))
-                await page.send(chunk.audio.astype("<f4").tobytes())
-        except ClientError as error:
-            await page.send(json.dumps({"error": str(error)}))
-        except ConnectionClosed:
-            pass  # the page is gone, and the utterance with it
+        with suppress(ConnectionClosed):  # the page is gone, and the utterance with it
+            try:
+                async for chunk in self._client.synthesize(_tokens_of(page), self._voice):
+                    numbers = {name: getattr(chunk, name) for name in ("index", "final", "arrival_s", "latency_s")}
+                    await page.send(json.dumps(numbers))
+                    await page.send(chunk.audio.astype("<f4").tobytes())
+            except ClientError as error:
+                await page.send(json.dumps({"error": str(error)}))
 
 
 async def _tokens_of(page: ServerConnection) -> AsyncIterator[list[int]]:
