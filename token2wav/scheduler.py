@@ -389,8 +389,8 @@ class Scheduler:
 
     def _over(self, utterance: Utterance, reason: str) -> None:
         utterance.on_close()
-        self._changed()
         self._observer.ended(utterance, reason)
+        self._changed()  # last, so that who sees nothing open has been told of every end
 
     def _changed(self) -> None:
         with self._telling:  # else an older number could be told after a newer one, and stay

@@ -52,14 +52,15 @@ class ServerMetrics(Observer):
         self._refused(what=str(error).partition(":")[0][:40]).increment(1)
 
     def changed(self, open_utterances: int) -> None:
-        self._open(holder="scheduler").set(open_utterances)
-        self._open(holder="engine").set(self._model.pipeline.open_streams)
         usage = self._model.pipeline.flow.usage()
         for state in ("capacity", "used", "shared"):
             self._pages(state=state).set(getattr(usage, state))
         self._bytes().set(usage.used * usage.page_bytes)
         self._voices(result="hit").set(usage.prompt_hits)
         self._voices(result="miss").set(usage.prompt_misses)
+        # Last: who reads that nothing is open reads all the rest of it too.
+        self._open(holder="engine").set(self._model.pipeline.open_streams)
+        self._open(holder="scheduler").set(open_utterances)
 
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
         self._batches().observe(len(waited))
