@@ -21,8 +21,8 @@ demo: ## start a real Triton server with a tiny model and speak a line into out/
 	$(SETUP)
 	@$(BIN)/python examples/demo.py
 
-test: lint ## lint, then run all tests
-	$(BIN)/pytest
+test: lint ## lint, then run all tests, in two processes
+	$(BIN)/pytest -n 2
 
 lint: ## ruff and mypy
 	$(SETUP)

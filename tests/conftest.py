@@ -1,22 +1,26 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Before torch is imported, and inherited by servers that tests start: threads of several processes on few cores wait
 # for one another far longer than the small models of these tests take, and sums are only equal with equal threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-_TESTS = Path(__file__).parent
-_TOGETHER = {"deploy": "deployments", "launcher": "servers", "server": "servers", "export": "exports"}
+# By folder of tests: what shares servers, or exports that take long, must run in one worker.
+_TOGETHER = {"deploy": "servers", "launcher": "servers", "server": "servers", "docs": "servers", "export": "exports"}
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Says which tests must run in one worker of `pytest --dist loadgroup`: those of a file, and of some folders.
+class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives workers whole files, and some folders as one (its own `--dist loadgroup` fails with pytest 9.2)."""
 
-    Exports take long and are shared, and so are servers.
-    """
-    file = item.path.relative_to(_TESTS)
-    item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(file.parts[0], str(file))))
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return _TOGETHER.get(file.split("/")[1], file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
+    return ByFolder(config, log)

@@ -58,6 +58,10 @@ class LogPump(threading.Thread):
         """Returns why the server failed, as far as its output tells."""
         return failure_reason(list(self._lines))
 
+    def end(self) -> str:
+        """Returns the last lines, as one."""
+        return _end(list(self._lines)) or "nothing"
+
 
 def failure_reason(lines: list[str]) -> str:
     """Picks from a failed server's output what explains the failure.
@@ -79,8 +83,7 @@ def failure_reason(lines: list[str]) -> str:
     if loads:
         return "; ".join(f"model '{model}' failed to load: {reason}" for model, reason in loads.items())
     wanted = [text for text in errors if not _NOISE.search(text)]
-    last_lines = [line.strip() for line in lines if line.strip()][-10:]
-    return "; ".join(dict.fromkeys(wanted or last_lines)) or "it printed nothing"
+    return "; ".join(dict.fromkeys(wanted)) or _end(lines) or "it printed nothing"
 
 
 def matters(line: str) -> bool:
@@ -89,6 +92,10 @@ def matters(line: str) -> bool:
         return False
     parts = _TRITON_LINE.match(line)
     return parts is None or parts["level"] != "I" or parts["source"].endswith(".py")
+
+
+def _end(lines: list[str]) -> str:
+    return "; ".join(dict.fromkeys([line.strip() for line in lines if line.strip()][-10:]))
 
 
 def _plain(text: str) -> str:

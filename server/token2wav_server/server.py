@@ -222,6 +222,7 @@ class TritonServer:
         ]
 
     def _wait_until_ready(self) -> None:
+        assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
             if self.wait(timeout_s=_POLL_S) is not None:
@@ -229,7 +230,7 @@ class TritonServer:
             if time.monotonic() > deadline:
                 raise ServerStartError(
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "
-                    "or look at its full log (--verbose)"
+                    f"or look at its full log (--verbose), which ends with: {self._log.end()}"
                 )
 
     def _is_ready(self) -> bool:

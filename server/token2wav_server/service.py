@@ -25,6 +25,7 @@ from token2wav_server.protocol import (
     voice_id_of,
     voice_of,
 )
+from token2wav_server.slow_start import told_if_slow
 from token2wav_server.triton_log import log_to_triton
 
 
@@ -60,9 +61,10 @@ class Service:
             raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
         file = os.environ.get("TOKEN2WAV_CONFIG")
         config = load_server_config(Path(file) if file else None)
-        model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
-        model.probe()
-        return cls(model, config)
+        with told_if_slow():
+            model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
+            model.probe()
+            return cls(model, config)
 
     def handle(self, request: Any) -> None:
         """Queues one request. Every answer, errors included, goes through its response sender."""

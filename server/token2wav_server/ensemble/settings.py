@@ -13,6 +13,7 @@ from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.errors import ConfigError
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
+from token2wav_server.slow_start import told_if_slow
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,5 @@ class Settings:
     def _load(self, server: ServerConfig) -> Token2Wav:
         """On half of the threads, because flow and vocoder work at the same time, in a process each."""
         threads = max(1, (server.runtime.threads or torch.get_num_threads()) // 2)
-        return Token2Wav.load(self.folder, stream=server.stream, runtime=replace(server.runtime, threads=threads))
+        with told_if_slow():
+            return Token2Wav.load(self.folder, stream=server.stream, runtime=replace(server.runtime, threads=threads))
