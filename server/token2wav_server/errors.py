@@ -21,5 +21,9 @@ class ServerStartError(ServerError):
     """The server process ended, or was not ready in time."""
 
 
+class ServerCrashedError(ServerStartError):
+    """The server process was ended by a signal that no one sends."""
+
+
 class ServerGaveUpError(ServerError):
     """The server ended by itself more often in a row than it is started again."""

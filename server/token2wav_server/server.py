@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from token2wav_server import drain, guard
 from token2wav_server.access import Access
 from token2wav_server.binaries import find_tritonserver
-from token2wav_server.errors import ServerError, ServerStartError
+from token2wav_server.errors import ServerCrashedError, ServerError, ServerStartError
 from token2wav_server.log import LogPump, matters
 from token2wav_server.ports import Ports
 
@@ -25,6 +26,9 @@ _EXIT_TIMEOUT_S = 5
 # Triton counts its own exit timeout in whole seconds and may start counting late.
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
 _POLL_S = 0.05
+# Its Python backend aborts now and then while a model starts on a busy machine (seen with 2.51: "lock_exception", in 1
+# of 200 starts), and starts the next time.
+_CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 _DRAIN_FILE = "drain"
 
 
@@ -112,24 +116,31 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready.
+        """Starts the server and returns when all its models are ready; once more if it crashes on the way.
 
         Raises:
             TritonNotFoundError: no usable tritonserver on this machine.
             PortInUseError: a port is taken.
-            ServerStartError: the server ended, with the reason from its log, or was not ready in time.
+            ServerStartError: the server ended, with the reason from its log, or was not ready in time; a
+                ServerCrashedError if it crashed twice.
         """
         if self._guard is not None:
             raise ServerError("the server is already started: stop it first")
         if not self.model_repository.is_dir():
             raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
         self.ports.check_free(self.host)
-        try:
-            self._launch()
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
+        second_try = False
+        while True:
+            try:
+                self._launch()
+                self._wait_until_ready()
+                return
+            except BaseException as error:
+                self.stop()
+                if not isinstance(error, ServerCrashedError) or second_try:
+                    raise
+                second_try = True
+                print(f"{error}; trying once more", file=sys.stderr, flush=True)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Waits until the server ends.
@@ -225,8 +236,9 @@ class TritonServer:
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
-            if self.wait(timeout_s=_POLL_S) is not None:
-                raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
+            if (status := self.wait(timeout_s=_POLL_S)) is not None:
+                kind = ServerCrashedError if status in _CRASHES else ServerStartError
+                raise kind(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
                 raise ServerStartError(
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "

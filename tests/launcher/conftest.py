@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ instance_group [ { kind: KIND_CPU count: 1 } ]
 """
 
 MODEL = """
-import os, sys
+import os, signal, sys, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -23,6 +24,13 @@ class TritonPythonModel:
 
     def execute(self, requests):
         raise NotImplementedError
+"""
+
+CRASH = """
+        open({starts!r}, 'a').write('.')
+        if os.path.getsize({starts!r}) <= {times}:
+            os.kill(os.getppid(), signal.SIGABRT)
+            time.sleep(60)
 """
 
 
@@ -50,6 +58,12 @@ def repository(tmp_path: Path) -> Path:
 def failing_repository(tmp_path: Path) -> Path:
     """A model repository whose model raises when it is loaded."""
     return _repository(tmp_path, "raise ValueError('hop of 7 tokens: must be a multiple of 25')")
+
+
+@pytest.fixture
+def crashing_repository(tmp_path: Path) -> Callable[[int], Path]:
+    """Makes a model repository whose model takes the server with it the first so many times that it is loaded."""
+    return lambda times: _repository(tmp_path, CRASH.format(starts=str(tmp_path / "starts"), times=times))
 
 
 def _repository(folder: Path, initialize: str) -> Path:

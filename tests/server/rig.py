@@ -9,6 +9,7 @@ import queue
 import re
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,11 +21,13 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
 from token2wav import Voice
+from token2wav_server import ServerStartError
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 
 _TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
 _PATIENCE_SECONDS = 30.0
+_START_SECONDS = 150.0
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,26 @@ class Rig:
         if settings is not None:
             config = folder / "server.yaml"
             config.write_text(settings)
-        with TritonServer(
+        server = TritonServer(
             model,
             config=config,
             model_repository=repository,
             ports=Ports.free(),
             log_file=folder / "triton.log",
-        ) as server:
+            ready_timeout_s=_START_SECONDS,
+        )
+        try:
+            try:
+                server.start()
+            except ServerStartError as error:
+                if "was not ready" not in str(error):
+                    raise
+                # Seen once in thousands of starts and not explained yet: to be read by people, but no test of theirs.
+                warnings.warn(f"a server started at the second try only: {error}", stacklevel=2)
+                server.start()
             yield cls(server)
+        finally:
+            server.stop()
 
     def metrics(self) -> str:
         """All that the metrics port says."""
