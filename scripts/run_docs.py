@@ -265,7 +265,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/*.md")
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="virtual environment to run them in")
-    parser.add_argument("--seconds", type=float, default=300.0, help="limit of a block (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=900.0, help="limit of a block (default: %(default)g)")
     parser.add_argument("--list", action="store_true", help="print the blocks and run none")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))  # so that servers are stopped
