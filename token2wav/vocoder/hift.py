@@ -26,11 +26,18 @@ _MAX_MAGNITUDE = 100.0
 
 
 class CausalConv(nn.Conv1d):
-    """Convolution that sees only the past: zeros on the left, as many as the kernel reaches back."""
+    """Convolution that sees only the past: as many zeros on the left as the kernel reaches back.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        reach = (self.kernel_size[0] - 1) * self.dilation[0]
-        return super().forward(F.pad(x, (reach, 0)))
+    With `history`, here and below, inputs start in the middle of an utterance: no zeros stand for what was before, and
+    there is no output where it would be needed. Outputs always end with the same position, so they are shorter.
+    """
+
+    @property
+    def reach(self) -> int:
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x: torch.Tensor, history: bool = False) -> torch.Tensor:
+        return super().forward(x if history else F.pad(x, (self.reach, 0)))
 
 
 class DownConv(nn.Conv1d):
@@ -38,6 +45,12 @@ class DownConv(nn.Conv1d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(F.pad(x, (self.stride[0] - 1, 0)))
+
+    def last(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """The last `count` outputs, or as many as there are inputs for, from no more of x than they need."""
+        stride, kernel = self.stride[0], self.kernel_size[0]
+        count = min(count, (x.shape[2] - kernel) // stride + 1)
+        return super().forward(ending(x, (count - 1) * stride + kernel))
 
 
 class UpConv(nn.Conv1d):
@@ -47,9 +60,9 @@ class UpConv(nn.Conv1d):
         super().__init__(inputs, outputs, kernel)
         self.rate = rate
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, history: bool = False) -> torch.Tensor:
         x = x.repeat_interleave(self.rate, dim=2)
-        return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
+        return super().forward(x if history else F.pad(x, (self.kernel_size[0] - 1, 0)))
 
 
 class Snake(nn.Module):
@@ -80,11 +93,22 @@ class ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def reach(self) -> int:
+        """Positions to the left that an output depends on."""
+        return sum(conv.reach for conv in (*self.convs1, *self.convs2))
+
+    def forward(self, x: torch.Tensor, history: bool = False) -> torch.Tensor:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in layers:
-            x = x + conv2(snake2(conv1(snake1(x))))
+            h = conv2(snake2(conv1(snake1(x), history)), history)
+            x = (ending(x, h.shape[2]) if history else x) + h
         return x
+
+
+def ending(x: torch.Tensor, count: int) -> torch.Tensor:
+    """The last `count` positions of x (B, C, T), a view."""
+    return x[:, :, x.shape[2] - count :]
 
 
 class F0Predictor(nn.Module):
@@ -219,28 +243,39 @@ class HiFT(nn.Module):
             return F.pad(mel, (0, look_right)), spectrum
         return mel, spectrum[..., : -look_right * self.config.samples_per_frame // self.config.hop_len]
 
-    def network(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
-        """The part that is exported.
+    def network(self, mel: torch.Tensor, spectrum: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        """The part that is exported, without `history`.
 
         Args:
             mel: (B, bands, T + conv_pre_look_right).
             spectrum: (B, n_fft + 2, T * samples_per_frame / hop_len + 1) STFT of the excitation, see `spectrum`.
+            history: whether these start in the middle of an utterance. Then every layer computes only what has all it
+                depends on, which spares the copies that zeros before every layer's inputs cost, too.
 
         Returns:
-            (B, T * samples_per_frame) audio.
+            (B, T * samples_per_frame) audio. With `history` less of it, the last samples; of those the first n_fft lack
+            what the windows of the inverse STFT before them would add.
         """
         config = self.config
         x = self.conv_pre(mel)
         last_stage = len(self.ups) - 1
         blocks = len(config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, config.lrelu_slope))
-            if stage == last_stage:
+            x = up(F.leaky_relu(x, config.lrelu_slope), history)
+            if stage == last_stage and not history:
                 x = F.pad(x, (1, 0), mode="reflect")  # the STFT has one frame more than hops
-            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
-            branches = self.resblocks[stage * blocks : (stage + 1) * blocks]
-            x = torch.stack([branch(x) for branch in branches]).sum(dim=0) / blocks
-        audio = self.waveform(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here (Q24)
+            down, refine = self.source_downs[stage], self.source_resblocks[stage]
+            source = down.last(spectrum, x.shape[2] + refine.reach) if history else down(spectrum)  # type: ignore[operator]
+            source = refine(source, history)
+            x = (ending(x, source.shape[2]) if history else x) + source
+            branches = list(self.resblocks[stage * blocks : (stage + 1) * blocks])
+            if history:
+                outputs = x.shape[2] - max(branch.reach for branch in branches)  # type: ignore[type-var]
+                parts = [branch(ending(x, outputs + branch.reach), True) for branch in branches]
+            else:
+                parts = [branch(x) for branch in branches]
+            x = torch.stack(parts).sum(dim=0) / blocks
+        audio = self.waveform(self.conv_post(F.leaky_relu(x), history))  # slope 0.01 here (Q24)
         return audio.clamp(-config.audio_limit, config.audio_limit)
 
     def spectrum(self, source: torch.Tensor) -> torch.Tensor:
