@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from token2wav.model_config import HiFTConfig
-from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT
+from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
 from token2wav.vocoder.windows import run_together
@@ -43,7 +43,7 @@ def left_reach_frames(config: HiFTConfig) -> int:
         down = 2 * stride - 1 if stride > 1 else 0  # kernel of source_downs, less one
         longest = max(longest, source * stride + down + edge)
         rate = config.upsample_rates[stage]
-        reach = -(-(reach + config.upsample_kernel_sizes[stage] - 1) // rate)
+        reach = -(-reach // rate) + upsampling_reach(config.upsample_kernel_sizes[stage], rate)
         stride *= rate
         longest = max(longest, reach * stride)
     return -(-longest // per_frame)
