@@ -64,9 +64,8 @@ def test_last_block_is_padded(storage: Storage) -> None:
     store = KeyValueStore(a_layout(storage), 4, torch.device("cpu"))
     past, new = values(4, 0), values(6, 1)
     store.write(1, 0, store.index([2]), past, past)
-    k, v = StepMemory(store, 1, store.index([0, 3]), store.index([2, 0, 3]), torch.empty(0)).extend_attention(
-        0, new, new
-    )
+    contexts = torch.empty(2, BRANCHES, 1, 0, 0)  # of one chunk
+    k, v = StepMemory(store, 1, store.index([0, 3]), store.index([2, 0, 3]), contexts).extend_attention(0, new, new)
     assert torch.equal(k, v)
     assert k.shape == (BRANCHES, 12, 16)
     assert_close(k[:, :10], torch.cat((past, new), dim=1), storage)

@@ -1,7 +1,8 @@
 """Chunks on torch without padding: the frames of a batch stand in one long row.
 
-What treats frames one by one, nearly all arithmetic, sees that row. Convolutions get each chunk's context between the
-chunks; attention runs chunk by chunk, on keys and values in their pages, in place where those follow one another.
+What treats frames one by one, nearly all arithmetic, sees that row. Attention runs group by group: chunks of one length
+at one place in their utterances, as streams have that began together, go through it in one call. The keys and values of
+a chunk that is alone are read in place where their pages follow one another.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import ChunkMemory, KeyValueStore, StepMemory
-from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT
+from token2wav.flow.dit import Attend, Convolution, DiT
 from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.flow.solver import OdeTables, with_unconditional
 
@@ -38,6 +39,17 @@ class TorchChunkSolver:
         """See `ChunkSolver`."""
         if not works:
             return []
+        shapes: dict[tuple[object, ...], list[int]] = {}
+        for index, work in enumerate(works):
+            key = (work.frames, work.start, tuple(work.past.blocks), work.past.prefix_blocks)
+            shapes.setdefault(key, []).append(index)
+        order = [index for members in shapes.values() for index in members]
+        mels = self._solve([[works[index] for index in members] for members in shapes.values()])
+        return [mel for _, mel in sorted(zip(order, mels, strict=True), key=lambda pair: pair[0])]
+
+    def _solve(self, groups: list[list[ChunkWork]]) -> list[torch.Tensor]:
+        """Mels of chunks that were sorted into groups of one shape and one place in their utterances."""
+        works = [work for group in groups for work in group]
         lengths = [work.frames for work in works]
         x, mu, cond = (
             torch.cat(parts, dim=1)[None]
@@ -46,13 +58,24 @@ class TorchChunkSolver:
         speakers = torch.cat([work.speaker.expand(work.frames, -1) for work in works])[None]
         positions = [torch.arange(work.start, work.start + work.frames, device=x.device) for work in works]
         rope = self._estimator.rotary_embed(torch.cat(positions))
-        memories = [ChunkMemory(self._store, work.past.pages, work.new, work.contexts) for work in works]
-        biases = [self._bias(work) for work in works]
+        memories = [
+            ChunkMemory(
+                self._store,
+                [work.past.pages for work in group],
+                [work.new for work in group],
+                [work.contexts for work in group],
+            )
+            for group in groups
+        ]
+        frames = [sum(work.frames for work in group) for group in groups]
+        biases = [self._bias(group[0]) for group in groups]
         mu, speakers, cond = with_unconditional(mu, speakers, cond)
         for step, modulation in enumerate(self._tables.modulation):
-            memory = _RowMemory([each.step(step) for each in memories], lengths, biases)
+            memory = _RowMemory([each.step(step) for each in memories], frames, biases)
             velocity = self._estimator.velocity(torch.cat((x, x)), mu, speakers, cond, modulation, rope, None, memory)
             x = self._tables.advance(step, x, velocity)
+        for each in memories:
+            each.finish()
         return list(x[0].split(lengths, dim=1))
 
     def _bias(self, work: ChunkWork) -> torch.Tensor | None:
@@ -71,12 +94,12 @@ class TorchChunkSolver:
 
 
 class _RowMemory:
-    """The estimator's `Memory` of chunks that stand one behind the other in a row.
+    """The estimator's `Memory` of groups of chunks that stand one behind the other in a row.
 
     Args:
-        memories: of every chunk.
-        lengths: frames of every chunk.
-        biases: of every chunk's attention.
+        memories: of every group.
+        lengths: frames of every group.
+        biases: of every group's attention.
     """
 
     def __init__(
@@ -88,17 +111,17 @@ class _RowMemory:
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """See `Memory`."""
-        if len(self._memories) == 1:  # spares four copies
-            return conv(self._memories[0].extend_conv(index, x))
-        chunks = x.split(self._lengths, dim=2)
-        row = torch.cat(
-            [memory.extend_conv(index, chunk) for memory, chunk in zip(self._memories, chunks, strict=True)], 2
+        groups = [
+            memory.extend_conv(index, chunks)
+            for memory, chunks in zip(self._memories, x.split(self._lengths, dim=2), strict=True)
+        ]
+        if len({group.shape[2] for group in groups}) == 1:
+            results = conv(_joined(groups, 0)).split([len(group) for group in groups])
+        else:
+            results = [conv(group) for group in groups]
+        return _joined(
+            [memory.behind_each_other(result) for memory, result in zip(self._memories, results, strict=True)], 2
         )
-        # What comes out where a context follows a chunk mixes the two and is dropped.
-        pieces = conv(row).split(
-            [length + CONTEXT_FRAMES for length in self._lengths[:-1]] + [self._lengths[-1]], dim=2
-        )
-        return torch.cat([piece[:, :, :length] for piece, length in zip(pieces, self._lengths, strict=True)], dim=2)
 
     def attend(
         self,
@@ -109,14 +132,17 @@ class _RowMemory:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Memory`; every chunk has a bias of its own."""
-        if len(self._memories) == 1:
-            return self._memories[0].attend(layer, attend, q, k, v, self._biases[0])
-        chunks = zip(*(value.split(self._lengths, dim=1) for value in (q, k, v)), strict=True)
-        return torch.cat(
+        """See `Memory`; every group has a bias of its own."""
+        groups = zip(*(value.split(self._lengths, dim=1) for value in (q, k, v)), strict=True)
+        return _joined(
             [
                 memory.attend(layer, attend, own_q, own_k, own_v, own_bias)
-                for memory, (own_q, own_k, own_v), own_bias in zip(self._memories, chunks, self._biases, strict=True)
+                for memory, (own_q, own_k, own_v), own_bias in zip(self._memories, groups, self._biases, strict=True)
             ],
-            dim=1,
+            1,
         )
+
+
+def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """`torch.cat`, which copies even what is alone."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

@@ -7,7 +7,7 @@ inputs of the two position convolutions. So they are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,9 +120,9 @@ class KeyValueStore:
             value = value.unflatten(1, (pages.count, -1)).unflatten(-1, (self.layout.heads, -1))
             if self._scale is not None:
                 scale = _scale_of(value)
-                self._scale[step, layer, which][:, pages.where] = scale
+                _put(self._scale[step, layer, which], pages, scale)
                 value = (value / scale[..., None]).round()
-            self._data[step, layer, which][:, pages.where] = value.to(self._data.dtype)
+            _put(self._data[step, layer, which], pages, value.to(self._data.dtype))
 
     def read(
         self, step: int, layer: int, pages: PageIndex, dtype: torch.dtype = torch.float32
@@ -131,7 +131,10 @@ class KeyValueStore:
 
         They are views of the store where pages follow one another and are kept in the type that is asked for.
         """
-        k, v = (self._read(step, layer, which, pages, dtype) for which in (_KEY, _VALUE))
+        values = _pages(self._data[step, layer], pages)  # (2, branches, count, block_frames, heads, dim_head)
+        if self._scale is not None:
+            values = values * _pages(self._scale[step, layer], pages)[..., None]
+        k, v = values.to(dtype).flatten(4).flatten(2, 3).unbind()
         return k, v
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
@@ -159,11 +162,20 @@ class KeyValueStore:
             values = (values / scale[..., None]).round()
         self._data[step].index_copy_(3, pages, values.to(self._data.dtype))
 
-    def _read(self, step: int, layer: int, which: int, pages: PageIndex, dtype: torch.dtype) -> torch.Tensor:
-        value = self._data[step, layer, which][:, pages.where]
-        if self._scale is not None:
-            value = value * self._scale[step, layer, which][:, pages.where, :, :, None]
-        return value.to(dtype).flatten(3).flatten(1, 2)
+
+def _pages(values: torch.Tensor, pages: PageIndex) -> torch.Tensor:
+    """Pages of keys and values (2, branches, pages, ...); on a CPU, indexing would copy number by number."""
+    if isinstance(pages.where, slice):
+        return values[:, :, pages.where]
+    return values.index_select(2, pages.where)
+
+
+def _put(values: torch.Tensor, pages: PageIndex, new: torch.Tensor) -> None:
+    """Writes pages of (branches, pages, ...)."""
+    if isinstance(pages.where, slice):
+        values[:, pages.where] = new
+    else:
+        values.index_copy_(1, pages.where, new)
 
 
 def _scale_of(values: torch.Tensor) -> torch.Tensor:
@@ -172,24 +184,38 @@ def _scale_of(values: torch.Tensor) -> torch.Tensor:
 
 
 class ChunkMemory:
-    """The estimator's memory while one chunk of one utterance is computed.
+    """The estimator's memory while chunks of one shape are computed, each of another utterance.
+
+    In tensors the chunks stand one behind the other: frames are those of the first, then those of the second ...
 
     Args:
         store: memory of all pages.
-        past: pages of the blocks that the chunk can see, in order.
-        new: pages that take the chunk's own blocks.
-        contexts: (steps, 2 convolutions, branches, dim, kernel - 1) last inputs of the position convolutions; replaced
-            in place by those of this chunk.
+        past: pages of the blocks that a chunk can see, in order, of every utterance; as many of each.
+        new: pages that take the chunk's own blocks, likewise.
+        contexts: (steps, 2 convolutions, branches, dim, kernel - 1) last inputs of the position convolutions, of every
+            utterance; `finish` replaces them by those of the chunk.
     """
 
-    def __init__(self, store: KeyValueStore, past: list[int], new: list[int], contexts: torch.Tensor) -> None:
+    def __init__(
+        self,
+        store: KeyValueStore,
+        past: Sequence[list[int]],
+        new: Sequence[list[int]],
+        contexts: Sequence[torch.Tensor],
+    ) -> None:
         self._store = store
-        self._new = store.index(new)
-        self._visible = store.index(past + new)
-        self._contexts = contexts
+        self._new = store.index([page for own in new for page in own])
+        self._visible = store.index([page for before, own in zip(past, new, strict=True) for page in before + own])
+        self._before = contexts
+        self._contexts = torch.stack(list(contexts), dim=3)  # (steps, 2, branches, utterances, dim, kernel - 1)
 
     def step(self, index: int) -> StepMemory:
         return StepMemory(self._store, index, self._new, self._visible, self._contexts[index])
+
+    def finish(self) -> None:
+        """Hands the contexts over."""
+        for before, after in zip(self._before, self._contexts.unbind(3), strict=True):
+            before.copy_(after)
 
 
 class StepMemory:
@@ -203,10 +229,7 @@ class StepMemory:
         self._new = new
         self._visible = visible
         self._contexts = contexts
-
-    def convolve(self, index: int, conv: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """See `Memory`."""
-        return conv(self.extend_conv(index, x))
+        self._chunks = contexts.shape[2]
 
     def attend(
         self,
@@ -218,22 +241,49 @@ class StepMemory:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """See `Memory`."""
-        return attend(q, *self.extend_attention(layer, k, v), bias)
+        k, v = self.extend_attention(layer, k, v)
+        return attend(self._apart(q), k, v, bias).unflatten(0, (-1, self._chunks)).flatten(1, 2)
 
     def extend_conv(self, index: int, x: torch.Tensor) -> torch.Tensor:
-        """Puts the last inputs of a position convolution before x (branches, dim, frames), and notes those of x."""
-        x = torch.cat((self._contexts[index], x), dim=2)
-        self._contexts[index] = x[:, :, -self._contexts.shape[-1] :]
-        return x
+        """Puts the last inputs of a position convolution before each chunk, and notes those of x.
+
+        Args:
+            index: of the convolution.
+            x: (branches, dim, chunks * frames).
+
+        Returns:
+            (branches * chunks, dim, kernel - 1 + frames).
+        """
+        chunks = x.unflatten(2, (self._chunks, -1)).transpose(1, 2)  # (branches, chunks, dim, frames)
+        extended = torch.cat((self._contexts[index], chunks), dim=3)
+        self._contexts[index] = extended[..., -self._contexts.shape[-1] :]
+        return extended.flatten(0, 1)
+
+    def behind_each_other(self, x: torch.Tensor) -> torch.Tensor:
+        """(branches * chunks, dim, frames) to (branches, dim, chunks * frames)."""
+        return x.unflatten(0, (-1, self._chunks)).transpose(1, 2).flatten(2)
 
     def extend_attention(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores the chunk's keys and values (branches, frames, inner) and returns all that it can see.
+        """Stores the chunks' keys and values (branches, chunks * frames, inner) and returns all that each can see.
 
-        The chunk's own are read back from the store, so that what a frame sees does not depend on how blocks were
+        The chunks' own are read back from the store, so that what a frame sees does not depend on how blocks were
         grouped into chunks, whatever the storage type. A last block that is not full is padded with zeros.
+
+        Returns:
+            Keys and values, (branches * chunks, keys, inner).
         """
         missing = self._new.count * self._store.layout.block_frames - k.shape[1]
         if missing:
-            k, v = (torch.nn.functional.pad(value, (0, 0, 0, missing)) for value in (k, v))
+            k, v = (
+                torch.nn.functional.pad(self._apart(value), (0, 0, 0, missing // self._chunks))
+                .unflatten(0, (-1, self._chunks))
+                .flatten(1, 2)
+                for value in (k, v)
+            )
         self._store.write(self._step, layer, self._new, k, v)
-        return self._store.read(self._step, layer, self._visible, k.dtype)
+        k, v = self._store.read(self._step, layer, self._visible, k.dtype)
+        return self._apart(k), self._apart(v)
+
+    def _apart(self, x: torch.Tensor) -> torch.Tensor:
+        """(branches, chunks * n, inner) to (branches * chunks, n, inner)."""
+        return x.unflatten(1, (self._chunks, -1)).flatten(0, 1)

@@ -216,7 +216,7 @@ class AdaNorm(nn.Module):
 
 def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """LayerNorm of x (B, T, dim) without weights, then scaled and shifted by (B, dim) vectors."""
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+    return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None])
 
 
 class DiTBlock(nn.Module):
@@ -236,8 +236,10 @@ class DiTBlock(nn.Module):
     ) -> torch.Tensor:
         """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
         shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
-        x = x + gate_att[:, None] * self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, memory)
-        return x + gate_ff[:, None] * self.ff(modulated_norm(x, shift_ff, scale_ff))
+        h = self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, memory)
+        x = torch.addcmul(x, gate_att[:, None], h.to(x.dtype))
+        h = self.ff(modulated_norm(x, shift_ff, scale_ff))
+        return torch.addcmul(x, gate_ff[:, None], h.to(x.dtype))
 
 
 class DiT(nn.Module):

@@ -22,15 +22,23 @@ F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value needs
 _F0_CAUSAL_CONVS, _F0_KERNEL = 4, 3
 F0_LEFT_REACH = _F0_CAUSAL_CONVS * (_F0_KERNEL - 1)  # mel frames to the left
 _SNAKE_EPS = 1e-9
+_LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
 _MAX_MAGNITUDE = 100.0
 
 
 class CausalConv(nn.Conv1d):
-    """Convolution that sees only the past: zeros on the left, as many as the kernel reaches back."""
+    """Convolution that sees only the past: as many zeros on the left as the kernel reaches back.
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        reach = (self.kernel_size[0] - 1) * self.dilation[0]
-        return super().forward(F.pad(x, (reach, 0)))
+    With `history`, here and below, inputs start in the middle of an utterance: no zeros stand for what was before, and
+    there is no output where it would be needed. Outputs always end with the same position, so they are shorter.
+    """
+
+    @property
+    def reach(self) -> int:
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        return super().forward(x if history else F.pad(x, (self.reach, 0)))
 
 
 class DownConv(nn.Conv1d):
@@ -39,21 +47,60 @@ class DownConv(nn.Conv1d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(F.pad(x, (self.stride[0] - 1, 0)))
 
+    def last(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """The last `count` outputs, or as many as there are inputs for, from no more of x than they need."""
+        stride, kernel = self.stride[0], self.kernel_size[0]
+        count = min(count, (x.shape[2] - kernel) // stride + 1)
+        return super().forward(ending(x, (count - 1) * stride + kernel))
+
 
 class UpConv(nn.Conv1d):
-    """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one)."""
+    """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one).
+
+    The kernel lies over few different inputs, each repeated. So there is one short kernel for each of the `rate` places
+    of an output in its repeat, which `freeze` adds up from the published one, and nothing is repeated.
+    """
+
+    phases: torch.Tensor
+    phase_bias: torch.Tensor | None
 
     def __init__(self, inputs: int, outputs: int, kernel: int, rate: int) -> None:
         super().__init__(inputs, outputs, kernel)
         self.rate = rate
+        # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
+        self.register_buffer("phases", None, persistent=False)
+        self.register_buffer("phase_bias", None, persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.repeat_interleave(self.rate, dim=2)
-        return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
+    @property
+    def reach(self) -> int:
+        """Inputs to the left that an output depends on."""
+        return upsampling_reach(self.kernel_size[0], self.rate)
+
+    def freeze(self) -> None:
+        outputs, inputs, kernel = self.weight.shape
+        phases = self.weight.new_zeros(outputs, self.rate, inputs, self.reach + 1)
+        for phase in range(self.rate):
+            for tap in range(kernel):
+                phases[:, phase, :, self.reach + (phase + tap - kernel + 1) // self.rate] += self.weight[:, :, tap]
+        self.phases = phases.flatten(0, 1)
+        if self.bias is not None:
+            self.phase_bias = self.bias.repeat_interleave(self.rate)
+
+    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        x = F.conv1d(x if history else F.pad(x, (self.reach, 0)), self.phases, self.phase_bias)
+        return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
+
+
+def upsampling_reach(kernel: int, rate: int) -> int:
+    """Inputs to the left that an output of an `UpConv` depends on."""
+    return -(-(kernel - 1) // rate)
 
 
 class Snake(nn.Module):
-    """x + sin²(αx) / α with one α per channel, on a linear scale."""
+    """x + sin²(αx) / α with one α per channel, on a linear scale.
+
+    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after take α times this.
+    """
 
     inverse: torch.Tensor
 
@@ -61,12 +108,29 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(channels))
         self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
+        self._takes_scaled = self._gives_scaled = False
 
     def freeze(self) -> None:
         self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)[:, None]
 
+    def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
+        """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
+        alpha = self.alpha.detach()
+        if alpha.abs().min() < _LEAST_FOLDED:
+            return
+        after.weight /= alpha[:, None]
+        self._gives_scaled = True
+        if before is not None:
+            before.weight *= alpha[:, None, None]
+            if before.bias is not None:
+                before.bias *= alpha
+            self._takes_scaled = True
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        sine = torch.sin(x * self.alpha[:, None])
+        scaled = x if self._takes_scaled else x * self.alpha[:, None]
+        sine = torch.sin(scaled)
+        if self._gives_scaled:
+            return torch.addcmul(scaled, sine, sine)
         return torch.addcmul(x, sine, sine * self.inverse)
 
 
@@ -80,11 +144,28 @@ class ResBlock(nn.Module):
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def reach(self) -> int:
+        """Positions to the left that an output depends on."""
+        return sum(conv.reach for conv in (*self.convs1, *self.convs2))
+
+    def freeze(self) -> None:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in layers:
-            x = x + conv2(snake2(conv1(snake1(x))))
+            snake1.fold(None, conv1)  # type: ignore[operator]
+            snake2.fold(conv1, conv2)  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
+        for snake1, conv1, snake2, conv2 in layers:
+            h = conv2(snake2(conv1(snake1(x), history=history)), history=history)
+            x = (ending(x, h.shape[2]) if history else x) + h
         return x
+
+
+def ending(x: torch.Tensor, count: int) -> torch.Tensor:
+    """The last `count` positions of x (B, C, T), a view."""
+    return x[:, :, x.shape[2] - count :]
 
 
 class F0Predictor(nn.Module):
@@ -174,11 +255,12 @@ class HiFT(nn.Module):
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
-            if isinstance(module, Snake):
+        self.eval().requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, Snake | UpConv | ResBlock):
                 module.freeze()
         self.window = torch.hann_window(self.config.n_fft)
         self.analysis, self.synthesis = fourier_kernels(self.window)
-        self.eval().requires_grad_(False)
 
     @torch.inference_mode()
     def vocode(
@@ -219,28 +301,39 @@ class HiFT(nn.Module):
             return F.pad(mel, (0, look_right)), spectrum
         return mel, spectrum[..., : -look_right * self.config.samples_per_frame // self.config.hop_len]
 
-    def network(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
-        """The part that is exported.
+    def network(self, mel: torch.Tensor, spectrum: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        """The part that is exported, without `history`.
 
         Args:
             mel: (B, bands, T + conv_pre_look_right).
             spectrum: (B, n_fft + 2, T * samples_per_frame / hop_len + 1) STFT of the excitation, see `spectrum`.
+            history: whether these start in the middle of an utterance. Then every layer computes only what has all it
+                depends on, which spares the copies that zeros before every layer's inputs cost, too.
 
         Returns:
-            (B, T * samples_per_frame) audio.
+            (B, T * samples_per_frame) audio. With `history` less of it, the last samples; of those the first n_fft lack
+            what the windows of the inverse STFT before them would add.
         """
         config = self.config
         x = self.conv_pre(mel)
         last_stage = len(self.ups) - 1
         blocks = len(config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, config.lrelu_slope))
-            if stage == last_stage:
+            x = up(F.leaky_relu(x, config.lrelu_slope), history=history)
+            if stage == last_stage and not history:
                 x = F.pad(x, (1, 0), mode="reflect")  # the STFT has one frame more than hops
-            x = x + self.source_resblocks[stage](self.source_downs[stage](spectrum))
-            branches = self.resblocks[stage * blocks : (stage + 1) * blocks]
-            x = torch.stack([branch(x) for branch in branches]).sum(dim=0) / blocks
-        audio = self.waveform(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here (Q24)
+            down, refine = self.source_downs[stage], self.source_resblocks[stage]
+            source = down.last(spectrum, x.shape[2] + refine.reach) if history else down(spectrum)  # type: ignore[operator]
+            source = refine(source, history=history)
+            x = (ending(x, source.shape[2]) if history else x) + source
+            branches = list(self.resblocks[stage * blocks : (stage + 1) * blocks])
+            if history:
+                outputs = x.shape[2] - max(branch.reach for branch in branches)  # type: ignore[type-var]
+                parts = [branch(ending(x, outputs + branch.reach), history=True) for branch in branches]
+            else:
+                parts = [branch(x) for branch in branches]
+            x = torch.stack(parts).sum(dim=0) / blocks
+        audio = self.waveform(self.conv_post(F.leaky_relu(x), history=history))  # slope 0.01 here (Q24)
         return audio.clamp(-config.audio_limit, config.audio_limit)
 
     def spectrum(self, source: torch.Tensor) -> torch.Tensor:

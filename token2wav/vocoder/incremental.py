@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from token2wav.model_config import HiFTConfig
-from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT
+from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
 from token2wav.vocoder.windows import run_together
@@ -42,7 +43,7 @@ def left_reach_frames(config: HiFTConfig) -> int:
         down = 2 * stride - 1 if stride > 1 else 0  # kernel of source_downs, less one
         longest = max(longest, source * stride + down + edge)
         rate = config.upsample_rates[stage]
-        reach = -(-(reach + config.upsample_kernel_sizes[stage] - 1) // rate)
+        reach = -(-reach // rate) + upsampling_reach(config.upsample_kernel_sizes[stage], rate)
         stride *= rate
         longest = max(longest, reach * stride)
     return -(-longest // per_frame)
@@ -77,10 +78,20 @@ class VocoderState:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """Inputs of `HiFT.network`, and which of the samples that come out are new."""
+    """What the network is to see of an utterance, and which of the samples that come out are new.
+
+    Attributes:
+        mel: (1, bands, frames).
+        source: (1, 1, samples) their excitation.
+        final: whether the utterance ends here.
+        history: whether the window holds all that the new samples depend on.
+        first, last: new samples, counted from the end of those that come out.
+    """
 
     mel: torch.Tensor
-    spectrum: torch.Tensor
+    source: torch.Tensor
+    final: bool
+    history: bool
     first: int
     last: int
 
@@ -102,7 +113,7 @@ class IncrementalHiFT:
         self, hift: HiFT, noise: SourceNoise, phase: Phase = "exact", network: VocoderNetwork | None = None
     ) -> None:
         self._hift = hift
-        self._network = network or hift.network
+        self._exported = network
         self._source_noise = noise
         self._noise = MergedNoise(noise, hift.m_source)
         self._phase = phase
@@ -138,11 +149,21 @@ class IncrementalHiFT:
             for index, (state, mel, final) in enumerate(batch)
             if (window := self._window(state, mel, final)) is not None
         }
-        rows = run_together(self._network, [(window.mel, window.spectrum) for window in windows.values()])
-        for (index, window), audio in zip(windows.items(), rows, strict=True):
-            results[index] = audio[window.first : window.last]
-            batch[index][0].speech_offset += window.last - window.first
+        for final, history in sorted({(window.final, window.history) for window in windows.values()}):
+            members = [index for index, window in windows.items() if (window.final, window.history) == (final, history)]
+            rows = run_together(
+                partial(self._network, final=final, history=history),
+                [(windows[index].mel, windows[index].source) for index in members],
+            )
+            for index, audio in zip(members, rows, strict=True):
+                window = windows[index]
+                results[index] = audio[len(audio) - window.first : len(audio) - window.last]
+                batch[index][0].speech_offset += window.first - window.last
         return results
+
+    def _network(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool, history: bool) -> torch.Tensor:
+        inputs = self._hift.network_inputs(mel, source, final=final)
+        return self._exported(*inputs) if self._exported else self._hift.network(*inputs, history=history)
 
     def _window(self, state: VocoderState, mel: torch.Tensor, final: bool) -> _Window | None:
         """What the network is to see for the samples that new frames make possible; None if they make none."""
@@ -154,10 +175,17 @@ class IncrementalHiFT:
             return None
         self._extend_source(state, final)
         known = state.source.shape[2] // self._samples
-        inputs = self._hift.network_inputs(state.mel[None, :, :known], state.source, final=final)
-        first, last = ((frame - state.mel_start) * self._samples for frame in (sent, ready))
+        end = state.mel_start + known - (0 if final else self._hift.config.conv_pre_look_right)
+        window = _Window(
+            mel=state.mel[None, :, :known],
+            source=state.source,
+            final=final,
+            history=sent - state.mel_start >= self._reach,
+            first=(end - sent) * self._samples,
+            last=(end - ready) * self._samples,
+        )
         self._forget(state, ready)
-        return _Window(*inputs, first, last)
+        return window
 
     def _extend_source(self, state: VocoderState, final: bool) -> None:
         """Excitation of all frames whose F0 can be known."""
