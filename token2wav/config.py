@@ -22,34 +22,41 @@ class StreamConfig:
     Attributes:
         hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps `hop_tokens`;
             `lead` takes as many tokens as audio is already ahead of playback.
-        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block).
-        max_hop_tokens: upper bound of a hop.
+        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block); 0 takes
+            the model's own, for CosyVoice3 an attention block.
+        max_hop_tokens: upper bound of a hop; 0 takes the model's own, for CosyVoice3 four blocks.
         tail: attention mask of the last chunk. `streaming`, like every other chunk, makes the audio independent of
             chunking; `full` repeats the public loop, which runs it under the full mask.
         phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
             `reference` repeats the public float32 rounding, which drifts (0.4 rad after 300 s).
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
             is exact; 0 or more bounds memory and time, so that streams may have any length.
+        keep_prompt: whether the prompt stays visible beside them; without it a frame of block c sees the blocks
+            max(0, c - left_blocks) to c, the public `num_decoding_left_chunks`.
         align_prompt: shorten prompts to a multiple of 25 tokens, from their start, so that a first chunk needs 25 + 3
             tokens and no more.
+        block_tokens: attention block at inference, for models that were trained with changing ones; 0 keeps the
+            model's static chunk size.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
-    hop_tokens: int = 25
-    max_hop_tokens: int = 100
+    hop_tokens: int = 0
+    max_hop_tokens: int = 0
     tail: Literal["streaming", "full"] = "streaming"
     phase: Literal["exact", "reference"] = "exact"
     left_blocks: int = -1
+    keep_prompt: bool = True
     align_prompt: bool = False
+    block_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("hop_tokens", "max_hop_tokens"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"stream.{name}: {getattr(self, name)} is not positive")
+        for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name)} is negative")
         if self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
-        if self.max_hop_tokens < self.hop_tokens:
-            raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is below hop_tokens {self.hop_tokens}")
+        if not self.keep_prompt and self.left_blocks < 0:
+            raise ConfigError("stream.keep_prompt: false needs left_blocks of 0 or more; -1 keeps all of the past")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder)
+        config = ModelConfig.read(folder).served(stream)
         HopSchedule.of(stream, config.flow)  # refuses what it must before weights load
         device = _device(runtime.device)
         if device.type == "cuda":

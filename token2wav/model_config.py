@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from token2wav.config import StreamConfig
 from token2wav.config_values import all_positive, convert
 from token2wav.errors import ConfigError
 from token2wav.hyperyaml import HyperYaml, Tagged
 
 MODEL_FILE = "cosyvoice3.yaml"
+_LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ class FlowConfig:
     def block_tokens(self) -> int:
         """Tokens in one attention block: every chunk must end on a multiple of it."""
         return self.estimator.static_chunk_size // self.token_mel_ratio
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """Tokens of the first and of the longest hop: what the service says, or else what suits the model."""
+        first = stream.hop_tokens or self.block_tokens
+        return first, stream.max_hop_tokens or max(first, _LONGEST_HOP_BLOCKS * self.block_tokens)
+
+    def with_block(self, tokens: int) -> FlowConfig:
+        """The same flow with another attention block: only for models that were trained with changing ones."""
+        estimator = dataclasses.replace(self.estimator, static_chunk_size=tokens * self.token_mel_ratio)
+        return dataclasses.replace(self, estimator=estimator)
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
         """Tokens of the blocks that lie wholly in a prompt, look-ahead included: they depend on the voice alone."""
@@ -164,6 +176,12 @@ class ModelConfig:
     @property
     def samples_per_token(self) -> int:
         return self.flow.token_mel_ratio * self.hift.samples_per_frame
+
+    def served(self, stream: StreamConfig) -> ModelConfig:
+        """The model as a service uses it: with another attention block if its configuration says so."""
+        if not stream.block_tokens:
+            return self
+        return dataclasses.replace(self, flow=self.flow.with_block(stream.block_tokens))
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:

@@ -86,8 +86,9 @@ def stream_needs(
     config, solver = model.flow, _ShapeSolver()
     total = prompt_tokens + stream_tokens
     layout = CacheLayout.of(config, storage)
+    longest_hop = config.hops(stream)[1]
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + stream.left_blocks + stream.max_hop_tokens // config.block_tokens + 8
+    room = total // config.block_tokens + stream.left_blocks + longest_hop // config.block_tokens + 8
     with _META:
         flow = Flow(config)
     noise = FlowNoise(config.mel_bands)
@@ -99,7 +100,7 @@ def stream_needs(
         KeyValueStore(layout, room, _META),
         RecomputeFlowEngine(flow, noise, euler, left_blocks=stream.left_blocks),
         left_blocks=stream.left_blocks,
-        longest_hop=stream.max_hop_tokens,
+        longest_hop=longest_hop,
     )
     bands, speaker = config.mel_bands, config.spk_embed_dim
     voice = Voice(

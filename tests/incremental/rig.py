@@ -61,6 +61,7 @@ class Parts:
         *,
         storage: Storage = "float32",
         left_blocks: int = -1,
+        keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
         solver: CountingSolver | CheapSolver | None = None,
@@ -72,6 +73,7 @@ class Parts:
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
+            keep_prompt=keep_prompt,
             longest_hop=longest_hop,
             tail=tail,
         )
@@ -80,9 +82,11 @@ class Parts:
         return engine
 
     def recompute(
-        self, *, left_blocks: int = -1, tail: Literal["streaming", "full"] = "streaming"
+        self, *, left_blocks: int = -1, keep_prompt: bool = True, tail: Literal["streaming", "full"] = "streaming"
     ) -> RecomputeFlowEngine:
-        return RecomputeFlowEngine(self.flow, self.flow_noise, self.solver, tail=tail, left_blocks=left_blocks)
+        return RecomputeFlowEngine(
+            self.flow, self.flow_noise, self.solver, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt
+        )
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""

@@ -50,7 +50,14 @@ def build_engines(
     log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
     if not runtime.incremental:
         return (
-            RecomputeFlowEngine(flow, flow_noise, solver, tail=stream.tail, left_blocks=stream.left_blocks),
+            RecomputeFlowEngine(
+                flow,
+                flow_noise,
+                solver,
+                tail=stream.tail,
+                left_blocks=stream.left_blocks,
+                keep_prompt=stream.keep_prompt,
+            ),
             RecomputeVocoderEngine(hift, source_noise, stream.phase),
             summary,
         )
@@ -62,7 +69,8 @@ def build_engines(
         cache_bytes=cache_bytes(runtime.cache_mib, device),
         storage=host.precision if runtime.cache_storage == "auto" else runtime.cache_storage,
         left_blocks=stream.left_blocks,
-        longest_hop=stream.max_hop_tokens,
+        keep_prompt=stream.keep_prompt,
+        longest_hop=config.flow.hops(stream)[1],
         tail=stream.tail,
     )
     return flow_engine, CachedVocoderEngine(hift, source_noise, stream.phase, graphs.vocoder), summary
@@ -77,6 +85,7 @@ def cached_flow_engine(
     cache_bytes: int,
     storage: Storage = "float32",
     left_blocks: int = -1,
+    keep_prompt: bool = True,
     longest_hop: int = 100,
     tail: Literal["streaming", "full"] = "streaming",
 ) -> CachedFlowEngine:
@@ -89,7 +98,7 @@ def cached_flow_engine(
         graphs: what executes the estimator.
         cache_bytes: size of the page pool.
         storage: type of cached keys and values.
-        left_blocks, longest_hop, tail: see `CachedFlowEngine`.
+        left_blocks, keep_prompt, longest_hop, tail: see `CachedFlowEngine`.
     """
     layout = CacheLayout.of(flow.config, storage)
     device = flow.spk_embed_affine_layer.weight.device
@@ -101,8 +110,9 @@ def cached_flow_engine(
         noise,
         chunks,
         store,
-        RecomputeFlowEngine(flow, noise, solver, tail=tail, left_blocks=left_blocks),
+        RecomputeFlowEngine(flow, noise, solver, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt),
         left_blocks=left_blocks,
+        keep_prompt=keep_prompt,
         longest_hop=longest_hop,
         tail=tail,
     )

@@ -37,6 +37,7 @@ _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothin
 class _Prompt:
     """What all streams of a voice share."""
 
+    blocks: int
     pages: list[int]
     contexts: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
     prompt_mel: torch.Tensor  # (bands, 2 P)
@@ -75,6 +76,7 @@ class CachedFlowEngine:
         store: memory of the pages, the same that `solver` uses.
         recompute: for streams that the pool has no room for, and for whole utterances.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        keep_prompt: whether the prompt's stay visible.
         longest_hop: tokens of the longest hop that streams will take.
         tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
     """
@@ -88,6 +90,7 @@ class CachedFlowEngine:
         recompute: RecomputeFlowEngine,
         *,
         left_blocks: int = -1,
+        keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
     ) -> None:
@@ -96,6 +99,7 @@ class CachedFlowEngine:
         self._solver = solver
         self._recompute = recompute
         self._left_blocks = left_blocks
+        self._keep_prompt = keep_prompt
         self._longest_hop = longest_hop
         self._tail = tail
         self._keeps_tokens = left_blocks < 0 or tail == "full"
@@ -216,13 +220,21 @@ class CachedFlowEngine:
         except OutOfPagesError:
             return None
         content = stream.content
-        past = Past(
-            blocks=[*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))],
-            pages=content.pages + stream.pages,
-            prefix_blocks=len(content.pages),
-        )
+        blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
+        past = self._past(blocks, content.pages + stream.pages, content, chunk.start)
         stream.pages += new
         return self._work(content, stream.contexts, past, new, chunk)
+
+    def _past(self, blocks: list[int], pages: list[int], prompt: _Prompt, start: int) -> Past:
+        """Blocks before a chunk that starts at token `start`, without a prompt's that it cannot see."""
+        mask = self._mask(prompt)
+        needed = mask.first_needed(start // self._flow.config.block_tokens)
+        seen = [index for index, block in enumerate(blocks) if block < mask.prefix_blocks or block >= needed]
+        return Past([blocks[index] for index in seen], [pages[index] for index in seen], mask.prefix_blocks)
+
+    def _mask(self, prompt: _Prompt) -> BlockMask:
+        kept = prompt.blocks if self._keep_prompt else 0
+        return BlockMask(self._layout.block_frames, self._left_blocks, kept)
 
     def _finished(self, stream: _Stream, chunk: FlowChunk) -> None:
         self._forget_unseen(stream, chunk)
@@ -250,14 +262,15 @@ class CachedFlowEngine:
         """Computes the blocks that lie wholly in a prompt."""
         config = self._flow.config
         estimator = config.estimator
+        prefix = config.prefix_tokens(len(voice.prompt_tokens))
+        prefix_blocks = prefix // config.block_tokens
         prompt = _Prompt(
+            blocks=prefix_blocks,
             pages=[],
             contexts=torch.zeros(self._layout.steps, 2, BRANCHES, estimator.dim, CONTEXT_FRAMES, device=self._device),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        prefix_blocks = prefix // config.block_tokens
         pages = self._acquire(prefix_blocks)
         try:
             for done in range(0, prefix_blocks, _PREFILL_BLOCKS):
@@ -265,7 +278,7 @@ class CachedFlowEngine:
                 start, stop = done * config.block_tokens, end * config.block_tokens
                 left = min(config.lookbehind_len, start)
                 window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
-                past = Past(list(range(done)), pages[:done], prefix_blocks)
+                past = self._past(list(range(done)), pages[:done], prompt, start)
                 chunk = FlowChunk(window, left, start, stop, last=False)
                 self._solver.solve([self._work(prompt, prompt.contexts, past, pages[done:end], chunk)])
         except BaseException:
@@ -296,8 +309,7 @@ class CachedFlowEngine:
     def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
         """Puts pages that no later chunk can see back into the reserve."""
         block = chunk.stop // self._flow.config.block_tokens
-        mask = BlockMask(self._layout.block_frames, self._left_blocks, len(stream.content.pages))
-        unseen = min(len(stream.pages), mask.first_needed(block) - stream.first_block)
+        unseen = min(len(stream.pages), self._mask(stream.content).first_needed(block) - stream.first_block)
         if unseen > 0:
             stream.reserve += stream.pages[:unseen]
             del stream.pages[:unseen]

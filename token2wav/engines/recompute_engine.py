@@ -26,7 +26,7 @@ from token2wav.voice import Voice
 class _History:
     """One utterance so far: the conditions of all its frames, the prompt's included."""
 
-    prefix_blocks: int
+    kept_blocks: int  # of the prompt, that always stay visible
     mu: torch.Tensor  # (bands, frames)
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
@@ -41,6 +41,7 @@ class RecomputeFlowEngine:
         solver: of the flow's estimator.
         tail: attention mask of the last chunk, see `StreamConfig`.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        keep_prompt: whether the prompt's stay visible.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class RecomputeFlowEngine:
         *,
         tail: Literal["streaming", "full"] = "streaming",
         left_blocks: int = -1,
+        keep_prompt: bool = True,
     ) -> None:
         self._flow = flow
         self._noise = noise
         self._tail = tail
         self._left_blocks = left_blocks
+        self._keep_prompt = keep_prompt
         self._device = flow.spk_embed_affine_layer.weight.device
         self._solver = solver
         self._streams: HandleTable[_History] = HandleTable()
@@ -102,8 +105,9 @@ class RecomputeFlowEngine:
 
     def _history(self, voice: Voice, mu: torch.Tensor | None) -> _History:
         prompt_mel = torch.tensor(voice.prompt_mel, device=self._device).T
+        prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens
         return _History(
-            prefix_blocks=self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens,
+            kept_blocks=prefix if self._keep_prompt else 0,
             mu=prompt_mel.new_empty(len(prompt_mel), 0) if mu is None else mu,
             prompt_mel=prompt_mel,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
@@ -129,7 +133,7 @@ class RecomputeFlowEngine:
         noise = self._noise.window(0, frames).to(self._device)
         mask = None
         if not full:
-            block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.prefix_blocks)
+            block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.kept_blocks)
             mask = block_mask.whole(frames, self._device)
         return self._solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
 
