@@ -14,6 +14,8 @@ import yaml
 from token2wav.config_values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 
+Reach = Literal["evaluation", "solution"]
+
 
 @dataclass(frozen=True)
 class StreamConfig:
@@ -37,6 +39,9 @@ class StreamConfig:
             tokens and no more.
         block_tokens: attention block at inference, for models that were trained with changing ones; 0 keeps the
             model's static chunk size.
+        reach: how wide the window of a chunk is, for models with guided attention. `evaluation` is the reach of one
+            evaluation of the estimator, as published; `solution` that of all ODE steps, with as many times the
+            look-ahead, and exactly the result of the whole utterance.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
@@ -48,6 +53,7 @@ class StreamConfig:
     keep_prompt: bool = True
     align_prompt: bool = False
     block_tokens: int = 0
+    reach: Reach = "evaluation"
 
     def __post_init__(self) -> None:
         for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):

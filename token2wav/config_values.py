@@ -61,9 +61,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def all_positive(config: Any, name: str) -> None:
-    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero."""
+def all_positive(config: Any, name: str, but: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero, `but` those fields."""
     for item in dataclasses.fields(config):
+        if item.name in but:
+            continue
         value = getattr(config, item.name)
         for number in value if isinstance(value, tuple) else (value,):
             for leaf in number if isinstance(number, tuple) else (number,):

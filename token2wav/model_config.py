@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from token2wav.config import StreamConfig
+from token2wav.config import Reach, StreamConfig
 from token2wav.config_values import all_positive, convert
 from token2wav.errors import ConfigError
+from token2wav.guided_attention import GuidedAttention
 from token2wav.hyperyaml import HyperYaml, Tagged
 
 MODEL_FILE = "cosyvoice3.yaml"
 _LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
+_TOKEN_CONVOLUTIONS = ("pre_lookahead_len", "pre_lookahead_channels", "lookbehind_len")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class EstimatorConfig:
     spk_dim: int
     out_channels: int
     static_chunk_size: int
+    guided: GuidedAttention | None = None  # masks of the layers; None: all see their own block and all before it
 
     def __post_init__(self) -> None:
         all_positive(self, "flow.decoder.estimator")
@@ -62,9 +65,12 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
+    chunk_blocks: int = 1
+    reach: Reach = "evaluation"
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow")
+        # With guided attention there are no convolutions over tokens.
+        all_positive(self, "flow", but=_TOKEN_CONVOLUTIONS if self.guided else ())
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
@@ -74,6 +80,29 @@ class FlowConfig:
                 f"flow.decoder.estimator.static_chunk_size: {self.estimator.static_chunk_size} frames are not a "
                 f"whole number of tokens of {self.token_mel_ratio} frames"
             )
+
+    @property
+    def guided(self) -> GuidedAttention | None:
+        return self.estimator.guided
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Tokens after a chunk that it depends on and that must be there before it can run."""
+        if self.guided is None:
+            return self.pre_lookahead_len
+        return self.guided.future_blocks * self._evaluations * self.block_tokens
+
+    @property
+    def lookbehind_tokens(self) -> int:
+        """Tokens before a chunk that it is given along."""
+        if self.guided is None:
+            return self.lookbehind_len
+        return self.guided.past_blocks * self._evaluations * self.block_tokens
+
+    @property
+    def _evaluations(self) -> int:
+        """Of the estimator, one after the other, through which a chunk's window reaches."""
+        return self.n_timesteps if self.reach == "solution" else 1
 
     @property
     def mel_bands(self) -> int:
@@ -86,17 +115,39 @@ class FlowConfig:
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Tokens of the first and of the longest hop: what the service says, or else what suits the model."""
-        first = stream.hop_tokens or self.block_tokens
-        return first, stream.max_hop_tokens or max(first, _LONGEST_HOP_BLOCKS * self.block_tokens)
+        first = stream.hop_tokens or self.chunk_blocks * self.block_tokens
+        growth = 1 if self.guided else _LONGEST_HOP_BLOCKS
+        return first, stream.max_hop_tokens or max(first, growth * self.block_tokens)
 
-    def with_block(self, tokens: int) -> FlowConfig:
-        """The same flow with another attention block: only for models that were trained with changing ones."""
-        estimator = dataclasses.replace(self.estimator, static_chunk_size=tokens * self.token_mel_ratio)
-        return dataclasses.replace(self, estimator=estimator)
+    def served(self, stream: StreamConfig) -> FlowConfig:
+        """See `ModelConfig.served`."""
+        if self.guided is not None:
+            return self._guided_served(stream)
+        if stream.reach != "evaluation":
+            raise ConfigError(f"stream.reach: '{stream.reach}' is for models with guided attention, which this is not")
+        if not stream.block_tokens:
+            return self
+        frames = stream.block_tokens * self.token_mel_ratio
+        return dataclasses.replace(self, estimator=dataclasses.replace(self.estimator, static_chunk_size=frames))
+
+    def _guided_served(self, stream: StreamConfig) -> FlowConfig:
+        default = StreamConfig()
+        for key in ("block_tokens", "left_blocks", "tail", "align_prompt"):
+            if (value := getattr(stream, key)) != getattr(default, key):
+                raise ConfigError(
+                    f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
+                )
+        first, longest = self.hops(stream)
+        if stream.hop == "lead" and longest > first and stream.reach == "evaluation":
+            raise ConfigError(
+                "stream.hop: lead would make the audio depend on time, because the windows of chunks do; take fixed or "
+                "growing, or reach: solution"
+            )
+        return dataclasses.replace(self, reach=stream.reach)
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
         """Tokens of the blocks that lie wholly in a prompt, look-ahead included: they depend on the voice alone."""
-        return max(0, prompt_tokens - self.pre_lookahead_len) // self.block_tokens * self.block_tokens
+        return max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens
 
 
 @dataclass(frozen=True)
@@ -178,10 +229,12 @@ class ModelConfig:
         return self.flow.token_mel_ratio * self.hift.samples_per_frame
 
     def served(self, stream: StreamConfig) -> ModelConfig:
-        """The model as a service uses it: with another attention block if its configuration says so."""
-        if not stream.block_tokens:
-            return self
-        return dataclasses.replace(self, flow=self.flow.with_block(stream.block_tokens))
+        """The model as a service uses it: with another attention block, or another reach, if it says so.
+
+        Raises:
+            ConfigError: it says what does not go with the attention of the model.
+        """
+        return dataclasses.replace(self, flow=self.flow.served(stream))
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:
@@ -225,7 +278,9 @@ def _model_from(document: HyperYaml) -> ModelConfig:
             pre_lookahead_channels=lookahead.get("channels", int),
             inference_cfg_rate=solver.get("inference_cfg_rate", float),
             estimator=EstimatorConfig(
-                **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig)), kind=int)
+                **estimator.fields(
+                    *(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int
+                )
             ),
         ),
         hift=HiFTConfig(

@@ -65,6 +65,11 @@ class Voice:
         """Raises InputError if this voice does not fit a model."""
         flow = config.flow
         check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)
+        if flow.guided is not None and len(self.prompt_tokens):
+            raise InputError(
+                "prompt_tokens",
+                f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker embedding and no prompt",
+            )
         frames = flow.token_mel_ratio * len(self.prompt_tokens)
         if self.prompt_mel.shape != (frames, flow.mel_bands):
             raise InputError(

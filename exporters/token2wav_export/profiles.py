@@ -76,6 +76,7 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
+    config = config.served(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
     block = config.flow.estimator.static_chunk_size

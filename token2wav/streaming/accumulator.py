@@ -20,8 +20,8 @@ class TokenAccumulator:
     """
 
     def __init__(self, prompt_tokens: NDArray[np.int32], config: FlowConfig) -> None:
-        self._lookahead = config.pre_lookahead_len
-        self._lookbehind = config.lookbehind_len
+        self._lookahead = config.lookahead_tokens
+        self._lookbehind = config.lookbehind_tokens
         self._tokens = np.empty(2 * len(prompt_tokens) + 4 * config.block_tokens, np.int32)
         self._first = 0  # position of `_tokens[0]`
         self._needed = 0  # first position that a later window can ask for
