@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config import Reach, StreamConfig
-from token2wav.config_values import all_positive, convert
+from token2wav.config_values import all_positive, convert, shown
 from token2wav.errors import ConfigError
 from token2wav.guided_attention import GuidedAttention
 from token2wav.hyperyaml import HyperYaml, Tagged
+from token2wav.model_folder import Stem, generator_file, weights_file
 
 MODEL_FILE = "cosyvoice3.yaml"
 _LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
@@ -199,34 +201,71 @@ class HiFTConfig:
     def samples_per_frame(self) -> int:
         return math.prod(self.upsample_rates) * self.hop_len
 
+    @property
+    def mel(self) -> MelSettings:
+        return MelSettings(self.sampling_rate, self.samples_per_frame, self.in_channels)
+
+
+VocoderConfig = HiFTConfig | BigVGANConfig
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One CosyVoice3-format model."""
+    """One CosyVoice3-format model.
+
+    Attributes:
+        flow: tokens to mel.
+        vocoder: mel to audio; its class says which one it is.
+        token_frame_rate: tokens per second.
+        vocoder_folder: below the model folder, where a BigVGAN lies.
+    """
 
     flow: FlowConfig
-    hift: HiFTConfig
-    token_frame_rate: int
+    vocoder: VocoderConfig
+    token_frame_rate: float
+    vocoder_folder: str = ""
 
     def __post_init__(self) -> None:
         all_positive(self, "model")
-        if self.flow.mel_bands != self.hift.in_channels:
+        if self.flow.mel_bands != self.vocoder.mel.bands:
             raise ConfigError(
-                f"hift.in_channels: {self.hift.in_channels} mel bands, but the flow makes {self.flow.mel_bands}"
+                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes {self.flow.mel_bands}"
             )
-        if self.token_frame_rate * self.samples_per_token != self.sample_rate:
+        # Rates such as 22050 / 512 have no end as decimals.
+        if not math.isclose(self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6):
             raise ConfigError(
-                f"sample_rate: {self.token_frame_rate} tokens per second of {self.samples_per_token} samples do not "
+                f"sample_rate: {self.token_frame_rate:g} tokens per second of {self.samples_per_token} samples do not "
                 f"make {self.sample_rate} Hz"
             )
 
     @property
+    def hift(self) -> HiFTConfig:
+        """The vocoder, where it is a HiFT.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        if not isinstance(self.vocoder, HiFTConfig):
+            raise ConfigError("hift: the model has another vocoder")
+        return self.vocoder
+
+    @property
     def sample_rate(self) -> int:
-        return self.hift.sampling_rate
+        return self.vocoder.mel.sample_rate_hz
 
     @property
     def samples_per_token(self) -> int:
-        return self.flow.token_mel_ratio * self.hift.samples_per_frame
+        return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
+
+    def weights_file(self, folder: Path, stem: Stem) -> Path:
+        """The weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
+
+        Raises:
+            CheckpointError: there are none.
+        """
+        if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):
+            return generator_file(folder / self.vocoder_folder)
+        return weights_file(folder, stem)
 
     def served(self, stream: StreamConfig) -> ModelConfig:
         """The model as a service uses it: with another attention block, or another reach, if it says so.
@@ -238,7 +277,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:
-        """Reads `cosyvoice3.yaml` of a model folder as data.
+        """Reads `cosyvoice3.yaml` of a model folder as data, and `config.json` of its BigVGAN if it has one.
 
         Raises:
             ConfigError: no such folder or file, or a key that is missing, of another class or out of range.
@@ -250,13 +289,44 @@ class ModelConfig:
             raise ConfigError(f"{folder}: not a CosyVoice3 model folder, {MODEL_FILE} is missing")
         document = HyperYaml.read(path)
         try:
-            return _model_from(document)
+            return _model_from(document, folder)
         except ConfigError as error:
             message = str(error)
-            raise ConfigError(message if message.startswith(str(path)) else f"{path}: {message}") from error
+            raise ConfigError(message if message.startswith(str(folder)) else f"{path}: {message}") from error
 
 
-def _model_from(document: HyperYaml) -> ModelConfig:
+def _model_from(document: HyperYaml, folder: Path) -> ModelConfig:
+    flow, token_frame_rate = _flow_from(document)
+    if "vocoder" not in document:
+        return ModelConfig(flow, _hift_from(document), token_frame_rate)
+    section = _Node.of(document.resolve("vocoder"), "vocoder")
+    if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
+        raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
+    if (kind := section.get("type", str)) != "bigvgan":
+        raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
+    vocoder_folder = section.get("folder", str) if "folder" in section.data else "."
+    if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
+        raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
+    vocoder = BigVGANConfig.read(folder / vocoder_folder)
+    check_mel(vocoder, _flow_mel(flow, token_frame_rate, convert(document.resolve("sample_rate"), int, "sample_rate")))
+    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder)
+
+
+def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
+    """The mel that a flow makes for audio of a sample rate."""
+    if token_frame_rate <= 0:
+        raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
+    hop = sample_rate_hz / (token_frame_rate * flow.token_mel_ratio)
+    if not math.isclose(hop, round(hop), rel_tol=1e-6):
+        raise ConfigError(
+            f"sample_rate: {sample_rate_hz} Hz give {hop:.2f} samples to each of {token_frame_rate:g} x "
+            f"{flow.token_mel_ratio} mel frames per second, which must be a whole number"
+        )
+    return MelSettings(sample_rate_hz, round(hop), flow.mel_bands)
+
+
+def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
+    """The flow, and the tokens per second that it takes."""
     flow = _Node.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
     lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
     if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
@@ -267,46 +337,35 @@ def _model_from(document: HyperYaml) -> ModelConfig:
         if (value := solver.get(key, str)) != supported:
             raise ConfigError(f"{solver.name}.{key}: only '{supported}' is supported, got '{value}'")
     estimator = decoder.child("estimator", "DiT")
+    rate = flow.get("input_frame_rate", float)
+    config = FlowConfig(
+        **flow.fields("vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len", kind=int),
+        pre_lookahead_channels=lookahead.get("channels", int),
+        inference_cfg_rate=solver.get("inference_cfg_rate", float),
+        estimator=EstimatorConfig(
+            **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int)
+        ),
+    )
+    return config, int(rate) if rate.is_integer() else rate
+
+
+def _hift_from(document: HyperYaml) -> HiFTConfig:
     hift = _Node.of(document.resolve("hift"), "hift", "CausalHiFTGenerator")
     istft = hift.child("istft_params")
     f0 = hift.child("f0_predictor", "CausalConvRNNF0Predictor")
-    return ModelConfig(
-        flow=FlowConfig(
-            **flow.fields(
-                "vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len", kind=int
-            ),
-            pre_lookahead_channels=lookahead.get("channels", int),
-            inference_cfg_rate=solver.get("inference_cfg_rate", float),
-            estimator=EstimatorConfig(
-                **estimator.fields(
-                    *(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int
-                )
-            ),
+    return HiFTConfig(
+        **hift.fields("in_channels", "base_channels", "nb_harmonics", "sampling_rate", "conv_pre_look_right", kind=int),
+        **hift.fields("nsf_alpha", "nsf_sigma", "nsf_voiced_threshold", "lrelu_slope", "audio_limit", kind=float),
+        **hift.fields(
+            "upsample_rates",
+            "upsample_kernel_sizes",
+            "resblock_kernel_sizes",
+            "source_resblock_kernel_sizes",
+            kind=tuple[int, ...],
         ),
-        hift=HiFTConfig(
-            **hift.fields(
-                "in_channels",
-                "base_channels",
-                "nb_harmonics",
-                "sampling_rate",
-                "conv_pre_look_right",
-                kind=int,
-            ),
-            **hift.fields("nsf_alpha", "nsf_sigma", "nsf_voiced_threshold", "lrelu_slope", "audio_limit", kind=float),
-            **hift.fields(
-                "upsample_rates",
-                "upsample_kernel_sizes",
-                "resblock_kernel_sizes",
-                "source_resblock_kernel_sizes",
-                kind=tuple[int, ...],
-            ),
-            **hift.fields(
-                "resblock_dilation_sizes", "source_resblock_dilation_sizes", kind=tuple[tuple[int, ...], ...]
-            ),
-            **istft.fields("n_fft", "hop_len", kind=int),
-            f0_channels=f0.get("cond_channels", int),
-        ),
-        token_frame_rate=flow.get("input_frame_rate", int),
+        **hift.fields("resblock_dilation_sizes", "source_resblock_dilation_sizes", kind=tuple[tuple[int, ...], ...]),
+        **istft.fields("n_fft", "hop_len", kind=int),
+        f0_channels=f0.get("cond_channels", int),
     )
 
 

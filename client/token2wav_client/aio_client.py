@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import VOICE, Health, speak_a_little_async
+from token2wav_client.health import Health, speak_a_little_async, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.voice import ClientVoice
 
@@ -46,7 +47,7 @@ class AsyncClient(BaseClient):
         """Find out whether the server works; see `Client.health`."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        utterance = await self._open(VOICE, audio_format, keep_open=True, retries=0)
+        utterance = await self._open(voice_of(await self._metadata()), audio_format, keep_open=True, retries=0)
         return await speak_a_little_async(utterance, timeout_s - (clock() - began))
 
     async def open(
@@ -122,6 +123,18 @@ class AsyncClient(BaseClient):
     @property
     def _is_closed(self) -> bool:
         return self._closed
+
+    async def _metadata(self) -> Any | None:
+        """What the server says of the model's inputs; None if it does not say it."""
+        self._check_open()
+        if not self._model_seen_ready:
+            await self._ask_readiness()
+        try:
+            return await self._stub.ModelMetadata(
+                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
+            )
+        except grpc.RpcError:
+            return None
 
     async def _ask_readiness(self) -> None:
         self._check_open()

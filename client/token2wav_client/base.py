@@ -84,6 +84,9 @@ class BaseClient(ABC):
     def _readiness_question(self) -> Any:
         return service_pb2.ModelReadyRequest(name=self._model)
 
+    def _metadata_question(self) -> Any:
+        return service_pb2.ModelMetadataRequest(name=self._model)
+
     def _note_readiness(self, answer: Any) -> None:
         if not answer.ready:
             raise ModelNotReadyError(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
+from typing import Any
 from weakref import WeakSet
 
 import grpc
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import VOICE, Health, speak_a_little
+from token2wav_client.health import Health, speak_a_little, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
@@ -58,11 +59,11 @@ class Client(BaseClient):
             ModelNotReadyError: the server lacks the model, or is shutting down.
             AccessError: it lets this client in not at all.
             ResponseTimeoutError: it was not done in time.
-            ProtocolError: the audio has not 960 samples per token, or is not finite.
+            ProtocolError: the audio has not the samples that its tokens make, or is not finite.
             ServerError: the server failed to speak.
         """
         began = time.monotonic()
-        utterance = self._open(VOICE, audio_format, keep_open=True, retries=0)
+        utterance = self._open(voice_of(self._metadata()), audio_format, keep_open=True, retries=0)
         return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
 
     def open(
@@ -158,6 +159,18 @@ class Client(BaseClient):
     @property
     def _is_closed(self) -> bool:
         return self._closed.is_set()
+
+    def _metadata(self) -> Any | None:
+        """What the server says of the model's inputs; None if it does not say it."""
+        self._check_open()
+        if not self._model_seen_ready:
+            self._ask_readiness()
+        try:
+            return self._stub.ModelMetadata(
+                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
+            )
+        except grpc.RpcError:
+            return None
 
     def _ask_readiness(self) -> None:
         self._check_open()

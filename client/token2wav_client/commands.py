@@ -27,8 +27,8 @@ class Sink(Protocol):
 
     samples: int
 
-    def write(self, audio: AudioArray) -> None:
-        """Take samples, shape (samples,)."""
+    def write(self, audio: AudioArray, sample_rate: int) -> None:
+        """Take samples, shape (samples,), of which a second has `sample_rate`."""
 
 
 def synth(
@@ -71,11 +71,13 @@ def synth(
                 for chunk in client.synthesize(pieces, speaker, audio_format=audio_format):
                     timings.append(ChunkTiming.of(chunk))
                     for sink in sinks:
-                        sink.write(chunk.audio)
+                        sink.write(chunk.audio, chunk.sample_rate)
+                    if source.count is not None:
+                        bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
         except BaseException:
             if out is not None and sinks[0].samples:
-                kept_s = sinks[0].samples / SAMPLE_RATE
+                kept_s = sinks[0].samples / timings[0].sample_rate
                 print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise
     stats = summarize(timings)

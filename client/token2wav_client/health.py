@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,25 @@ from token2wav_client.stream import Utterance
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
 TOKENS = (0, 1, 2)
-# A speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small one.
-VOICE = ClientVoice(
-    prompt_tokens=np.zeros(0, np.int32),
-    prompt_mel=np.zeros((0, MEL_BINS), np.float32),
-    speaker_embedding=np.ones(SPEAKER_SIZE, np.float32),
-)
+_USUAL = (("prompt_mel", MEL_BINS), ("speaker_embedding", SPEAKER_SIZE))
+
+
+def voice_of(metadata: Any | None) -> ClientVoice:
+    """The voice of a model's tiny utterance.
+
+    It is a speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small
+    one.
+
+    Args:
+        metadata: Triton's ModelMetadataResponse, which says the shapes of inputs; without it, those of CosyVoice3.
+    """
+    shapes = {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
+    bands, size = (shapes.get(name, [usual])[-1] for name, usual in _USUAL)
+    return ClientVoice(
+        prompt_tokens=np.zeros(0, np.int32),
+        prompt_mel=np.zeros((0, bands), np.float32),
+        speaker_embedding=np.ones(size, np.float32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +61,13 @@ def speak_a_little(utterance: Utterance, timeout_s: float) -> Health:
     """Speak three tokens in an utterance that was just opened, and check what comes back.
 
     Args:
-        utterance: of `VOICE`; it is closed.
+        utterance: in the voice of `voice_of`; it is closed.
         timeout_s: seconds for all of it.
 
     Raises:
         ModelNotReadyError: the server is shutting down.
         ResponseTimeoutError: it was not done in time.
-        ProtocolError: the audio has not 960 samples per token, or is not finite.
+        ProtocolError: the audio has not the samples that its tokens make, or is not finite.
         ClientError: any other failure of an utterance.
     """
     examination = _Examination()

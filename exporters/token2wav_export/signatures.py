@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from token2wav.artifacts import Graph, Precision
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.model_config import EstimatorConfig, HiFTConfig, ModelConfig
 
@@ -73,7 +74,7 @@ PAST, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
     """The signature of a graph of a model."""
     if graph == "vocoder":
-        return _vocoder(config.hift)
+        return _bigvgan(config.vocoder) if isinstance(config.vocoder, BigVGANConfig) else _hift(config.vocoder)
     if graph == "step":
         return _step(config.flow.estimator, precision)
     return _estimator(config.flow.estimator)
@@ -123,7 +124,14 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(config: HiFTConfig) -> Signature:
+def _bigvgan(config: BigVGANConfig) -> Signature:
+    return Signature(
+        inputs=(TensorSpec("mel", (ROWS, config.num_mels, FRAMES)),),
+        outputs=(TensorSpec("audio", (ROWS, 1, Axis((("frames", config.hop_size),)))),),
+    )
+
+
+def _hift(config: HiFTConfig) -> Signature:
     samples = config.samples_per_frame
     return Signature(
         inputs=(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from token2wav.checkpoint import meta_modules
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowChunk
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -25,7 +26,6 @@ from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver, OdeTables
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
-from token2wav.vocoder.hift import HiFT
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
@@ -132,14 +132,13 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
-    with _META:
-        flow, hift = Flow(model.flow), HiFT(model.hift)
+    flow, vocoder = meta_modules(model)
     tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
-    hift.freeze()
+    vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":
         flow.estimator.halve()
-    modules = [*flow.state_dict().values(), *hift.state_dict().values()]
+    modules = [*flow.state_dict().values(), *vocoder.state_dict().values()]
     return sum(tensor.nbytes for tensor in [*modules, *_tensors(tables.modulation)])
 
 

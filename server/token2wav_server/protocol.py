@@ -145,6 +145,8 @@ class TritonReply:
             "audio": encoded(chunk.audio, self._audio_format),
             "chunk_index": np.array([chunk.index], np.int32),
             "final": np.array([chunk.final]),
+            "sample_rate": np.array([chunk.sample_rate], np.int32),
+            "samples_per_token": np.array([chunk.samples_per_token], np.int32),
         }
         tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
         with self._lock:

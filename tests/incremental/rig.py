@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.engines.base import FlowEngine, MelChunk, VocoderEngine
 from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -53,7 +53,14 @@ class Parts:
         config = ModelConfig.read(TINY)
         flow = load_flow(TINY, config)
         solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-        return cls(config, flow, load_hift(TINY, config), *load_noise(TINY, config), solver)
+        return cls(
+            config,
+            flow,
+            load_hift(TINY, config),
+            load_flow_noise(TINY, config),
+            load_source_noise(TINY, config),
+            solver,
+        )
 
     def incremental(
         self,

@@ -7,19 +7,21 @@ from typing import Literal
 
 import torch
 
-from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.checkpoint import load_flow, load_flow_noise, load_source_noise, load_vocoder
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowEngine, VocoderEngine
+from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_solver
 from token2wav.engines.memory import cache_bytes
-from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
+from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
+from token2wav.vocoder.bigvgan import BigVGAN
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +40,11 @@ def build_engines(
         ConfigError: the engine that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    graphs = choose(host, config.hift.hop_len)  # before weights load: it may refuse
+    graphs = choose(host, config.vocoder)  # before weights load: it may refuse
     device, runtime = host.device, host.runtime
-    flow, hift = load_flow(host.folder, config).to(device), load_hift(host.folder, config).to(device)
-    flow_noise, source_noise = load_noise(host.folder, config)
+    flow = load_flow(host.folder, config).to(device)
+    vocoder_engine = _vocoder_engine(host, config, stream, graphs)
+    flow_noise = load_flow_noise(host.folder, config)
     solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
     flow.estimator.drop_time_weights()
     if host.precision == "float16":
@@ -49,18 +52,15 @@ def build_engines(
     summary = EngineSummary(graphs.engine, host.precision, str(device))
     log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
     if not runtime.incremental:
-        return (
-            RecomputeFlowEngine(
-                flow,
-                flow_noise,
-                solver,
-                tail=stream.tail,
-                left_blocks=stream.left_blocks,
-                keep_prompt=stream.keep_prompt,
-            ),
-            RecomputeVocoderEngine(hift, source_noise, stream.phase),
-            summary,
+        recompute = RecomputeFlowEngine(
+            flow,
+            flow_noise,
+            solver,
+            tail=stream.tail,
+            left_blocks=stream.left_blocks,
+            keep_prompt=stream.keep_prompt,
         )
+        return recompute, vocoder_engine, summary
     flow_engine = cached_flow_engine(
         flow,
         flow_noise,
@@ -73,7 +73,19 @@ def build_engines(
         longest_hop=config.flow.hops(stream)[1],
         tail=stream.tail,
     )
-    return flow_engine, CachedVocoderEngine(hift, source_noise, stream.phase, graphs.vocoder), summary
+    return flow_engine, vocoder_engine, summary
+
+
+def _vocoder_engine(host: Host, config: ModelConfig, stream: StreamConfig, graphs: Graphs) -> VocoderEngine:
+    """That of the vocoder which the model folder names."""
+    vocoder = load_vocoder(host.folder, config).to(host.device)
+    incremental = host.runtime.incremental
+    if isinstance(vocoder, BigVGAN):
+        return BigVGANEngine(vocoder, graphs.vocoder) if incremental else RecomputeBigVGANEngine(vocoder)
+    noise = load_source_noise(host.folder, config)
+    if incremental:
+        return CachedVocoderEngine(vocoder, noise, stream.phase, graphs.vocoder)
+    return RecomputeVocoderEngine(vocoder, noise, stream.phase)
 
 
 def cached_flow_engine(

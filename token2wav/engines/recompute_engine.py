@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
+from token2wav.vocoder.bigvgan import BigVGAN
+from token2wav.vocoder.bigvgan_reach import reach_frames
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.voice import Voice
@@ -144,24 +147,27 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoderEngine:
+class _RecomputeVocoder(ABC):
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
-        hift: on the device that is to be used.
-        noise: of the harmonic source.
-        phase: rounding of the source's phase, see `StreamConfig`.
+        bands: of the mel.
+        device: that is to be used.
+        lookahead_frames: at the end of an unfinished mel that yield no audio yet.
     """
 
-    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
-        self._hift = hift
-        self._noise = noise
-        self._phase = phase
-        self._device = hift.window.device
+    def __init__(self, bands: int, device: torch.device, lookahead_frames: int) -> None:
+        self._bands = bands
+        self._device = device
+        self._lookahead_frames = lookahead_frames
         self._streams: HandleTable[_Mel] = HandleTable()
 
+    @abstractmethod
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        """Audio (samples,) of a mel (bands, frames), without what is held back unless `final`."""
+
     def open(self) -> int:
-        return self._streams.add(_Mel(torch.empty(self._hift.config.in_channels, 0, device=self._device)))
+        return self._streams.add(_Mel(torch.empty(self._bands, 0, device=self._device)))
 
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
@@ -177,13 +183,46 @@ class RecomputeVocoderEngine:
         """Audio of a whole mel (bands, frames) in one call, (samples,)."""
         return self._vocode(mel.to(self._device), final=True)
 
-    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        return self._hift.vocode(mel[None], self._noise, final=final, phase=self._phase)[0]
-
     def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
         history.mel = torch.cat((history.mel, chunk.mel.to(self._device)), dim=1)
-        if not chunk.last and history.mel.shape[1] <= self._hift.lookahead_frames:
+        if not chunk.last and history.mel.shape[1] <= self._lookahead_frames:
             return history.mel.new_empty(0)
         audio = self._vocode(history.mel, final=chunk.last)[history.speech_offset :]
         history.speech_offset += len(audio)
         return audio
+
+
+class RecomputeVocoderEngine(_RecomputeVocoder):
+    """HiFT.
+
+    Args:
+        hift: on the device that is to be used.
+        noise: of the harmonic source.
+        phase: rounding of the source's phase, see `StreamConfig`.
+    """
+
+    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
+        super().__init__(hift.config.in_channels, hift.window.device, hift.lookahead_frames)
+        self._hift = hift
+        self._noise = noise
+        self._phase = phase
+
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        return self._hift.vocode(mel[None], self._noise, final=final, phase=self._phase)[0]
+
+
+class RecomputeBigVGANEngine(_RecomputeVocoder):
+    """BigVGAN.
+
+    Args:
+        bigvgan: on the device that is to be used.
+    """
+
+    def __init__(self, bigvgan: BigVGAN) -> None:
+        super().__init__(bigvgan.config.num_mels, bigvgan.device, reach_frames(bigvgan.config).right)
+        self._bigvgan = bigvgan
+
+    @torch.inference_mode()
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        ready = mel.shape[1] - (0 if final else self._lookahead_frames)
+        return self._bigvgan(mel[None])[0, 0, : ready * self._bigvgan.config.hop_size]

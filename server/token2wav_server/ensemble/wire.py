@@ -21,6 +21,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
+from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
@@ -75,10 +76,10 @@ def flow_part(request: Any) -> Part[FlowContent, NDArray[np.float32]]:
     return Part(label, _error(request) or _flow_content(request, label), _ToVocoder(request, label))
 
 
-def vocoder_part(request: Any) -> Part[MelChunk, NDArray[np.float32]]:
-    """The vocoder's side of what the flow sends."""
+def vocoder_part(config: ModelConfig, request: Any) -> Part[MelChunk, NDArray[np.float32]]:
+    """The vocoder's side of what the flow sends; `config` is that of the model."""
     label = _label(request)
-    return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label))
+    return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label, config))
 
 
 class _ToVocoder:
@@ -103,12 +104,14 @@ class _ToVocoder:
 class _ToClient:
     """Answers as the one-process model does."""
 
-    def __init__(self, request: Any, label: Label) -> None:
+    def __init__(self, request: Any, label: Label, config: ModelConfig) -> None:
         self._reply = TritonReply(request, label.audio_format)
         self._label = label
+        self._config = config
 
     def send(self, audio: NDArray[np.float32]) -> None:
-        self._reply.send(AudioChunk(audio, self._label.index, self._label.last))
+        label, config = self._label, self._config
+        self._reply.send(AudioChunk(audio, label.index, label.last, config.sample_rate, config.samples_per_token))
         self._reply.finish()
 
     def fail(self, error: Token2WavError) -> None:
