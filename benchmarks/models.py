@@ -7,8 +7,10 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 
 from token2wav.bigvgan_config import BigVGANConfig
@@ -98,6 +100,27 @@ def bigvgan_model(
     beside = folder / "bigvgan"
     beside.mkdir(parents=True)
     (folder / "cosyvoice3.yaml").write_text(f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n")
+    (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
+    return fill_randomly(folder, seed)
+
+
+def streamflow_model(folder: Path, flow: Mapping[str, Any], vocoder: BigVGANConfig, seed: int = 0) -> Path:
+    """Writes a StreamFlow folder with random weights and a BigVGAN, and returns it.
+
+    Args:
+        folder: to be made.
+        flow: what differs from the published sizes, by the keys of `streamflow.yaml`.
+        vocoder: for the flow's mel.
+        seed: of the weights.
+    """
+    beside = folder / "bigvgan"
+    beside.mkdir(parents=True)
+    document = {
+        "sample_rate": vocoder.sampling_rate,
+        "flow": {"type": "streamflow", **flow},
+        "vocoder": {"type": "bigvgan", "folder": "bigvgan"},
+    }
+    (folder / "streamflow.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
     (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
     return fill_randomly(folder, seed)
 

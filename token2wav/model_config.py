@@ -18,6 +18,7 @@ from token2wav.errors import ConfigError
 from token2wav.guided_attention import GuidedAttention
 from token2wav.hyperyaml import HyperYaml, Tagged
 from token2wav.model_folder import Stem, generator_file, weights_file
+from token2wav.streamflow_config import STREAMFLOW_FILE, StreamFlowSection
 
 MODEL_FILE = "cosyvoice3.yaml"
 _LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
@@ -67,7 +68,7 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
-    chunk_blocks: int = 1
+    chunk_blocks: int = 1  # of a first chunk, where the service doesn't say
     reach: Reach = "evaluation"
 
     def __post_init__(self) -> None:
@@ -277,26 +278,29 @@ class ModelConfig:
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:
-        """Reads `cosyvoice3.yaml` of a model folder as data, and `config.json` of its BigVGAN if it has one.
+        """Reads `cosyvoice3.yaml` or `streamflow.yaml` of a folder, and `config.json` of its BigVGAN if it has one.
 
         Raises:
             ConfigError: no such folder or file, or a key that is missing, of another class or out of range.
         """
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such model folder")
-        path = folder / MODEL_FILE
-        if not path.is_file():
-            raise ConfigError(f"{folder}: not a CosyVoice3 model folder, {MODEL_FILE} is missing")
+        path = next((folder / name for name in (MODEL_FILE, STREAMFLOW_FILE) if (folder / name).is_file()), None)
+        if path is None:
+            raise ConfigError(
+                f"{folder}: not a CosyVoice3 model folder, {MODEL_FILE} is missing; nor a StreamFlow one, with "
+                f"{STREAMFLOW_FILE}"
+            )
         document = HyperYaml.read(path)
         try:
-            return _model_from(document, folder)
+            flow, token_frame_rate = (_streamflow_from if path.name == STREAMFLOW_FILE else _flow_from)(document)
+            return _model_from(document, folder, flow, token_frame_rate)
         except ConfigError as error:
             message = str(error)
             raise ConfigError(message if message.startswith(str(folder)) else f"{path}: {message}") from error
 
 
-def _model_from(document: HyperYaml, folder: Path) -> ModelConfig:
-    flow, token_frame_rate = _flow_from(document)
+def _model_from(document: HyperYaml, folder: Path, flow: FlowConfig, token_frame_rate: float) -> ModelConfig:
     if "vocoder" not in document:
         return ModelConfig(flow, _hift_from(document), token_frame_rate)
     section = _Node.of(document.resolve("vocoder"), "vocoder")
@@ -346,7 +350,36 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
             **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int)
         ),
     )
-    return config, int(rate) if rate.is_integer() else rate
+    return config, _as_integer(rate)
+
+
+def _streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
+    """As `_flow_from`, of a `streamflow.yaml`."""
+    section = StreamFlowSection.of(document.resolve("flow"))
+    bands = section.mel_bands
+    config = FlowConfig(
+        vocab_size=section.vocab_size,
+        input_size=bands,
+        spk_embed_dim=section.spk_embed_dim,
+        token_mel_ratio=section.token_mel_ratio,
+        pre_lookahead_len=0,
+        pre_lookahead_channels=0,
+        inference_cfg_rate=section.inference_cfg_rate,
+        estimator=EstimatorConfig(
+            **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
+            **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+            static_chunk_size=section.block_frames,
+            guided=section.attention(),
+        ),
+        n_timesteps=section.n_timesteps,
+        lookbehind_len=0,
+        chunk_blocks=section.chunk_blocks,
+    )
+    return config, _as_integer(section.input_frame_rate)
+
+
+def _as_integer(rate: float) -> float:
+    return int(rate) if rate.is_integer() else rate
 
 
 def _hift_from(document: HyperYaml) -> HiFTConfig:

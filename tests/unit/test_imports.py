@@ -33,7 +33,7 @@ FLOORS = [
     {"token2wav.vocoder", "token2wav.flow"},
     {"token2wav.artifacts", "token2wav.voice"},
     {"token2wav.model_config", "token2wav.config"},
-    {"token2wav.bigvgan_config"},
+    {"token2wav.bigvgan_config", "token2wav.streamflow_config"},
     {
         "token2wav.config_values",
         "token2wav.guided_attention",

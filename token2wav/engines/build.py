@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from token2wav.checkpoint import load_flow, load_flow_noise, load_source_noise, load_vocoder
-from token2wav.config import StreamConfig
+from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -16,8 +16,11 @@ from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_
 from token2wav.engines.memory import cache_bytes
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
+from token2wav.engines.window_engine import WindowFlowEngine
+from token2wav.errors import ConfigError
 from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav.flow.flow import Flow
+from token2wav.flow.guided import GuidedSolver
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
@@ -40,8 +43,9 @@ def build_engines(
         ConfigError: the engine that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
+    _check_engine(config, runtime := host.runtime)
     graphs = choose(host, config.vocoder)  # before weights load: it may refuse
-    device, runtime = host.device, host.runtime
+    device = host.device
     flow = load_flow(host.folder, config).to(device)
     vocoder_engine = _vocoder_engine(host, config, stream, graphs)
     flow_noise = load_flow_noise(host.folder, config)
@@ -51,6 +55,8 @@ def build_engines(
         flow.estimator.halve()
     summary = EngineSummary(graphs.engine, host.precision, str(device))
     log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
+    if config.flow.guided is not None:
+        return WindowFlowEngine(flow, flow_noise, GuidedSolver(flow.estimator, solver.tables)), vocoder_engine, summary
     if not runtime.incremental:
         recompute = RecomputeFlowEngine(
             flow,
@@ -74,6 +80,16 @@ def build_engines(
         tail=stream.tail,
     )
     return flow_engine, vocoder_engine, summary
+
+
+def _check_engine(config: ModelConfig, runtime: RuntimeConfig) -> None:
+    """Refuses what there is for causal attention only."""
+    if config.flow.guided is None:
+        return
+    if runtime.engine not in ("auto", "torch"):
+        raise ConfigError(f"runtime.engine: {runtime.engine} does not run guided attention; take torch")
+    if not runtime.incremental:
+        raise ConfigError("runtime.incremental: false does not go with guided attention, whose windows keep nothing")
 
 
 def _vocoder_engine(host: Host, config: ModelConfig, stream: StreamConfig, graphs: Graphs) -> VocoderEngine:
