@@ -78,6 +78,26 @@ BIGVGAN = BigVGANConfig(
 )
 
 
+# StreamFlow-SR in what matters for its cost, masks and rates, at the small model's width.
+STREAMFLOW: dict[str, Any] = {
+    "dim": 128,
+    "depth": 4,
+    "heads": 4,
+    "dim_head": 32,
+    "backward_layers": [2, 3],
+    "forward_layers": [1],
+}
+BIGVGAN_16K = dataclasses.replace(
+    BIGVGAN,
+    upsample_initial_channel=32,
+    upsample_rates=(8, 5, 2, 2),
+    upsample_kernel_sizes=(16, 9, 4, 4),
+    num_mels=80,
+    hop_size=160,
+    sampling_rate=16000,
+)
+
+
 def bigvgan_model(
     folder: Path, sizes: Mapping[str, int], vocoder: BigVGANConfig = BIGVGAN, ratio: int = 2, seed: int = 0
 ) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from token2wav.config import LimitConfig, StreamConfig
-from token2wav.errors import Token2WavError
+from token2wav.errors import ConfigError, Token2WavError
 from token2wav.flow.cache import Storage
 from token2wav.model_config import ModelConfig
 from token2wav_server.plan_compute import Compute, read_costs
@@ -55,6 +55,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
     model = ModelConfig.read(Path(options.model)).served(stream)
+    if model.flow.guided is not None:
+        raise ConfigError("flow: guided attention keeps nothing in a cache, which is what is planned here")
     rate = model.token_frame_rate
     prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
     storage = options.precision if options.storage == "auto" else options.storage
