@@ -14,6 +14,8 @@ import yaml
 from token2wav.config_values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 
+MOST_STEPS = 100  # of the ODE
+
 
 @dataclass(frozen=True)
 class StreamConfig:
@@ -32,6 +34,7 @@ class StreamConfig:
             is exact; 0 or more bounds memory and time, so that streams may have any length.
         align_prompt: shorten prompts to a multiple of 25 tokens, from their start, so that a first chunk needs 25 + 3
             tokens and no more.
+        steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
@@ -41,11 +44,17 @@ class StreamConfig:
     phase: Literal["exact", "reference"] = "exact"
     left_blocks: int = -1
     align_prompt: bool = False
+    steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("hop_tokens", "max_hop_tokens"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name)} is not positive")
+        for index, steps in enumerate(self.steps):
+            if not 1 <= steps <= MOST_STEPS:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
+            if steps in self.steps[:index]:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
         if self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
         if self.max_hop_tokens < self.hop_tokens:

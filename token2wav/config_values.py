@@ -61,10 +61,18 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def all_positive(config: Any, name: str) -> None:
-    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero."""
+def all_positive(config: Any, name: str, zero_too: str = "") -> None:
+    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
+
+    Args:
+        config: the dataclass.
+        name: its path for messages.
+        zero_too: a field that may be zero.
+    """
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
+        if item.name == zero_too and value == 0:
+            continue
         for number in value if isinstance(value, tuple) else (value,):
             for leaf in number if isinstance(number, tuple) else (number,):
                 if isinstance(leaf, (int, float)) and leaf <= 0:

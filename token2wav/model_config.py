@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config_values import all_positive, convert, shown
@@ -49,6 +50,28 @@ class EstimatorConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """At which times the ODE is evaluated.
+
+    Attributes:
+        kind: `cosine` takes small steps at first, `linear` equal ones; public names.
+        times: of a distilled model, from 0 to 1, instead: the start of every step, and the end of the last.
+    """
+
+    kind: Literal["cosine", "linear"] = "cosine"
+    times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.times:
+            return
+        if len(self.times) < 2 or (self.times[0], self.times[-1]) != (0, 1):
+            raise ConfigError(f"times: {len(self.times)} of them; they start with 0 and end with 1")
+        for index, (before, after) in enumerate(pairwise(self.times), start=1):
+            if after <= before:
+                raise ConfigError(f"times[{index}]: {after:g} does not come after {before:g}")
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """Tokens to mel."""
 
@@ -64,7 +87,7 @@ class FlowConfig:
     lookbehind_len: int = 2
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow")
+        all_positive(self, "flow", zero_too="inference_cfg_rate")
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
@@ -155,12 +178,14 @@ class ModelConfig:
         vocoder: mel to audio; its class says which one it is.
         token_frame_rate: tokens per second.
         vocoder_folder: below the model folder, where a BigVGAN lies.
+        schedule: of the flow's ODE.
     """
 
     flow: FlowConfig
     vocoder: VocoderConfig
     token_frame_rate: float
     vocoder_folder: str = ""
+    schedule: ScheduleConfig = ScheduleConfig()
 
     def __post_init__(self) -> None:
         all_positive(self, "model")
@@ -194,6 +219,22 @@ class ModelConfig:
     def samples_per_token(self) -> int:
         return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
 
+    def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of ODE steps that streams may have, the usual one first.
+
+        Args:
+            wanted: see `StreamConfig.steps`.
+
+        Raises:
+            ConfigError: the model was distilled for another number.
+        """
+        own = self.flow.n_timesteps
+        if self.schedule.times and wanted not in ((), (own,)):
+            raise ConfigError(
+                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a list of times, for {own} steps only"
+            )
+        return wanted or (own,)
+
     def weights_file(self, folder: Path, stem: Stem) -> Path:
         """The weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
 
@@ -225,20 +266,20 @@ class ModelConfig:
 
 
 def _model_from(document: HyperYaml, folder: Path) -> ModelConfig:
-    flow, token_frame_rate = _flow_from(document)
+    flow, token_frame_rate, schedule = _flow_from(document)
     if "vocoder" not in document:
-        return ModelConfig(flow, _hift_from(document), token_frame_rate)
+        return ModelConfig(flow, _hift_from(document), token_frame_rate, schedule=schedule)
     section = _Node.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
         raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
     if (kind := section.get("type", str)) != "bigvgan":
         raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
-    vocoder_folder = section.get("folder", str) if "folder" in section.data else "."
+    vocoder_folder = section.get_or("folder", str, ".")
     if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
     vocoder = BigVGANConfig.read(folder / vocoder_folder)
     check_mel(vocoder, _flow_mel(flow, token_frame_rate, convert(document.resolve("sample_rate"), int, "sample_rate")))
-    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder)
+    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder, schedule)
 
 
 def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
@@ -254,17 +295,18 @@ def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) ->
     return MelSettings(sample_rate_hz, round(hop), flow.mel_bands)
 
 
-def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
-    """The flow, and the tokens per second that it takes."""
+def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+    """The flow, the tokens per second that it takes, and the times of its ODE."""
     flow = _Node.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
     lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
     if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
         raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
-    for key, supported in (("solver", "euler"), ("t_scheduler", "cosine")):
-        if (value := solver.get(key, str)) != supported:
-            raise ConfigError(f"{solver.name}.{key}: only '{supported}' is supported, got '{value}'")
+    if (method := solver.get("solver", str)) != "euler":
+        raise ConfigError(f"{solver.name}.solver: only 'euler' is supported, got '{method}'")
+    schedule = _schedule_from(solver)
+    steps = len(schedule.times) - 1 if schedule.times else solver.get_or("n_timesteps", int, FlowConfig.n_timesteps)
     estimator = decoder.child("estimator", "DiT")
     rate = flow.get("input_frame_rate", float)
     config = FlowConfig(
@@ -272,8 +314,17 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
         pre_lookahead_channels=lookahead.get("channels", int),
         inference_cfg_rate=solver.get("inference_cfg_rate", float),
         estimator=EstimatorConfig(**estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig)), kind=int)),
+        n_timesteps=steps,
     )
-    return config, int(rate) if rate.is_integer() else rate
+    return config, int(rate) if rate.is_integer() else rate, schedule
+
+
+def _schedule_from(solver: _Node) -> ScheduleConfig:
+    kind, times = solver.get("t_scheduler", Literal["cosine", "linear"]), solver.get_or("times", tuple[float, ...], ())
+    try:
+        return ScheduleConfig(kind, times)
+    except ConfigError as error:
+        raise ConfigError(f"{solver.name}.{error}") from error
 
 
 def _hift_from(document: HyperYaml) -> HiFTConfig:
@@ -319,6 +370,9 @@ class _Node:
 
     def get(self, key: str, kind: Any) -> Any:
         return convert(self._value(key), kind, f"{self.name}.{key}")
+
+    def get_or(self, key: str, kind: Any, default: Any) -> Any:
+        return self.get(key, kind) if key in self.data else default
 
     def fields(self, *keys: str, kind: Any) -> dict[str, Any]:
         return {key: self.get(key, kind) for key in keys}
