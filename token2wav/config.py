@@ -15,6 +15,7 @@ from token2wav.config_values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 
 Reach = Literal["evaluation", "solution"]
+MOST_STEPS = 100  # of the ODE
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class StreamConfig:
         reach: how wide the window of a chunk is, for models with guided attention. `evaluation` is the reach of one
             evaluation of the estimator, as published; `solution` that of all ODE steps, with as many times the
             look-ahead, and exactly the result of the whole utterance.
+        steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
@@ -54,11 +56,17 @@ class StreamConfig:
     align_prompt: bool = False
     block_tokens: int = 0
     reach: Reach = "evaluation"
+    steps: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name)} is negative")
+        for index, steps in enumerate(self.steps):
+            if not 1 <= steps <= MOST_STEPS:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
+            if steps in self.steps[:index]:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
         if self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
         if not self.keep_prompt and self.left_blocks < 0:

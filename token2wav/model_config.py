@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
-from token2wav.config import Reach, StreamConfig
+from token2wav.config import StreamConfig
 from token2wav.config_values import all_positive, convert, shown
 from token2wav.errors import ConfigError
 from token2wav.guided_attention import GuidedAttention
@@ -55,6 +56,28 @@ class EstimatorConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """At which times the ODE is evaluated.
+
+    Attributes:
+        kind: `cosine` takes small steps at first, `linear` equal ones; public names.
+        times: of a distilled model, from 0 to 1, instead: the start of every step, and the end of the last.
+    """
+
+    kind: Literal["cosine", "linear"] = "cosine"
+    times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.times:
+            return
+        if len(self.times) < 2 or (self.times[0], self.times[-1]) != (0, 1):
+            raise ConfigError(f"times: {len(self.times)} of them; they start with 0 and end with 1")
+        for index, (before, after) in enumerate(pairwise(self.times), start=1):
+            if after <= before:
+                raise ConfigError(f"times[{index}]: {after:g} does not come after {before:g}")
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """Tokens to mel."""
 
@@ -69,11 +92,11 @@ class FlowConfig:
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
     chunk_blocks: int = 1  # of a first chunk, where the service doesn't say
-    reach: Reach = "evaluation"
+    window_evaluations: int = 1  # of the estimator, one after the other, that a chunk's window reaches through
 
     def __post_init__(self) -> None:
-        # With guided attention there are no convolutions over tokens.
-        all_positive(self, "flow", but=_TOKEN_CONVOLUTIONS if self.guided else ())
+        zero_too = ("inference_cfg_rate", *(_TOKEN_CONVOLUTIONS if self.guided else ()))
+        all_positive(self, "flow", zero_too)
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
@@ -93,19 +116,14 @@ class FlowConfig:
         """Tokens after a chunk that it depends on and that must be there before it can run."""
         if self.guided is None:
             return self.pre_lookahead_len
-        return self.guided.future_blocks * self._evaluations * self.block_tokens
+        return self.guided.future_blocks * self.window_evaluations * self.block_tokens
 
     @property
     def lookbehind_tokens(self) -> int:
         """Tokens before a chunk that it is given along."""
         if self.guided is None:
             return self.lookbehind_len
-        return self.guided.past_blocks * self._evaluations * self.block_tokens
-
-    @property
-    def _evaluations(self) -> int:
-        """Of the estimator, one after the other, through which a chunk's window reaches."""
-        return self.n_timesteps if self.reach == "solution" else 1
+        return self.guided.past_blocks * self.window_evaluations * self.block_tokens
 
     @property
     def mel_bands(self) -> int:
@@ -146,7 +164,8 @@ class FlowConfig:
                 "stream.hop: lead would make the audio depend on time, because the windows of chunks do; take fixed or "
                 "growing, or reach: solution"
             )
-        return dataclasses.replace(self, reach=stream.reach)
+        evaluations = max(stream.steps, default=self.n_timesteps) if stream.reach == "solution" else 1
+        return dataclasses.replace(self, window_evaluations=evaluations)
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
         """Tokens of the blocks that lie wholly in a prompt, look-ahead included: they depend on the voice alone."""
@@ -219,12 +238,14 @@ class ModelConfig:
         vocoder: mel to audio; its class says which one it is.
         token_frame_rate: tokens per second.
         vocoder_folder: below the model folder, where a BigVGAN lies.
+        schedule: of the flow's ODE.
     """
 
     flow: FlowConfig
     vocoder: VocoderConfig
     token_frame_rate: float
     vocoder_folder: str = ""
+    schedule: ScheduleConfig = ScheduleConfig()
 
     def __post_init__(self) -> None:
         all_positive(self, "model")
@@ -257,6 +278,22 @@ class ModelConfig:
     @property
     def samples_per_token(self) -> int:
         return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
+
+    def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of ODE steps that streams may have, the usual one first.
+
+        Args:
+            wanted: see `StreamConfig.steps`.
+
+        Raises:
+            ConfigError: the model was distilled for another number.
+        """
+        own = self.flow.n_timesteps
+        if self.schedule.times and wanted not in ((), (own,)):
+            raise ConfigError(
+                f"stream.steps: {', '.join(map(str, wanted))}, but the model has a list of times, for {own} steps only"
+            )
+        return wanted or (own,)
 
     def weights_file(self, folder: Path, stem: Stem) -> Path:
         """The weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
@@ -293,27 +330,27 @@ class ModelConfig:
             )
         document = HyperYaml.read(path)
         try:
-            flow, token_frame_rate = (_streamflow_from if path.name == STREAMFLOW_FILE else _flow_from)(document)
-            return _model_from(document, folder, flow, token_frame_rate)
+            return _model_from(document, folder, streamflow=path.name == STREAMFLOW_FILE)
         except ConfigError as error:
             message = str(error)
             raise ConfigError(message if message.startswith(str(folder)) else f"{path}: {message}") from error
 
 
-def _model_from(document: HyperYaml, folder: Path, flow: FlowConfig, token_frame_rate: float) -> ModelConfig:
+def _model_from(document: HyperYaml, folder: Path, *, streamflow: bool) -> ModelConfig:
+    flow, token_frame_rate, schedule = _streamflow_from(document) if streamflow else _flow_from(document)
     if "vocoder" not in document:
-        return ModelConfig(flow, _hift_from(document), token_frame_rate)
+        return ModelConfig(flow, _hift_from(document), token_frame_rate, schedule=schedule)
     section = _Node.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
         raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
     if (kind := section.get("type", str)) != "bigvgan":
         raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
-    vocoder_folder = section.get("folder", str) if "folder" in section.data else "."
+    vocoder_folder = section.get_or("folder", str, ".")
     if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
     vocoder = BigVGANConfig.read(folder / vocoder_folder)
     check_mel(vocoder, _flow_mel(flow, token_frame_rate, convert(document.resolve("sample_rate"), int, "sample_rate")))
-    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder)
+    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder, schedule)
 
 
 def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
@@ -329,17 +366,18 @@ def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) ->
     return MelSettings(sample_rate_hz, round(hop), flow.mel_bands)
 
 
-def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
-    """The flow, and the tokens per second that it takes."""
+def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+    """The flow, the tokens per second that it takes, and the times of its ODE."""
     flow = _Node.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
     lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
     if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
         raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
-    for key, supported in (("solver", "euler"), ("t_scheduler", "cosine")):
-        if (value := solver.get(key, str)) != supported:
-            raise ConfigError(f"{solver.name}.{key}: only '{supported}' is supported, got '{value}'")
+    if (method := solver.get("solver", str)) != "euler":
+        raise ConfigError(f"{solver.name}.solver: only 'euler' is supported, got '{method}'")
+    schedule = _schedule_from(solver)
+    steps = len(schedule.times) - 1 if schedule.times else solver.get_or("n_timesteps", int, FlowConfig.n_timesteps)
     estimator = decoder.child("estimator", "DiT")
     rate = flow.get("input_frame_rate", float)
     config = FlowConfig(
@@ -349,13 +387,18 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
         estimator=EstimatorConfig(
             **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int)
         ),
+        n_timesteps=steps,
     )
-    return config, _as_integer(rate)
+    return config, _as_integer(rate), schedule
 
 
-def _streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
+def _streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
     """As `_flow_from`, of a `streamflow.yaml`."""
     section = StreamFlowSection.of(document.resolve("flow"))
+    try:
+        schedule = ScheduleConfig(section.t_scheduler, section.times)
+    except ConfigError as error:
+        raise ConfigError(f"flow.{error}") from error
     bands = section.mel_bands
     config = FlowConfig(
         vocab_size=section.vocab_size,
@@ -371,15 +414,23 @@ def _streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
             static_chunk_size=section.block_frames,
             guided=section.attention(),
         ),
-        n_timesteps=section.n_timesteps,
+        n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
         lookbehind_len=0,
         chunk_blocks=section.chunk_blocks,
     )
-    return config, _as_integer(section.input_frame_rate)
+    return config, _as_integer(section.input_frame_rate), schedule
 
 
 def _as_integer(rate: float) -> float:
     return int(rate) if rate.is_integer() else rate
+
+
+def _schedule_from(solver: _Node) -> ScheduleConfig:
+    kind, times = solver.get("t_scheduler", Literal["cosine", "linear"]), solver.get_or("times", tuple[float, ...], ())
+    try:
+        return ScheduleConfig(kind, times)
+    except ConfigError as error:
+        raise ConfigError(f"{solver.name}.{error}") from error
 
 
 def _hift_from(document: HyperYaml) -> HiFTConfig:
@@ -425,6 +476,9 @@ class _Node:
 
     def get(self, key: str, kind: Any) -> Any:
         return convert(self._value(key), kind, f"{self.name}.{key}")
+
+    def get_or(self, key: str, kind: Any, default: Any) -> Any:
+        return self.get(key, kind) if key in self.data else default
 
     def fields(self, *keys: str, kind: Any) -> dict[str, Any]:
         return {key: self.get(key, kind) for key in keys}

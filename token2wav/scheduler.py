@@ -80,25 +80,27 @@ class Scheduler:
     def open_utterances(self) -> int:
         return len(self._utterances)
 
-    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None) -> Utterance:
+    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0) -> Utterance:
         """Admits an utterance; nothing is computed yet.
 
         Args:
             voice: of the speaker.
             on_close: called once, from any thread, when the utterance is over for any reason.
+            steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
 
         Raises:
-            InputError: the voice does not fit the model, or its prompt is too long.
+            InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
             LimitError: there are too many utterances.
         """
-        voice = self.prepared(voice)
+        voice, pipeline = self.prepared(voice), self._model.pipeline
+        pipeline.check_steps(steps)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
             if len(self._utterances) >= self._limits.streams:
                 raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
             now = self._clock()
-            utterance = Utterance(next(self._numbers), voice, on_close, now, now)
+            utterance = Utterance(next(self._numbers), voice, on_close, steps or pipeline.steps[0], now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
@@ -265,7 +267,7 @@ class Scheduler:
             self._consumed(utterance, request, last=session.done)
 
     def _open_session(self, utterance: Utterance) -> Session:
-        utterance.session = session = self._model.pipeline.open(utterance.voice)
+        utterance.session = session = self._model.pipeline.open(utterance.voice, utterance.steps)
         self._changed()
         return session
 
@@ -277,7 +279,7 @@ class Scheduler:
             if since is None or session is None or utterance.holder is not None:
                 continue
             if (chunk := session.next_chunk()) is not None:
-                ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start))
+                ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start, utterance.steps))
         return ready
 
     def _next_batch(self) -> list[Utterance]:

@@ -25,6 +25,7 @@ class StreamFlowSection:
         mel_bands: of mel, token embedding and projected speaker.
         n_timesteps: ODE steps.
         inference_cfg_rate: classifier-free guidance.
+        t_scheduler, times: of the ODE, see `ScheduleConfig`; a list of times sets the number of steps too.
         dim, depth, heads, dim_head, ff_mult: of the DiT; `depth` layers.
         block_frames: mel frames of an attention block.
         chunk_blocks: blocks of a chunk, where the service doesn't set another hop.
@@ -40,6 +41,8 @@ class StreamFlowSection:
     mel_bands: int = 80
     n_timesteps: int = 10
     inference_cfg_rate: float = 0.5
+    t_scheduler: Literal["cosine", "linear"] = "cosine"
+    times: tuple[float, ...] = ()
     dim: int = 1024
     depth: int = 22
     heads: int = 16
@@ -51,7 +54,7 @@ class StreamFlowSection:
     forward_layers: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow", but=("inference_cfg_rate", "backward_layers", "forward_layers"))
+        all_positive(self, "flow", zero_too=("inference_cfg_rate", "times"))
         if self.block_frames % self.token_mel_ratio:
             raise ConfigError(
                 f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens of "

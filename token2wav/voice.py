@@ -114,6 +114,12 @@ def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> 
         raise InputError(field, f"{tokens[bad[0]]} at index {bad[0]} is outside the vocabulary 0 to {vocab_size - 1}")
 
 
+def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
+    """Raises InputError if an utterance may not have a number of ODE steps; 0 stands for the usual one."""
+    if steps and steps not in allowed:
+        raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
+
+
 def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
     """A float32 copy of an argument.
 

@@ -47,14 +47,21 @@ class AsyncClient(BaseClient):
         """Find out whether the server works; see `Client.health`."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        utterance = await self._open(voice_of(await self._metadata()), audio_format, keep_open=True, retries=0)
+        utterance = await self._open(
+            voice_of(await self._metadata()), audio_format, keep_open=True, steps=None, retries=0
+        )
         return await speak_a_little_async(utterance, timeout_s - (clock() - began))
 
     async def open(
-        self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True
+        self,
+        voice: ClientVoice | str,
+        *,
+        audio_format: AudioFormat = "float32",
+        keep_open: bool = True,
+        steps: int | None = None,
     ) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own; see `Client.open`."""
-        return await self._open(voice, audio_format, keep_open, self._retries)
+        return await self._open(voice, audio_format, keep_open, steps, self._retries)
 
     async def synthesize(
         self,
@@ -63,6 +70,7 @@ class AsyncClient(BaseClient):
         *,
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
+        steps: int | None = None,
     ) -> AsyncIterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -72,12 +80,12 @@ class AsyncClient(BaseClient):
             token_batches: each of shape (tokens,), integers. An ordinary iterable must not wait for anything.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open: as in `open`.
+            keep_open, steps: as in `open`.
 
         Raises:
             Exception: as `Client.synthesize` does.
         """
-        utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open)
+        utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         sender = asyncio.create_task(_send_all(utterance, token_batches))
         try:
             async for chunk in utterance:
@@ -103,10 +111,10 @@ class AsyncClient(BaseClient):
         await self.close()
 
     async def _open(
-        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int
+        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> AsyncUtterance:
         self._check_open()
-        exchange = self._exchange(voice, audio_format, keep_open, retries)
+        exchange = self._exchange(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
             await AsyncRetrying(**policy(retries))(self._ask_readiness)
         utterance = AsyncUtterance(

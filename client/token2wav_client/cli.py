@@ -82,7 +82,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     speaker.add_argument(
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
-    parser.add_argument("--out", metavar="WAV", help="24 kHz mono WAV file to write; - for samples on standard output")
+    parser.add_argument("--out", metavar="WAV", help="mono WAV file to write; - for samples on standard output")
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
         "--rate",
@@ -99,6 +99,12 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
     )
     _add_audio_format(parser)
+    parser.add_argument(
+        "--steps",
+        type=at_least_one,
+        metavar="N",
+        help="of the ODE, one of the numbers that the server allows: fewer are faster (default: its usual number)",
+    )
     parser.add_argument(
         "--subtype",
         choices=("PCM_16", "FLOAT"),
@@ -173,6 +179,7 @@ def _run_synth(options: argparse.Namespace) -> int:
         tokens_per_second=options.rate,
         tokens_per_request=options.tokens_per_request,
         audio_format=options.audio_format,
+        steps=options.steps,
         subtype=options.subtype,
         pcm_format=options.format,
         report_json=options.json,

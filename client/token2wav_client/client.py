@@ -63,11 +63,16 @@ class Client(BaseClient):
             ServerError: the server failed to speak.
         """
         began = time.monotonic()
-        utterance = self._open(voice_of(self._metadata()), audio_format, keep_open=True, retries=0)
+        utterance = self._open(voice_of(self._metadata()), audio_format, keep_open=True, steps=None, retries=0)
         return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
 
     def open(
-        self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True
+        self,
+        voice: ClientVoice | str,
+        *,
+        audio_format: AudioFormat = "float32",
+        keep_open: bool = True,
+        steps: int | None = None,
     ) -> Utterance:
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
@@ -76,6 +81,7 @@ class Client(BaseClient):
             audio_format: dtype of the chunks' samples.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
+            steps: of the ODE, one of those that the server allows; None for its usual number.
 
         Raises:
             VoiceError: an id that is none.
@@ -83,7 +89,7 @@ class Client(BaseClient):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        return self._open(voice, audio_format, keep_open, self._retries)
+        return self._open(voice, audio_format, keep_open, steps, self._retries)
 
     def synthesize(
         self,
@@ -92,6 +98,7 @@ class Client(BaseClient):
         *,
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
+        steps: int | None = None,
     ) -> Iterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -102,14 +109,14 @@ class Client(BaseClient):
             token_batches: each of shape (tokens,), integers.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open: as in `open`.
+            keep_open, steps: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
             ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
-        utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open)
+        utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
         sender = threading.Thread(target=_send_all, args=(utterance, token_batches), daemon=True)
         sender.start()
@@ -139,9 +146,11 @@ class Client(BaseClient):
         with self._lock:
             self._utterances.discard(utterance)
 
-    def _open(self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int) -> Utterance:
+    def _open(
+        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
+    ) -> Utterance:
         self._check_open()
-        exchange = self._exchange(voice, audio_format, keep_open, retries)
+        exchange = self._exchange(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
             Retrying(sleep=sleep_using_event(self._closed), **policy(retries))(self._ask_readiness)
         utterance = Utterance(

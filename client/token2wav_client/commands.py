@@ -42,6 +42,7 @@ def synth(
     tokens_per_second: float,
     tokens_per_request: int,
     audio_format: AudioFormat,
+    steps: int | None,
     subtype: Subtype,
     pcm_format: PcmFormat | None,
     report_json: bool,
@@ -68,7 +69,7 @@ def synth(
         timings: list[ChunkTiming] = []
         try:
             with _progress_bar(source.count, quiet) as bar:
-                for chunk in client.synthesize(pieces, speaker, audio_format=audio_format):
+                for chunk in client.synthesize(pieces, speaker, audio_format=audio_format, steps=steps):
                     timings.append(ChunkTiming.of(chunk))
                     for sink in sinks:
                         sink.write(chunk.audio, chunk.sample_rate)

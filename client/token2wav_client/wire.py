@@ -25,6 +25,7 @@ class Opening:
     voice: ClientVoice | str
     audio_format: AudioFormat
     keep_open: bool
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +68,8 @@ def build_request(
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open
+        if opening.steps is not None:
+            parameters["steps"].int64_param = opening.steps
         _add_voice(request, opening.voice)
     return request
 

@@ -8,6 +8,7 @@ from token2wav.artifacts import Graph
 from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
+from token2wav.flow.cache import BRANCHES
 from token2wav.model_config import ModelConfig, VocoderConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.vocoder.bigvgan_reach import reach_frames
@@ -83,7 +84,8 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
     frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
     block = config.flow.estimator.static_chunk_size
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    rows = Span(2, 2, 2 * load.max_streams)  # a stream has two, for guidance
+    each = BRANCHES if config.flow.inference_cfg_rate else 1  # rows of a stream
+    rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)
         starts = [1, *(largest + 1 for largest in chunks)]

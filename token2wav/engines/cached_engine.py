@@ -23,7 +23,7 @@ from token2wav.engines.prompts import PromptTable, SharedPrompt
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.work import ChunkSolver, ChunkWork, Past
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.flow.cache import BRANCHES, KeyValueStore
+from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
@@ -79,6 +79,7 @@ class CachedFlowEngine:
         keep_prompt: whether the prompt's stay visible.
         longest_hop: tokens of the longest hop that streams will take.
         tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
+        sharing: an engine of another number of ODE steps on the same store, whose pool of pages this one shares.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class CachedFlowEngine:
         keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
+        sharing: CachedFlowEngine | None = None,
     ) -> None:
         self._flow = flow
         self._noise = noise
@@ -105,10 +107,14 @@ class CachedFlowEngine:
         self._keeps_tokens = left_blocks < 0 or tail == "full"
         self._device = flow.spk_embed_affine_layer.weight.device
         self._layout = store.layout
-        self.pool = PagePool(store.pages)
+        self.pool: PagePool = sharing.pool if sharing else PagePool(store.pages)
         self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
         self._streams: HandleTable[_Stream] = HandleTable()
-        self._lock = threading.Lock()  # eviction and taking pages are one step
+        self._lock: threading.Lock = (
+            sharing._lock if sharing else threading.Lock()
+        )  # eviction and taking pages are one step
+        self._sharers: list[CachedFlowEngine] = sharing._sharers if sharing else []
+        self._sharers.append(self)
 
     @property
     def open_streams(self) -> int:
@@ -127,7 +133,8 @@ class CachedFlowEngine:
         )
 
     @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """See `FlowEngine.open`."""
         prompt = self.prompts.acquire(voice)
         try:
             reserve = self._acquire(self._reserved_blocks())
@@ -167,7 +174,7 @@ class CachedFlowEngine:
         if not busy:  # else another thread still writes to its pages, and releases them when it is done
             self._release(stream)
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """See `RecomputeFlowEngine.whole`."""
         return self._recompute.whole(tokens, voice, streaming=streaming)
 
@@ -267,7 +274,9 @@ class CachedFlowEngine:
         prompt = _Prompt(
             blocks=prefix_blocks,
             pages=[],
-            contexts=torch.zeros(self._layout.steps, 2, BRANCHES, estimator.dim, CONTEXT_FRAMES, device=self._device),
+            contexts=torch.zeros(
+                *(self._layout.steps, 2, self._layout.branches, estimator.dim, CONTEXT_FRAMES), device=self._device
+            ),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
@@ -301,8 +310,9 @@ class CachedFlowEngine:
     def _acquire(self, count: int) -> list[int]:
         """Takes pages, those of prompts that nobody uses included if that is enough."""
         with self._lock:
-            idle = sum(len(prompt.pages) for prompt in self.prompts.idle())
-            while self.pool.free < count <= self.pool.free + idle and self.prompts.evict():
+            tables = [engine.prompts for engine in self._sharers]
+            idle = sum(len(prompt.pages) for table in tables for prompt in table.idle())
+            while self.pool.free < count <= self.pool.free + idle and any(table.evict() for table in tables):
                 pass
             return self.pool.acquire(count)
 

@@ -67,7 +67,8 @@ class RecomputeFlowEngine:
         self._streams: HandleTable[_History] = HandleTable()
 
     @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """See `FlowEngine.open`."""
         config = self._flow.config
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
         return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None)
@@ -99,7 +100,7 @@ class RecomputeFlowEngine:
         return CacheUsage()
 
     @torch.inference_mode()
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
         history = self._history(
             voice, self._condition(np.concatenate((voice.prompt_tokens, tokens)), left=0, last=True)

@@ -14,7 +14,7 @@ from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import ChunkMemory, KeyValueStore, StepMemory
 from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT
 from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.flow.solver import OdeTables, with_unconditional
+from token2wav.flow.solver import OdeTables
 
 
 class TorchChunkSolver:
@@ -48,10 +48,12 @@ class TorchChunkSolver:
         rope = self._estimator.rotary_embed(torch.cat(positions))
         memories = [ChunkMemory(self._store, work.past.pages, work.new, work.contexts) for work in works]
         biases = [self._bias(work) for work in works]
-        mu, speakers, cond = with_unconditional(mu, speakers, cond)
+        mu, speakers, cond = self._tables.conditions(mu, speakers, cond)
         for step, modulation in enumerate(self._tables.modulation):
             memory = _RowMemory([each.step(step) for each in memories], lengths, biases)
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, speakers, cond, modulation, rope, None, memory)
+            velocity = self._estimator.velocity(
+                self._tables.rows(x), mu, speakers, cond, modulation, rope, None, memory
+            )
             x = self._tables.advance(step, x, velocity)
         return list(x[0].split(lengths, dim=1))
 

@@ -38,7 +38,7 @@ class WindowFlowEngine:
         self._speakers: HandleTable[torch.Tensor] = HandleTable()
 
     @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
+    def open(self, voice: Voice, steps: int = 0) -> int:
         return self._speakers.add(self._speaker(voice))
 
     @torch.inference_mode()
@@ -64,7 +64,7 @@ class WindowFlowEngine:
         return CacheUsage()
 
     @torch.inference_mode()
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
         handle = self.open(voice)
         try:

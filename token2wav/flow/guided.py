@@ -11,7 +11,7 @@ import torch
 
 from token2wav.flow.dit import DiT
 from token2wav.flow.masks import attention_bias
-from token2wav.flow.solver import OdeTables, with_unconditional
+from token2wav.flow.solver import OdeTables
 from token2wav.guided_attention import SEES, GuidedAttention, Mask
 
 
@@ -68,11 +68,11 @@ class GuidedSolver:
         """
         left, steps = 0, len(self._tables.modulation)
         x, positions = noise, start[:, None] + torch.arange(noise.shape[2], device=noise.device)
-        mu, speaker = with_unconditional(mu, speaker)
+        mu, speaker = self._tables.conditions(mu, speaker)
         for step, modulation in enumerate(self._tables.modulation):
-            rope = self._estimator.rotary_embed(torch.cat((positions, positions)))
+            rope = self._estimator.rotary_embed(self._tables.rows(positions))
             biases = guided_biases(self._attention, x.shape[2], self._estimator.block_frames, x.device)
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, speaker, None, modulation, rope, biases)
+            velocity = self._estimator.velocity(self._tables.rows(x), mu, speaker, None, modulation, rope, biases)
             x = self._tables.advance(step, x, velocity)
             rest = steps - 1 - step  # evaluations that are still to come
             begin = max(0, first - rest * self._past - left)

@@ -54,15 +54,15 @@ class ToFlow:
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
         """Sends a chunk, or the error that ends its stream."""
         if isinstance(content, Token2WavError):
-            error, chunk, voice = content, self._no_chunk, None
+            error, chunk, voice, steps = content, self._no_chunk, None, 0
         else:
-            error, chunk, voice = None, content.chunk, content.voice
+            error, chunk, voice, steps = None, content.chunk, content.voice, content.steps
         given = self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
         arrays = _label_arrays(label) | {
             "error": _encoded(error),
             "has_voice": np.array([voice is not None]),
             "window": chunk.tokens,
-            "chunk": np.array([chunk.left, chunk.start, chunk.stop], np.int32),
+            "chunk": np.array([chunk.left, chunk.start, chunk.stop, steps], np.int32),
         }
         self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
 
@@ -121,8 +121,8 @@ class _ToClient:
 def _flow_content(request: Any, label: Label) -> FlowContent:
     has_voice = _array(request, "has_voice")[0]
     voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if has_voice else None
-    left, start, stop = (int(value) for value in _array(request, "chunk"))
-    return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice)
+    left, start, stop, steps = (int(value) for value in _array(request, "chunk"))
+    return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice, steps)
 
 
 def _mel_chunk(request: Any, label: Label) -> MelChunk:
