@@ -104,6 +104,25 @@ def test_streams_with_the_reach_of_the_solution_are_the_whole(folder: Path) -> N
     assert model.pipeline.open_streams == 0
 
 
+def test_streams_with_their_own_steps_are_their_whole(folder: Path) -> None:
+    """The window reaches through the most steps that a stream may have."""
+    model = Token2Wav.load(folder, stream=StreamConfig(reach="solution", steps=(2, 5)), runtime=CPU)
+    assert model.config.flow.lookahead_tokens == 5 * BLOCK_TOKENS
+    engine, voice = model.pipeline.flow, a_voice()
+    for steps in (2, 5):
+        audio = model.synthesize(TOKENS[:70], voice, steps=steps)
+        mel = engine.whole(TOKENS[:70], voice, streaming=True, steps=steps)
+        assert np.abs(audio - model.vocode(mel.numpy())).max() <= AUDIO
+
+
+def test_no_guidance_has_no_unconditional_rows(folder: Path, tmp_path: Path) -> None:
+    unguided = written(folder, tmp_path, inference_cfg_rate=0, t_scheduler="linear")
+    (tmp_path / "flow.safetensors").symlink_to(folder / "flow.safetensors")
+    model = Token2Wav.load(unguided, stream=StreamConfig(reach="solution"), runtime=CPU)
+    audio = model.synthesize(TOKENS[:70], a_voice())
+    assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], a_voice()))).max() <= AUDIO
+
+
 def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
     model, voice = Token2Wav.load(folder, runtime=CPU), a_voice()
     expected = model.synthesize(TOKENS, voice)

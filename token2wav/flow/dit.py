@@ -107,11 +107,8 @@ class ConvPositionEmbedding(nn.Module):
         """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x, or before each of its blocks."""
         if self._block_frames is not None:
             blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(1, (-1, self._block_frames))
-            return (
-                self._convolved(blocks.flatten(0, 1), None)
-                .unflatten(0, blocks.shape[:2])
-                .flatten(1, 2)[:, : x.shape[1]]
-            )
+            h = self._convolved(blocks.flatten(0, 1), None)
+            return h.unflatten(0, blocks.shape[:2]).flatten(1, 2)[:, : x.shape[1]]
         return self._convolved(x, memory)
 
     def _convolved(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
