@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
-from token2wav.config_values import all_positive, convert, shown
+from token2wav.config_values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
 from token2wav.hyperyaml import HyperYaml, Tagged
 from token2wav.model_folder import Stem, generator_file, weights_file
@@ -72,6 +72,23 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class CodebookConfig:
+    """Tokens of several codes each.
+
+    Attributes:
+        count: codes of a token, each from a vocabulary of its own.
+        merge: of their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
+    """
+
+    count: int
+    merge: Literal["sum", "concat"] = "sum"
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ConfigError(f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out")
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """Tokens to mel."""
 
@@ -85,9 +102,15 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
+    codebooks: CodebookConfig | None = None
 
     def __post_init__(self) -> None:
         all_positive(self, "flow", zero_too="inference_cfg_rate")
+        if self.codebooks and self.codebooks.merge == "concat" and self.input_size % self.codebooks.count:
+            raise ConfigError(
+                f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, the codebooks whose "
+                "embeddings are concatenated"
+            )
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
@@ -101,6 +124,11 @@ class FlowConfig:
     @property
     def mel_bands(self) -> int:
         return self.estimator.mel_dim
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Of one token: () for a number, (codebooks,) for several codes."""
+        return (self.codebooks.count,) if self.codebooks else ()
 
     @property
     def block_tokens(self) -> int:
@@ -219,6 +247,11 @@ class ModelConfig:
     def samples_per_token(self) -> int:
         return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
 
+    @property
+    def block_seconds(self) -> float:
+        """Audio of one attention block."""
+        return self.flow.block_tokens / self.token_frame_rate
+
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of ODE steps that streams may have, the usual one first.
 
@@ -315,8 +348,16 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
         inference_cfg_rate=solver.get("inference_cfg_rate", float),
         estimator=EstimatorConfig(**estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig)), kind=int)),
         n_timesteps=steps,
+        codebooks=_codebooks_from(flow) if "codebooks" in flow.data else None,
     )
     return config, int(rate) if rate.is_integer() else rate, schedule
+
+
+def _codebooks_from(flow: _Node) -> CodebookConfig:
+    codebooks = flow.child("codebooks")
+    codebooks.get("count", int)  # it has no default
+    config: CodebookConfig = from_mapping(CodebookConfig, codebooks.data, codebooks.name)
+    return config
 
 
 def _schedule_from(solver: _Node) -> ScheduleConfig:
