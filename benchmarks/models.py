@@ -145,6 +145,29 @@ def streamflow_model(folder: Path, flow: Mapping[str, Any], vocoder: BigVGANConf
     return fill_randomly(folder, seed)
 
 
+def codebook_model(
+    folder: Path, sizes: Mapping[str, int], count: int = 8, vocab_size: int = 2048, merge: str = "sum", seed: int = 0
+) -> Path:
+    """Writes a model folder with random weights that takes 12.5 tokens of several codes a second, and returns it.
+
+    Args:
+        folder: to be made.
+        sizes: of the model.
+        count: codes of a token.
+        vocab_size: of each codebook.
+        merge: see `CodebookConfig`.
+        seed: of the weights.
+    """
+    text = resized_yaml(sizes)
+    for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", "4"), ("chunk_size", "12")):
+        text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
+    codebooks = f"    codebooks:\n        count: {count}\n        merge: {merge}\n"
+    text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {vocab_size}\n{codebooks}")
+    folder.mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(text)
+    return fill_randomly(folder, seed)
+
+
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
     config = ModelConfig.read(folder)

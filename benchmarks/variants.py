@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from benchmarks.environment import RESULTS, describe, save
-from benchmarks.models import BIGVGAN, SIZES, bigvgan_model, random_model
+from benchmarks.models import BIGVGAN, SIZES, bigvgan_model, codebook_model, random_model
 from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.model_config import ModelConfig
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -76,20 +77,34 @@ def variants(parent: Path, size: str) -> list[Variant]:
         *(Variant(f"{steps} steps", usual, steps) for steps in (10, 5, 3, 2)),
         *(Variant(f"{steps} steps, no guidance", bare, steps) for steps in (10, 5, 3, 2)),
         Variant("10 steps, BigVGAN", bigvgan_model(parent / "bigvgan", sizes, vocoder)),
+        Variant("10 steps, 8 codebooks", codebook_model(parent / "codebooks", sizes)),
     ]
+
+
+def _stream(variant: Variant) -> StreamConfig:
+    """Hops of a second, two and four, or as near to that as attention blocks are."""
+    block_s = ModelConfig.read(variant.folder).block_seconds
+    return StreamConfig(
+        steps=(variant.steps,),
+        hop_ms=1000 * block_s * round(1 / block_s),
+        max_hop_ms=1000 * block_s * round(4 / block_s),
+    )
 
 
 def a_voice(model: Token2Wav) -> Voice:
     flow, rng = model.config.flow, np.random.default_rng(1)
     tokens = round(PROMPT_SECONDS * model.config.token_frame_rate)
     mel = rng.standard_normal((flow.token_mel_ratio * tokens, flow.mel_bands))
-    return Voice(rng.integers(0, flow.vocab_size, tokens), mel, rng.standard_normal(flow.spk_embed_dim))
+    return Voice(
+        rng.integers(0, flow.vocab_size, (tokens, *flow.token_shape)), mel, rng.standard_normal(flow.spk_embed_dim)
+    )
 
 
 def cost(model: Token2Wav, voice: Voice, seconds: int) -> dict[str, float]:
     """CPU-seconds of both stages for each second of audio."""
     pipeline, count = model.pipeline, round(seconds * model.config.token_frame_rate)
-    tokens = np.random.default_rng(0).integers(0, model.config.flow.vocab_size, count)
+    shape = (count, *model.config.flow.token_shape)
+    tokens = np.random.default_rng(0).integers(0, model.config.flow.vocab_size, shape)
     flow, vocoder = pipeline.flow, pipeline.vocoder
     clocks = CpuClock(flow), CpuClock(vocoder)
     pipeline.flow, pipeline.vocoder = clocks  # type: ignore[assignment]
@@ -120,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         chosen = variants(Path(temporary), options.model)
-        models = [Token2Wav.load(each.folder, stream=StreamConfig(steps=(each.steps,))) for each in chosen]
+        models = [Token2Wav.load(each.folder, stream=_stream(each)) for each in chosen]
         voices = [a_voice(model) for model in models]
         costs: list[list[dict[str, float]]] = [[] for _ in chosen]
         for round_ in range(options.rounds + 1):
@@ -132,11 +147,10 @@ def main() -> None:
     for each, model, own in zip(chosen, models, costs, strict=True):
         least = {stage: min(one[stage] for one in own) for stage in ("flow", "vocoder")}
         page = model.pipeline.flow.usage().page_bytes
-        blocks_per_s = model.config.token_frame_rate / model.config.flow.block_tokens
         row = {
             "variant": each.name,
             **{f"{stage}_cpu_s_per_audio_s": round(value, 4) for stage, value in least.items()},
-            "cache_mib_per_audio_s": round(page * blocks_per_s / 2**20, 2),
+            "cache_mib_per_audio_s": round(page / model.config.block_seconds / 2**20, 2),
         }
         rows.append(row)
         print(row, flush=True)

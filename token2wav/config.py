@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ class StreamConfig:
         hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block); 0 takes
             the model's own, for CosyVoice3 an attention block.
         max_hop_tokens: upper bound of a hop; 0 takes the model's own, for CosyVoice3 four blocks.
+        hop_ms, max_hop_ms: the same in milliseconds of audio, instead; 0 for what stands in tokens.
         tail: attention mask of the last chunk. `streaming`, like every other chunk, makes the audio independent of
             chunking; `full` repeats the public loop, which runs it under the full mask.
         phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
@@ -57,11 +59,16 @@ class StreamConfig:
     block_tokens: int = 0
     reach: Reach = "evaluation"
     steps: tuple[int, ...] = ()
+    hop_ms: float = 0.0
+    max_hop_ms: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name)} is negative")
+        for name in ("hop_ms", "max_hop_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
         for index, steps in enumerate(self.steps):
             if not 1 <= steps <= MOST_STEPS:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
@@ -71,6 +78,28 @@ class StreamConfig:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
         if not self.keep_prompt and self.left_blocks < 0:
             raise ConfigError("stream.keep_prompt: false needs left_blocks of 0 or more; -1 keeps all of the past")
+
+    def in_tokens(self, token_rate: float, block_tokens: int) -> StreamConfig:
+        """The same with its hops in tokens of a model.
+
+        Args:
+            token_rate: tokens per second.
+            block_tokens: of an attention block; chunks end on blocks.
+
+        Raises:
+            ConfigError: a hop in milliseconds is not a whole number of blocks.
+        """
+        hops = {}
+        for name in ("hop", "max_hop"):
+            if milliseconds := getattr(self, f"{name}_ms"):
+                blocks = milliseconds * token_rate / 1000 / block_tokens
+                if not math.isclose(blocks, round(blocks), rel_tol=1e-6):
+                    raise ConfigError(
+                        f"stream.{name}_ms: {milliseconds:g} is not a multiple of the attention block, "
+                        f"{1000 * block_tokens / token_rate:g} ms"
+                    )
+                hops[f"{name}_tokens"] = round(blocks) * block_tokens
+        return dataclasses.replace(self, **hops, hop_ms=0.0, max_hop_ms=0.0) if hops else self
 
 
 @dataclass(frozen=True)
@@ -179,5 +208,10 @@ def load_server_config(path: Path | None) -> ServerConfig:
 
 def config_hash(*configs: Any) -> str:
     """Twelve hexadecimal digits that identify configurations in logs and artefacts."""
-    text = json.dumps([dataclasses.asdict(config) for config in configs], sort_keys=True)
+    # What a configuration does not have is left out, so that a part that is new in a release changes no hash of others.
+    said = [
+        dataclasses.asdict(config, dict_factory=lambda items: {key: value for key, value in items if value is not None})
+        for config in configs
+    ]
+    text = json.dumps(said, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -66,6 +66,7 @@ class Token2Wav:
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
         config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
+        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
         device = _device(runtime.device)
@@ -84,9 +85,15 @@ class Token2Wav:
         Raises:
             EngineError: it fails, or gives NaN or infinite numbers.
         """
-        bands, dim = self.config.flow.mel_bands, self.config.flow.spk_embed_dim
-        silent = Voice(np.zeros(0, np.int32), np.zeros((0, bands), np.float32), np.ones(dim, np.float32))
-        self.synthesize(np.arange(2 * self.config.flow.block_tokens) % self.config.flow.vocab_size, silent)
+        flow = self.config.flow
+        silent = Voice(
+            np.zeros((0, *flow.token_shape), np.int32),
+            np.zeros((0, flow.mel_bands), np.float32),
+            np.ones(flow.spk_embed_dim, np.float32),
+        )
+        counted = np.arange(2 * flow.block_tokens) % flow.vocab_size
+        tokens = np.broadcast_to(counted, (*flow.token_shape[::-1], len(counted))).T
+        self.synthesize(tokens, silent)
 
     def stream(self, voice: Voice, *, steps: int = 0) -> Stream:
         """Opens a stream.
@@ -114,7 +121,7 @@ class Token2Wav:
         """Audio of a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
 
         Args:
-            tokens: (n,) integers, n >= 1.
+            tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: of the speaker.
             steps: see `stream`.
 
@@ -129,7 +136,7 @@ class Token2Wav:
         """Mel of a whole utterance computed at once, (bands, ratio * tokens) float32: the reference for streams.
 
         Args:
-            tokens: (n,) integers, n >= 1.
+            tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: of the speaker.
             streaming: under the streaming attention mask, else under the full one.
             steps: see `stream`.
@@ -138,7 +145,7 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens)
+        array = token_array("tokens", tokens, self.config.flow.token_shape)
         check_vocabulary("tokens", array, self.config.flow.vocab_size)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive, convert, shown
+from token2wav.config_values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
 from token2wav.guided_attention import GuidedAttention
 from token2wav.hyperyaml import HyperYaml, Tagged
@@ -78,6 +78,23 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
+class CodebookConfig:
+    """Tokens of several codes each.
+
+    Attributes:
+        count: codes of a token, each from a vocabulary of its own.
+        merge: of their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
+    """
+
+    count: int
+    merge: Literal["sum", "concat"] = "sum"
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ConfigError(f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out")
+
+
+@dataclass(frozen=True)
 class FlowConfig:
     """Tokens to mel."""
 
@@ -93,10 +110,16 @@ class FlowConfig:
     lookbehind_len: int = 2
     chunk_blocks: int = 1  # of a first chunk, where the service doesn't say
     window_evaluations: int = 1  # of the estimator, one after the other, that a chunk's window reaches through
+    codebooks: CodebookConfig | None = None
 
     def __post_init__(self) -> None:
         zero_too = ("inference_cfg_rate", *(_TOKEN_CONVOLUTIONS if self.guided else ()))
         all_positive(self, "flow", zero_too)
+        if self.codebooks and self.codebooks.merge == "concat" and self.input_size % self.codebooks.count:
+            raise ConfigError(
+                f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, the codebooks whose "
+                "embeddings are concatenated"
+            )
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
@@ -128,6 +151,11 @@ class FlowConfig:
     @property
     def mel_bands(self) -> int:
         return self.estimator.mel_dim
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """Of one token: () for a number, (codebooks,) for several codes."""
+        return (self.codebooks.count,) if self.codebooks else ()
 
     @property
     def block_tokens(self) -> int:
@@ -279,6 +307,11 @@ class ModelConfig:
     def samples_per_token(self) -> int:
         return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
 
+    @property
+    def block_seconds(self) -> float:
+        """Audio of one attention block."""
+        return self.flow.block_tokens / self.token_frame_rate
+
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of ODE steps that streams may have, the usual one first.
 
@@ -311,6 +344,8 @@ class ModelConfig:
         Raises:
             ConfigError: it says what does not go with the attention of the model.
         """
+        if self.flow.guided is not None:  # it looks at hops
+            stream = stream.in_tokens(self.token_frame_rate, self.flow.block_tokens)
         return dataclasses.replace(self, flow=self.flow.served(stream))
 
     @classmethod
@@ -388,6 +423,7 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
             **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int)
         ),
         n_timesteps=steps,
+        codebooks=_codebooks_from(flow) if "codebooks" in flow.data else None,
     )
     return config, _as_integer(rate), schedule
 
@@ -423,6 +459,13 @@ def _streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleCo
 
 def _as_integer(rate: float) -> float:
     return int(rate) if rate.is_integer() else rate
+
+
+def _codebooks_from(flow: _Node) -> CodebookConfig:
+    codebooks = flow.child("codebooks")
+    codebooks.get("count", int)  # it has no default
+    config: CodebookConfig = from_mapping(CodebookConfig, codebooks.data, codebooks.name)
+    return config
 
 
 def _schedule_from(solver: _Node) -> ScheduleConfig:

@@ -123,7 +123,7 @@ class Scheduler:
 
         Args:
             utterance: from `open`.
-            tokens: (n,) integers, n >= 0.
+            tokens: (n,) integers, n >= 0, or (n, codebooks).
             reply: where its chunks go.
             end: whether the utterance ends with these tokens.
             keep_open: leave `reply` unfinished until the utterance is over, so that it can tell of a cancellation.
@@ -135,10 +135,10 @@ class Scheduler:
             After any of them the utterance is closed and `reply` has not been used.
         """
         try:
-            array = token_array("tokens", tokens)
-            if array.size > self._limits.request_tokens:
+            array = token_array("tokens", tokens, self._model.config.flow.token_shape)
+            if len(array) > self._limits.request_tokens:
                 raise InputError(
-                    "tokens", f"{array.size} in one request, at most {self._limits.request_tokens} are allowed"
+                    "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
                 )
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
@@ -184,7 +184,7 @@ class Scheduler:
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
         if utterance.closed or utterance.ended:
             raise StreamClosedError("stream: it has ended; tokens after the end are not taken")
-        if utterance.tokens + tokens.size > self._limits.stream_tokens:
+        if utterance.tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
@@ -192,9 +192,9 @@ class Scheduler:
             raise LimitError(
                 f"requests: {self._limits.queued_requests} of this stream already wait; send more tokens in each"
             )
-        if end and not utterance.tokens + tokens.size:
+        if end and not utterance.tokens + len(tokens):
             raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
-        utterance.tokens += tokens.size
+        utterance.tokens += len(tokens)
         utterance.ended = end
 
     def _run(self) -> None:

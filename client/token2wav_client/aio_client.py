@@ -17,7 +17,7 @@ from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import Health, speak_a_little_async, voice_of
+from token2wav_client.health import Health, speak_a_little_async, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.voice import ClientVoice
 
@@ -47,10 +47,9 @@ class AsyncClient(BaseClient):
         """Find out whether the server works; see `Client.health`."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        utterance = await self._open(
-            voice_of(await self._metadata()), audio_format, keep_open=True, steps=None, retries=0
-        )
-        return await speak_a_little_async(utterance, timeout_s - (clock() - began))
+        voice = voice_of(await self._metadata())
+        utterance = await self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        return await speak_a_little_async(utterance, tokens_for(voice), timeout_s - (clock() - began))
 
     async def open(
         self,

@@ -73,6 +73,14 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help=".npy or .json of integers, or text of <|s_123|> or integers; - for text on standard input, "
         "sent as it comes",
     )
+    parser.add_argument(
+        "--codebooks",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="codes of each token in text, where they follow one another; .npy and .json say it by their shape "
+        "(default: %(default)s)",
+    )
     speaker = parser.add_mutually_exclusive_group(required=True)
     speaker.add_argument(
         "--voice",
@@ -172,6 +180,7 @@ def _run_synth(options: argparse.Namespace) -> int:
     return synth(
         client_of(options, retries=options.retry),
         tokens=options.tokens,
+        codebooks=options.codebooks,
         voice=options.voice,
         voice_id=options.voice_id,
         out=options.out,

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import Health, speak_a_little, voice_of
+from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
@@ -63,8 +63,9 @@ class Client(BaseClient):
             ServerError: the server failed to speak.
         """
         began = time.monotonic()
-        utterance = self._open(voice_of(self._metadata()), audio_format, keep_open=True, steps=None, retries=0)
-        return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
+        voice = voice_of(self._metadata())
+        utterance = self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        return speak_a_little(utterance, tokens_for(voice), timeout_s - (time.monotonic() - began))
 
     def open(
         self,

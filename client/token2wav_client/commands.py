@@ -35,6 +35,7 @@ def synth(
     client: Client,
     *,
     tokens: str,
+    codebooks: int,
     voice: str | None,
     voice_id: str | None,
     out: str | None,
@@ -62,7 +63,7 @@ def synth(
             sinks.append(_sink(out, subtype, pcm_format))
         if play:
             sinks.append(stack.enter_context(Player(audio_format)))
-        source = open_tokens(tokens)
+        source = open_tokens(tokens, codebooks)
         pieces = batches(source.pieces, tokens_per_request)
         if tokens_per_second:
             pieces = paced(pieces, tokens_per_second)

@@ -64,6 +64,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
+    stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
     schedule = HopSchedule.of(stream, config.flow)
     if schedule.policy == "lead":
         tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))

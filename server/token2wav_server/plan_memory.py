@@ -104,7 +104,9 @@ def stream_needs(
     )
     bands, speaker = config.mel_bands, config.spk_embed_dim
     voice = Voice(
-        np.zeros(prompt_tokens, np.int32), np.zeros((config.token_mel_ratio * prompt_tokens, bands)), np.zeros(speaker)
+        np.zeros((prompt_tokens, *config.token_shape), np.int32),
+        np.zeros((config.token_mel_ratio * prompt_tokens, bands)),
+        np.zeros(speaker),
     )
     handle = engine.open(voice)
     most = engine.pool.used
@@ -124,7 +126,9 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
         last = stop + config.pre_lookahead_len > total
         stop = total if last else stop
         left, right = min(config.lookbehind_len, start), 0 if last else config.pre_lookahead_len
-        chunks.append(FlowChunk(np.zeros(left + stop - start + right, np.int32), left, start, stop, last))
+        chunks.append(
+            FlowChunk(np.zeros((left + stop - start + right, *config.token_shape), np.int32), left, start, stop, last)
+        )
         if last:
             return chunks
         start, stop = stop, stop + schedule.hop(len(chunks), 0.0)

@@ -20,10 +20,12 @@ class InputShapes:
     Attributes:
         mel_bands: of the prompt's mel.
         speaker_size: of the speaker embedding.
+        codebooks: codes of a token; 0 where a token is a number.
     """
 
     mel_bands: int = 80
     speaker_size: int = 192
+    codebooks: int = 0
 
     @classmethod
     def of(cls, model: Path) -> InputShapes:
@@ -35,7 +37,7 @@ class InputShapes:
             flow = ModelConfig.read(model).flow
         except ConfigError:
             return cls()
-        return cls(flow.mel_bands, flow.spk_embed_dim)
+        return cls(flow.mel_bands, flow.spk_embed_dim, *flow.token_shape)
 
 
 def fitted(repository: Path, shapes: InputShapes, folder: Path) -> Path:
@@ -60,4 +62,7 @@ def _with_shapes(text: str, shapes: InputShapes) -> str:
         ("speaker_embedding", InputShapes.speaker_size, shapes.speaker_size),
     ):
         text = re.sub(rf'(name: "{name}"[^}}]*?dims: \[[^\]]*?\b){usual}\b', rf"\g<1>{size}", text)
+    if shapes.codebooks:
+        for name in ("tokens", "prompt_tokens", "window"):
+            text = re.sub(rf'(name: "{name}"[^}}]*?dims: \[[^\]]*?-1)', rf"\g<1>, {shapes.codebooks}", text)
     return text

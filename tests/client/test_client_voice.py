@@ -45,7 +45,7 @@ def test_other_float_types_are_converted(voice_arrays: Arrays) -> None:
     [
         ("prompt_tokens", np.array([1, 2, 3, -4]), "prompt_tokens: -4 is outside 0"),
         ("prompt_tokens", np.ones(4, np.float32), "prompt_tokens: dtype float32, expected integers"),
-        ("prompt_tokens", np.ones((1, 4), np.int32), r"prompt_tokens: shape \(1, 4\)"),
+        ("prompt_tokens", np.ones((1, 1, 4), np.int32), r"prompt_tokens: shape \(1, 1, 4\)"),
         ("prompt_mel", np.zeros((7, 80), np.float32), r"prompt_mel: shape \(7, 80\), .* each of 4 tokens"),
         ("prompt_mel", np.zeros((0, 80), np.float32), r"prompt_mel: shape \(0, 80\), .* each of 4 tokens"),
         ("prompt_mel", np.zeros(640, np.float32), r"prompt_mel: shape \(640,\), expected 2 dimensions"),

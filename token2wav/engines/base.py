@@ -23,8 +23,8 @@ class FlowChunk:
     """The next piece of an utterance. Positions are tokens counted from the first prompt token.
 
     Attributes:
-        tokens: (left + stop - start + right,) int32: the chunk between `left` tokens that come before it and `right`
-            that follow (the look-ahead; none if `last`).
+        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
+            before it and `right` that follow (the look-ahead; none if `last`).
         left: context tokens on the left.
         start: first token of the chunk; the previous chunk's stop, or the prefix length of the voice.
         stop: end of the chunk, a multiple of the attention block unless `last`.

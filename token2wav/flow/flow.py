@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.flow.dit import DiT
-from token2wav.flow.frontend import PreLookahead
+from token2wav.flow.frontend import PreLookahead, token_embedding
 from token2wav.model_config import FlowConfig
 
 
@@ -28,7 +28,7 @@ class Flow(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
-        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.input_embedding = token_embedding(config)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
         self.pre_lookahead_layer = (
             PreLookahead(
@@ -47,7 +47,8 @@ class Flow(nn.Module):
         """Conditioning of a window of tokens, equal to that part of the whole utterance's.
 
         Args:
-            tokens: (left + n + right,) integers; `right` is the look-ahead, or 0 if `last`.
+            tokens: (left + n + right,) integers, or (left + n + right, codebooks); `right` is the look-ahead, or 0 if
+                `last`.
             left: leading tokens that are context only (see `PreLookahead`).
             last: whether the utterance ends with this window.
 

@@ -63,7 +63,7 @@ class Session:
         self.ended = False
         self.done = False
         self.chunks_sent = 0
-        self._vocab_size = config.flow.vocab_size
+        self._vocab_size, self._token_shape = config.flow.vocab_size, config.flow.token_shape
         self._token_rate = config.token_frame_rate
         self._sample_rate, self._samples_per_token = config.sample_rate, config.samples_per_token
         self._schedule = schedule
@@ -81,9 +81,9 @@ class Session:
         """Tokens as `push` would take them; nothing is kept.
 
         Raises:
-            InputError: not one-dimensional, not integers or out of the vocabulary.
+            InputError: another shape, not integers or out of the vocabulary.
         """
-        array = token_array("tokens", tokens)
+        array = token_array("tokens", tokens, self._token_shape)
         check_vocabulary("tokens", array, self._vocab_size)
         return array
 

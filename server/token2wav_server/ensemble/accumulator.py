@@ -71,7 +71,9 @@ class Accumulator:
         self._config = settings.model_config()
         self._limits = settings.server.limits
         self._align_prompt = settings.server.stream.align_prompt
-        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
+        flow = self._config.flow
+        stream = settings.server.stream.in_tokens(self._config.token_frame_rate, flow.block_tokens)
+        self._schedule = HopSchedule.of(stream, flow)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
         self._streams: dict[int | str, _Stream] = {}
@@ -100,7 +102,7 @@ class Accumulator:
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
-        sender = ToFlow(request, self._config.flow.mel_bands, self._config.flow.spk_embed_dim)
+        sender = ToFlow(request, self._config.flow)
         try:
             if not position.start:
                 refuse_voice(request)
@@ -154,11 +156,11 @@ class Accumulator:
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
-        if array.size > self._limits.request_tokens:
+        if len(array) > self._limits.request_tokens:
             raise InputError(
-                "tokens", f"{array.size} in one request, at most {self._limits.request_tokens} are allowed"
+                "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
             )
-        if stream.session.tokens_received + array.size > self._limits.stream_tokens:
+        if stream.session.tokens_received + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )

@@ -21,7 +21,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import FlowConfig, ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
@@ -38,17 +38,17 @@ class ToFlow:
 
     Args:
         request: of a client.
-        mel_bands: of the model.
-        speaker_dim: of the model.
+        config: of the flow.
     """
 
-    def __init__(self, request: Any, mel_bands: int, speaker_dim: int) -> None:
+    def __init__(self, request: Any, config: FlowConfig) -> None:
         self._sender = request.get_response_sender()
-        self._no_chunk = FlowChunk(np.zeros(0, np.int32), 0, 0, 0, last=True)
+        no_tokens = np.zeros((0, *config.token_shape), np.int32)
+        self._no_chunk = FlowChunk(no_tokens, 0, 0, 0, last=True)
         self._no_voice = (
-            np.zeros(0, np.int32),
-            np.zeros((0, mel_bands), np.float32),
-            np.zeros(speaker_dim, np.float32),
+            no_tokens,
+            np.zeros((0, config.mel_bands), np.float32),
+            np.zeros(config.spk_embed_dim, np.float32),
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
