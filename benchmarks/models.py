@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 from safetensors.torch import save_file
 
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.flow.flow import Flow
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import HiFTConfig, ModelConfig
+from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "tests" / "data" / "tiny" / "cosyvoice3.yaml"
@@ -54,10 +60,121 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     return fill_randomly(folder, seed)
 
 
+# Public shape at the tiny model's width: four samples a frame at first, so that it looks as far as the large ones.
+BIGVGAN = BigVGANConfig(
+    resblock="1",
+    upsample_rates=(4, 4, 2, 2, 2, 2),
+    upsample_kernel_sizes=(8, 8, 4, 4, 4, 4),
+    upsample_initial_channel=64,
+    resblock_kernel_sizes=(3, 7, 11),
+    resblock_dilation_sizes=((1, 3, 5), (1, 3, 5), (1, 3, 5)),
+    activation="snakebeta",
+    snake_logscale=True,
+    num_mels=100,
+    hop_size=256,
+    sampling_rate=24000,
+    use_tanh_at_final=False,
+    use_bias_at_final=False,
+)
+
+
+# StreamFlow-SR in what matters for its cost, masks and rates, at the small model's width.
+STREAMFLOW: dict[str, Any] = {
+    "dim": 128,
+    "depth": 4,
+    "heads": 4,
+    "dim_head": 32,
+    "backward_layers": [2, 3],
+    "forward_layers": [1],
+}
+BIGVGAN_16K = dataclasses.replace(
+    BIGVGAN,
+    upsample_initial_channel=32,
+    upsample_rates=(8, 5, 2, 2),
+    upsample_kernel_sizes=(16, 9, 4, 4),
+    num_mels=80,
+    hop_size=160,
+    sampling_rate=16000,
+)
+
+
+def bigvgan_model(
+    folder: Path, sizes: Mapping[str, int], vocoder: BigVGANConfig = BIGVGAN, ratio: int = 2, seed: int = 0
+) -> Path:
+    """Writes a model folder with random weights, a BigVGAN and the flow that fits it, and returns it.
+
+    Args:
+        folder: to be made.
+        sizes: of the flow.
+        vocoder: whose mel the flow makes.
+        ratio: mel frames of a token.
+        seed: of the weights.
+    """
+    text = resized_yaml(sizes).partition("\nhift:")[0]
+    text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)
+    text = re.sub(r"(?m)^sample_rate: .*", f"sample_rate: {vocoder.sampling_rate}", text)
+    text = re.sub(r"(?m)^token_mel_ratio: .*", f"token_mel_ratio: {ratio}", text)
+    text = re.sub(
+        r"(?m)^token_frame_rate: .*", f"token_frame_rate: !ref <sample_rate> / {ratio * vocoder.hop_size}", text
+    )
+    beside = folder / "bigvgan"
+    beside.mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n")
+    (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
+    return fill_randomly(folder, seed)
+
+
+def streamflow_model(folder: Path, flow: Mapping[str, Any], vocoder: BigVGANConfig, seed: int = 0) -> Path:
+    """Writes a StreamFlow folder with random weights and a BigVGAN, and returns it.
+
+    Args:
+        folder: to be made.
+        flow: what differs from the published sizes, by the keys of `streamflow.yaml`.
+        vocoder: for the flow's mel.
+        seed: of the weights.
+    """
+    beside = folder / "bigvgan"
+    beside.mkdir(parents=True)
+    document = {
+        "sample_rate": vocoder.sampling_rate,
+        "flow": {"type": "streamflow", **flow},
+        "vocoder": {"type": "bigvgan", "folder": "bigvgan"},
+    }
+    (folder / "streamflow.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
+    return fill_randomly(folder, seed)
+
+
+def codebook_model(
+    folder: Path, sizes: Mapping[str, int], count: int = 8, vocab_size: int = 2048, merge: str = "sum", seed: int = 0
+) -> Path:
+    """Writes a model folder with random weights that takes 12.5 tokens of several codes a second, and returns it.
+
+    Args:
+        folder: to be made.
+        sizes: of the model.
+        count: codes of a token.
+        vocab_size: of each codebook.
+        merge: see `CodebookConfig`.
+        seed: of the weights.
+    """
+    text = resized_yaml(sizes)
+    for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", "4"), ("chunk_size", "12")):
+        text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
+    codebooks = f"    codebooks:\n        count: {count}\n        merge: {merge}\n"
+    text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {vocab_size}\n{codebooks}")
+    folder.mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(text)
+    return fill_randomly(folder, seed)
+
+
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
-    """Writes random weights that fit a folder's `cosyvoice3.yaml`, and returns the folder."""
+    """Writes random weights that fit a folder's configuration, and returns the folder."""
     config = ModelConfig.read(folder)
     torch.manual_seed(seed)
-    for stem, module in (("flow", Flow(config.flow)), ("hift", HiFT(config.hift))):
-        save_file(module.state_dict(), folder / f"{stem}.safetensors")
+    save_file(Flow(config.flow).state_dict(), folder / "flow.safetensors")
+    if isinstance(config.vocoder, HiFTConfig):
+        save_file(HiFT(config.vocoder).state_dict(), folder / "hift.safetensors")
+    else:
+        save_file(BigVGAN(config.vocoder).state_dict(), folder / config.vocoder_folder / "generator.safetensors")
     return folder

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, describe, save
-from benchmarks.models import SIZES, random_model
+from benchmarks.models import BIGVGAN_16K, SIZES, STREAMFLOW, random_model, streamflow_model
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 
 mpl.use("Agg")
@@ -36,6 +36,16 @@ MODES: dict[str, tuple[StreamConfig, RuntimeConfig]] = {
     WINDOWED: (StreamConfig(left_blocks=8), RuntimeConfig()),
     "recompute": (StreamConfig(), RuntimeConfig(incremental=False)),
 }
+
+GUIDED = "streamflow"
+GUIDED_MODES: dict[str, tuple[StreamConfig, RuntimeConfig]] = {
+    "windows, reach: evaluation": (StreamConfig(), RuntimeConfig()),
+    "windows, reach: solution": (StreamConfig(reach="solution"), RuntimeConfig()),
+}
+
+
+def modes_of(model: str) -> dict[str, tuple[StreamConfig, RuntimeConfig]]:
+    return GUIDED_MODES if model.startswith(GUIDED) else MODES
 
 
 @dataclass
@@ -93,9 +103,10 @@ def rss_mib() -> float:
 
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
-    stream_config, runtime = MODES[mode]
+    stream_config, runtime = modes_of(name)[mode]
     model = Token2Wav.load(folder, stream=stream_config, runtime=runtime)
-    voice, tokens = prompt(PROMPT_TOKENS), np.random.default_rng(0).integers(0, 6561, 25 * seconds)
+    voice = prompt(0 if model.config.flow.guided else PROMPT_TOKENS)
+    tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
     pipeline = model.pipeline
     pipeline.flow, pipeline.vocoder = flow, vocoder = Stopwatch(pipeline.flow), Stopwatch(pipeline.vocoder)
@@ -163,7 +174,7 @@ def plot(runs: list[Run], path: Path) -> None:
     models = list(dict.fromkeys(run.model for run in finite))
     figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained")
     for axis, model in zip(axes, models, strict=False):
-        for mode in MODES:
+        for mode in modes_of(model):
             run = max((run for run in finite if (run.model, run.mode) == (model, mode)), key=lambda run: run.seconds)
             axis.plot(run.position_s[1:-1], cost(run)[1:-1], label=mode)
         axis.set_title(f"{model} model", fontsize=10)
@@ -186,9 +197,13 @@ def cost(run: Run) -> NDArray[np.float64]:
     return (np.array(run.flow_s) + run.vocoder_s) / np.diff([0.0, *run.position_s])
 
 
+def a_model(folder: Path, name: str) -> Path:
+    return streamflow_model(folder, STREAMFLOW, BIGVGAN_16K) if name == GUIDED else random_model(folder, SIZES[name])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--models", nargs="+", choices=[*SIZES, GUIDED], default=list(SIZES))
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams")
     parser.add_argument(
         "--endless", type=int, default=1200, help="length of one more, windowed stream of the first model"
@@ -197,12 +212,18 @@ def main() -> None:
     parser.add_argument("--name", default="streaming_cost", help="of the result files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models}
+        folders = {name: a_model(Path(temporary) / name, name) for name in options.models}
         jobs = [
-            (folders[name], name, mode, seconds) for name in folders for seconds in options.seconds for mode in MODES
+            (folders[name], name, mode, seconds)
+            for name in folders
+            for seconds in options.seconds
+            for mode in modes_of(name)
         ]
-        jobs.append((folders[options.models[0]], f"{options.models[0]}, endless", WINDOWED, options.endless))
-        cases = [(folders[options.models[-1]], tokens, align) for tokens in (75, 80, 99) for align in (False, True)]
+        first, last = options.models[0], options.models[-1]
+        endless = next(iter(GUIDED_MODES)) if first == GUIDED else WINDOWED
+        jobs.append((folders[first], f"{first}, endless", endless, options.endless))
+        prompts = [(0, False)] if last == GUIDED else [(n, align) for n in (75, 80, 99) for align in (False, True)]
+        cases = [(folders[last], *case) for case in prompts]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             repetitions: list[list[Run]] = [[] for _ in jobs]

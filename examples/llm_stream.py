@@ -54,7 +54,7 @@ def main() -> None:
         voice = ClientVoice.load(options.voice)
         with Client(options.url, retries=5) as client:
             for chunk in client.synthesize(tokens_in(standard_input()), voice):
-                writer.write(chunk.audio)
+                writer.write(chunk.audio, chunk.sample_rate)
                 print(f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr)
     except ClientError as error:
         sys.exit(f"llm_stream: {error}")

@@ -25,7 +25,7 @@ async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out:
     writer = WavWriter(unfinished)
     seconds = 0.0
     async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice):
-        writer.write(chunk.audio)
+        writer.write(chunk.audio, chunk.sample_rate)
         seconds += chunk.duration_s
     unfinished.replace(out)
     return seconds

@@ -25,7 +25,7 @@ from token2wav.config import config_hash
 from token2wav.config_values import convert, from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.model_config import ModelConfig
-from token2wav.model_folder import Stem, weights_file
+from token2wav.model_folder import Stem
 
 Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder"]
 Precision = Literal["float32", "float16"]
@@ -89,20 +89,20 @@ class Artifact:
 
 
 def fingerprint(model_folder: Path, stem: Stem) -> str:
-    """Hexadecimal digits that change with the weights of a stage or its part of `cosyvoice3.yaml`.
+    """Hexadecimal digits that change with the weights of a stage or its part of the configuration.
 
     Raises:
         ConfigError: the folder's YAML cannot be used.
         CheckpointError: there are no weights, or they cannot be read.
     """
     config = ModelConfig.read(model_folder)
-    path = weights_file(model_folder, stem)
+    path = config.weights_file(model_folder, stem)
     try:
         status = path.stat()
         digest = _digest(path.resolve(), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    return f"{config_hash(getattr(config, stem))}-{digest}"
+    return f"{config_hash(config.flow if stem == 'flow' else config.vocoder)}-{digest}"
 
 
 def stem_of(graph: Graph) -> Stem:

@@ -14,8 +14,10 @@ from torch import nn
 from token2wav.errors import CheckpointError
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
-from token2wav.model_config import ModelConfig
-from token2wav.model_folder import Stem, weights_file
+from token2wav.model_config import HiFTConfig, ModelConfig
+from token2wav.model_folder import weights_file
+from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
+from token2wav.vocoder.bigvgan_weights import read_generator
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise, draws_before_source
 from token2wav.weights import fill, fitting_weights, floating_tensors, read_state
@@ -38,7 +40,7 @@ def load_flow(folder: Path, config: ModelConfig) -> Flow:
 
 
 def load_hift(folder: Path, config: ModelConfig) -> HiFT:
-    """The vocoder of a model folder, as `load_flow`."""
+    """The vocoder of a model folder with HiFT, as `load_flow`."""
     with torch.device("meta"):
         module = HiFT(config.hift)
     module = _filled(module, weights_file(folder, "hift"))
@@ -46,27 +48,36 @@ def load_hift(folder: Path, config: ModelConfig) -> HiFT:
     return module
 
 
-def load_noise(folder: Path, config: ModelConfig) -> tuple[FlowNoise, SourceNoise]:
-    """Noise of the flow and of the source: `noise.safetensors` where the folder has it, then what a stock model draws.
+def load_vocoder(folder: Path, config: ModelConfig) -> HiFT | BigVGAN:
+    """The vocoder of a model folder, as `load_flow`."""
+    if isinstance(config.vocoder, HiFTConfig):
+        return load_hift(folder, config)
+    return load_bigvgan(folder / config.vocoder_folder)
+
+
+def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
+    """Noise of the flow: `noise.safetensors` where the folder has it, then what a stock model draws.
 
     Raises:
         CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
     """
-    bands, harmonics = config.flow.mel_bands, config.hift.nb_harmonics + 1
-    flow = source = None
-    path = folder / NOISE_FILE
-    if path.is_file():
-        tensors = read_state(path)
-        if (buffer := tensors.get("cfm.rand_noise")) is not None:
-            flow = _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0]
-        if (buffer := tensors.get("sinegen.sine_waves")) is not None:
-            source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves", torch.float32)[0]
-        elif (buffer := tensors.get("sinegen.sine_waves_u24")) is not None:
-            source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24", torch.uint8)
-    return (
-        FlowNoise(bands, flow),
-        SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source),
-    )
+    bands, path = config.flow.mel_bands, folder / NOISE_FILE
+    buffer = read_state(path).get("cfm.rand_noise") if path.is_file() else None
+    if buffer is None:
+        return FlowNoise(bands)
+    return FlowNoise(bands, _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0])
+
+
+def load_source_noise(folder: Path, config: ModelConfig) -> SourceNoise:
+    """Noise of HiFT's source, as `load_flow_noise`."""
+    harmonics, path = config.hift.nb_harmonics + 1, folder / NOISE_FILE
+    tensors = read_state(path) if path.is_file() else {}
+    source = None
+    if (buffer := tensors.get("sinegen.sine_waves")) is not None:
+        source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves", torch.float32)[0]
+    elif (buffer := tensors.get("sinegen.sine_waves_u24")) is not None:
+        source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24", torch.uint8)
+    return SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source)
 
 
 def check_model_folder(folder: Path) -> None:
@@ -76,13 +87,22 @@ def check_model_folder(folder: Path) -> None:
         Token2WavError: the folder cannot be served, and why.
     """
     config = ModelConfig.read(folder)
-    modules: dict[Stem, nn.Module]
+    flow, vocoder = meta_modules(config)
+    flow_file, vocoder_file = config.weights_file(folder, "flow"), config.weights_file(folder, "hift")
+    _checked(flow, flow_file)
+    if isinstance(vocoder, BigVGAN):
+        fitting_weights(vocoder, *read_generator(vocoder_file.parent))
+    else:
+        _checked(vocoder, vocoder_file)
+        load_source_noise(folder, config)
+    load_flow_noise(folder, config)
+
+
+def meta_modules(config: ModelConfig) -> tuple[Flow, HiFT | BigVGAN]:
+    """Flow and vocoder of a model as shapes without content."""
+    vocoder = config.vocoder
     with torch.device("meta"):
-        modules = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
-    files = {stem: weights_file(folder, stem) for stem in modules}
-    for stem, module in modules.items():
-        _checked(module, files[stem])
-    load_noise(folder, config)
+        return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
 def _current_name(name: str) -> str:

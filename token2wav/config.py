@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,9 @@ import yaml
 from token2wav.config_values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 
+Reach = Literal["evaluation", "solution"]
+MOST_STEPS = 100  # of the ODE
+
 
 @dataclass(frozen=True)
 class StreamConfig:
@@ -22,34 +26,80 @@ class StreamConfig:
     Attributes:
         hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps `hop_tokens`;
             `lead` takes as many tokens as audio is already ahead of playback.
-        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block).
-        max_hop_tokens: upper bound of a hop.
+        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block); 0 takes
+            the model's own, for CosyVoice3 an attention block.
+        max_hop_tokens: upper bound of a hop; 0 takes the model's own, for CosyVoice3 four blocks.
+        hop_ms, max_hop_ms: the same in milliseconds of audio, instead; 0 for what stands in tokens.
         tail: attention mask of the last chunk. `streaming`, like every other chunk, makes the audio independent of
             chunking; `full` repeats the public loop, which runs it under the full mask.
         phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
             `reference` repeats the public float32 rounding, which drifts (0.4 rad after 300 s).
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
             is exact; 0 or more bounds memory and time, so that streams may have any length.
+        keep_prompt: whether the prompt stays visible beside them; without it a frame of block c sees the blocks
+            max(0, c - left_blocks) to c, the public `num_decoding_left_chunks`.
         align_prompt: shorten prompts to a multiple of 25 tokens, from their start, so that a first chunk needs 25 + 3
             tokens and no more.
+        block_tokens: attention block at inference, for models that were trained with changing ones; 0 keeps the
+            model's static chunk size.
+        reach: how wide the window of a chunk is, for models with guided attention. `evaluation` is the reach of one
+            evaluation of the estimator, as published; `solution` that of all ODE steps, with as many times the
+            look-ahead, and exactly the result of the whole utterance.
+        steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
-    hop_tokens: int = 25
-    max_hop_tokens: int = 100
+    hop_tokens: int = 0
+    max_hop_tokens: int = 0
     tail: Literal["streaming", "full"] = "streaming"
     phase: Literal["exact", "reference"] = "exact"
     left_blocks: int = -1
+    keep_prompt: bool = True
     align_prompt: bool = False
+    block_tokens: int = 0
+    reach: Reach = "evaluation"
+    steps: tuple[int, ...] = ()
+    hop_ms: float = 0.0
+    max_hop_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("hop_tokens", "max_hop_tokens"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"stream.{name}: {getattr(self, name)} is not positive")
+        for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name)} is negative")
+        for name in ("hop_ms", "max_hop_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
+        for index, steps in enumerate(self.steps):
+            if not 1 <= steps <= MOST_STEPS:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
+            if steps in self.steps[:index]:
+                raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
         if self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
-        if self.max_hop_tokens < self.hop_tokens:
-            raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is below hop_tokens {self.hop_tokens}")
+        if not self.keep_prompt and self.left_blocks < 0:
+            raise ConfigError("stream.keep_prompt: false needs left_blocks of 0 or more; -1 keeps all of the past")
+
+    def in_tokens(self, token_rate: float, block_tokens: int) -> StreamConfig:
+        """The same with its hops in tokens of a model.
+
+        Args:
+            token_rate: tokens per second.
+            block_tokens: of an attention block; chunks end on blocks.
+
+        Raises:
+            ConfigError: a hop in milliseconds is not a whole number of blocks.
+        """
+        hops = {}
+        for name in ("hop", "max_hop"):
+            if milliseconds := getattr(self, f"{name}_ms"):
+                blocks = milliseconds * token_rate / 1000 / block_tokens
+                if not math.isclose(blocks, round(blocks), rel_tol=1e-6):
+                    raise ConfigError(
+                        f"stream.{name}_ms: {milliseconds:g} is not a multiple of the attention block, "
+                        f"{1000 * block_tokens / token_rate:g} ms"
+                    )
+                hops[f"{name}_tokens"] = round(blocks) * block_tokens
+        return dataclasses.replace(self, **hops, hop_ms=0.0, max_hop_ms=0.0) if hops else self
 
 
 @dataclass(frozen=True)
@@ -158,5 +208,10 @@ def load_server_config(path: Path | None) -> ServerConfig:
 
 def config_hash(*configs: Any) -> str:
     """Twelve hexadecimal digits that identify configurations in logs and artefacts."""
-    text = json.dumps([dataclasses.asdict(config) for config in configs], sort_keys=True)
+    # What a configuration does not have is left out, so that a part that is new in a release changes no hash of others.
+    said = [
+        dataclasses.asdict(config, dict_factory=lambda items: {key: value for key, value in items if value is not None})
+        for config in configs
+    ]
+    text = json.dumps(said, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

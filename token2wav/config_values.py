@@ -61,11 +61,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def all_positive(config: Any, name: str) -> None:
-    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero."""
+def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
+
+    Args:
+        config: the dataclass.
+        name: its path for messages.
+        zero_too: fields in which zero is allowed.
+    """
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         for number in value if isinstance(value, tuple) else (value,):
             for leaf in number if isinstance(number, tuple) else (number,):
-                if isinstance(leaf, (int, float)) and leaf <= 0:
+                if isinstance(leaf, (int, float)) and (leaf < 0 or (leaf == 0 and item.name not in zero_too)):
                     raise ConfigError(f"{name}.{item.name}: {leaf} is not positive")

@@ -42,7 +42,7 @@ class Token2Wav:
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow))
+        self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps)
         self._align_prompt = stream.align_prompt
 
     @classmethod
@@ -65,8 +65,10 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder)
-        HopSchedule.of(stream, config.flow)  # refuses what it must before weights load
+        config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
+        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
+        HopSchedule.of(stream, config.flow)
+        config.allowed_steps(stream.steps)
         device = _device(runtime.device)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
@@ -83,18 +85,28 @@ class Token2Wav:
         Raises:
             EngineError: it fails, or gives NaN or infinite numbers.
         """
-        bands, dim = self.config.flow.mel_bands, self.config.flow.spk_embed_dim
-        silent = Voice(np.zeros(0, np.int32), np.zeros((0, bands), np.float32), np.ones(dim, np.float32))
-        self.synthesize(np.arange(2 * self.config.flow.block_tokens) % self.config.flow.vocab_size, silent)
+        flow = self.config.flow
+        silent = Voice(
+            np.zeros((0, *flow.token_shape), np.int32),
+            np.zeros((0, flow.mel_bands), np.float32),
+            np.ones(flow.spk_embed_dim, np.float32),
+        )
+        counted = np.arange(2 * flow.block_tokens) % flow.vocab_size
+        tokens = np.broadcast_to(counted, (*flow.token_shape[::-1], len(counted))).T
+        self.synthesize(tokens, silent)
 
-    def stream(self, voice: Voice) -> Stream:
+    def stream(self, voice: Voice, *, steps: int = 0) -> Stream:
         """Opens a stream.
 
+        Args:
+            voice: of the speaker.
+            steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
+
         Raises:
-            InputError: the voice does not fit the model.
+            InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice))
+        return Stream(self.pipeline, self.prepared(voice), steps)
 
     def prepared(self, voice: Voice) -> Voice:
         """The voice as streams use it: aligned if the configuration says so.
@@ -105,37 +117,40 @@ class Token2Wav:
         voice.check(self.config)
         return voice.aligned(self.config.flow) if self._align_prompt else voice
 
-    def synthesize(self, tokens: ArrayLike, voice: Voice) -> NDArray[np.float32]:
-        """Audio of a whole utterance, (960 * tokens,) float32: the very samples that a stream yields.
+    def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
+        """Audio of a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
 
         Args:
-            tokens: (n,) integers, n >= 1.
+            tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: of the speaker.
+            steps: see `stream`.
 
         Raises:
-            InputError: a token or the voice does not fit the model, or there are no tokens.
+            InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
         """
-        with self.stream(voice) as stream:
+        with self.stream(voice, steps=steps) as stream:
             chunks = stream.push(tokens) + stream.finish()
         return np.concatenate([chunk.audio for chunk in chunks])
 
-    def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True) -> NDArray[np.float32]:
-        """Mel of a whole utterance computed at once, (80, 2 * tokens) float32: the reference for streams.
+    def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0) -> NDArray[np.float32]:
+        """Mel of a whole utterance computed at once, (bands, ratio * tokens) float32: the reference for streams.
 
         Args:
-            tokens: (n,) integers, n >= 1.
+            tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: of the speaker.
             streaming: under the streaming attention mask, else under the full one.
+            steps: see `stream`.
 
         Raises:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens)
+        array = token_array("tokens", tokens, self.config.flow.token_shape)
         check_vocabulary("tokens", array, self.config.flow.vocab_size)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        return self.pipeline.flow.whole(array, voice, streaming=streaming).cpu().numpy()
+        self.pipeline.check_steps(steps)
+        return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
         """Audio of a whole mel, (80, frames) to (480 * frames,) float32.

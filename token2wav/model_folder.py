@@ -9,6 +9,7 @@ from token2wav.errors import CheckpointError
 
 Stem = Literal["flow", "hift"]
 
+GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")  # of a BigVGAN, as _SUFFIXES
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 
@@ -22,3 +23,15 @@ def weights_file(folder: Path, stem: Stem) -> Path:
         if (path := folder / (stem + suffix)).is_file():
             return path
     raise CheckpointError(f"{folder}: neither {stem}.safetensors nor {stem}.pt is there")
+
+
+def generator_file(folder: Path) -> Path:
+    """The weights in a BigVGAN folder.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    for name in GENERATOR_FILES:
+        if (path := folder / name).is_file():
+            return path
+    raise CheckpointError(f"{folder}: none of {', '.join(GENERATOR_FILES)} is there")

@@ -28,12 +28,14 @@ class Ready(Generic[Owner]):
         since: when its tokens were all there.
         plays_until: when its listener will run out of audio; None for a stream that was not heard yet.
         tokens: its length.
+        steps: of its ODE; what has another number cannot be computed together with it.
     """
 
     owner: Owner
     since: float
     plays_until: float | None
     tokens: int
+    steps: int = 0
 
 
 class Policy(Generic[Owner]):
@@ -50,8 +52,8 @@ class Policy(Generic[Owner]):
     def next_batch(self, ready: Sequence[Ready[Owner]], now: float, lanes: int = 1) -> list[Ready[Owner]]:
         """The chunk that comes first, and those that may ride along.
 
-        A batch is as slow as what is in it, so a chunk takes only such along as are no longer than itself, and leaves
-        other lanes their share.
+        A batch is as slow as what is in it, so a chunk takes only such along as are no longer than itself and have as
+        many ODE steps, and leaves other lanes their share.
 
         Args:
             ready: what could run.
@@ -67,7 +69,11 @@ class Policy(Generic[Owner]):
             ranked = sorted(ready, key=lambda chunk: chunk.since)
         head = ranked[0]
         least_urgent = _RELAXED if _rank(head, now)[0] == _RELAXED else _UNHEARD
-        riders = [chunk for chunk in ranked if chunk.tokens <= head.tokens and _rank(chunk, now)[0] <= least_urgent]
+        riders = [
+            chunk
+            for chunk in ranked
+            if chunk.steps == head.steps and chunk.tokens <= head.tokens and _rank(chunk, now)[0] <= least_urgent
+        ]
         return riders[: min(self._most, math.ceil(len(ready) / lanes))]
 
 

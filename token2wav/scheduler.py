@@ -80,25 +80,27 @@ class Scheduler:
     def open_utterances(self) -> int:
         return len(self._utterances)
 
-    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None) -> Utterance:
+    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0) -> Utterance:
         """Admits an utterance; nothing is computed yet.
 
         Args:
             voice: of the speaker.
             on_close: called once, from any thread, when the utterance is over for any reason.
+            steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
 
         Raises:
-            InputError: the voice does not fit the model, or its prompt is too long.
+            InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
             LimitError: there are too many utterances.
         """
-        voice = self.prepared(voice)
+        voice, pipeline = self.prepared(voice), self._model.pipeline
+        pipeline.check_steps(steps)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
             if len(self._utterances) >= self._limits.streams:
                 raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
             now = self._clock()
-            utterance = Utterance(next(self._numbers), voice, on_close, now, now)
+            utterance = Utterance(next(self._numbers), voice, on_close, steps or pipeline.steps[0], now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
@@ -121,7 +123,7 @@ class Scheduler:
 
         Args:
             utterance: from `open`.
-            tokens: (n,) integers, n >= 0.
+            tokens: (n,) integers, n >= 0, or (n, codebooks).
             reply: where its chunks go.
             end: whether the utterance ends with these tokens.
             keep_open: leave `reply` unfinished until the utterance is over, so that it can tell of a cancellation.
@@ -133,10 +135,10 @@ class Scheduler:
             After any of them the utterance is closed and `reply` has not been used.
         """
         try:
-            array = token_array("tokens", tokens)
-            if array.size > self._limits.request_tokens:
+            array = token_array("tokens", tokens, self._model.config.flow.token_shape)
+            if len(array) > self._limits.request_tokens:
                 raise InputError(
-                    "tokens", f"{array.size} in one request, at most {self._limits.request_tokens} are allowed"
+                    "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
                 )
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
@@ -182,7 +184,7 @@ class Scheduler:
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
         if utterance.closed or utterance.ended:
             raise StreamClosedError("stream: it has ended; tokens after the end are not taken")
-        if utterance.tokens + tokens.size > self._limits.stream_tokens:
+        if utterance.tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
@@ -190,9 +192,9 @@ class Scheduler:
             raise LimitError(
                 f"requests: {self._limits.queued_requests} of this stream already wait; send more tokens in each"
             )
-        if end and not utterance.tokens + tokens.size:
+        if end and not utterance.tokens + len(tokens):
             raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
-        utterance.tokens += tokens.size
+        utterance.tokens += len(tokens)
         utterance.ended = end
 
     def _run(self) -> None:
@@ -265,7 +267,7 @@ class Scheduler:
             self._consumed(utterance, request, last=session.done)
 
     def _open_session(self, utterance: Utterance) -> Session:
-        utterance.session = session = self._model.pipeline.open(utterance.voice)
+        utterance.session = session = self._model.pipeline.open(utterance.voice, utterance.steps)
         self._changed()
         return session
 
@@ -277,7 +279,7 @@ class Scheduler:
             if since is None or session is None or utterance.holder is not None:
                 continue
             if (chunk := session.next_chunk()) is not None:
-                ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start))
+                ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start, utterance.steps))
         return ready
 
     def _next_batch(self) -> list[Utterance]:

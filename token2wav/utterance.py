@@ -54,6 +54,7 @@ class Utterance:
         number: 1, 2, 3 ... in the order of admission, for logs.
         voice: as the model uses it.
         on_close: called once when the utterance is over.
+        steps: of its ODE.
         admitted: when.
         last_request: when the latest request came or was consumed.
         session: None until its turn has come to be opened, and when it is closed.
@@ -74,6 +75,7 @@ class Utterance:
     number: int
     voice: Voice
     on_close: Callable[[], None]
+    steps: int
     admitted: float
     last_request: float
     session: Session | None = None

@@ -18,9 +18,10 @@ class Voice:
     """Prompt and speaker of an utterance. Read-only copies of the arguments are kept.
 
     Attributes:
-        prompt_tokens: (P,) int32, speech tokens of the prompt recording; P = 0 for a speaker without one.
-        prompt_mel: (2 * P, 80) float32, its log-mel at 50 frames per second.
-        speaker_embedding: (192,) float32.
+        prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0 for a speaker without
+            one.
+        prompt_mel: (ratio * P, bands) float32, its log-mel; (2 * P, 80) for CosyVoice3.
+        speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
         InputError: a wrong number of dimensions, a non-integer token or a non-finite number.
@@ -31,7 +32,7 @@ class Voice:
     speaker_embedding: NDArray[np.float32]
 
     def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
-        tokens = token_array("prompt_tokens", prompt_tokens)
+        tokens = token_array("prompt_tokens", prompt_tokens, None)
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
         object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
         object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
@@ -64,7 +65,14 @@ class Voice:
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
         flow = config.flow
+        if self.prompt_tokens.shape[1:] != flow.token_shape:
+            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, flow.token_shape))
         check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)
+        if flow.guided is not None and len(self.prompt_tokens):
+            raise InputError(
+                "prompt_tokens",
+                f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker embedding and no prompt",
+            )
         frames = flow.token_mel_ratio * len(self.prompt_tokens)
         if self.prompt_mel.shape != (frames, flow.mel_bands):
             raise InputError(
@@ -80,20 +88,31 @@ class Voice:
             raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
 
 
-def token_array(field: str, tokens: ArrayLike) -> NDArray[np.int32]:
-    """Tokens of a call as (n,) int32.
+def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()) -> NDArray[np.int32]:
+    """Tokens of a call as (n, *token_shape) int32.
+
+    Args:
+        field: for messages.
+        tokens: to convert; none at all may have any shape.
+        token_shape: of one token; None for a number or any codes.
 
     Raises:
-        InputError: not one-dimensional, not integers, or out of the range of int32.
+        InputError: another shape, not integers, or out of the range of int32.
     """
     try:
         array = np.asarray(tokens)
     except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of torch elsewhere than on the CPU
         raise InputError(field, f"not an array: {_one_line(error)}") from error
-    if array.ndim != 1:
-        raise InputError(field, f"shape {array.shape}, expected one dimension")
+    if token_shape is None:
+        if array.ndim not in (1, 2):
+            raise InputError(field, f"shape {array.shape}, expected one or two dimensions")
+        token_shape = array.shape[1:]
+    if array.shape[1:] != token_shape and (array.size or array.ndim != 1):
+        raise InputError(field, _shape_problem(array.shape, token_shape))
+    if not array.ndim:
+        raise InputError(field, _shape_problem(array.shape, token_shape))
     if not array.size:
-        return np.zeros(0, np.int32)
+        return np.zeros((0, *token_shape), np.int32)
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(field, f"type {array.dtype}, expected integers")
     limits = np.iinfo(np.int32)
@@ -103,10 +122,23 @@ def token_array(field: str, tokens: ArrayLike) -> NDArray[np.int32]:
 
 
 def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
-    """Raises InputError at the first token outside 0 .. vocab_size - 1."""
-    bad = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    """Raises InputError at the first token, or code of one, outside 0 .. vocab_size - 1."""
+    bad = np.argwhere((tokens < 0) | (tokens >= vocab_size))
     if bad.size:
-        raise InputError(field, f"{tokens[bad[0]]} at index {bad[0]} is outside the vocabulary 0 to {vocab_size - 1}")
+        at = tuple(bad[0].tolist())
+        where = str(at[0]) if len(at) == 1 else f"{at[0]}, codebook {at[1]},"
+        raise InputError(field, f"{tokens[at]} at index {where} is outside the vocabulary 0 to {vocab_size - 1}")
+
+
+def _shape_problem(found: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
+    wanted = f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each" if token_shape else "one dimension"
+    return f"shape {found}, expected {wanted}"
+
+
+def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
+    """Raises InputError if an utterance may not have a number of ODE steps; 0 stands for the usual one."""
+    if steps and steps not in allowed:
+        raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
 
 
 def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:

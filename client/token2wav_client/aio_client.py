@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import VOICE, Health, speak_a_little_async
+from token2wav_client.health import Health, speak_a_little_async, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.voice import ClientVoice
 
@@ -46,14 +47,20 @@ class AsyncClient(BaseClient):
         """Find out whether the server works; see `Client.health`."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        utterance = await self._open(VOICE, audio_format, keep_open=True, retries=0)
-        return await speak_a_little_async(utterance, timeout_s - (clock() - began))
+        voice = voice_of(await self._metadata())
+        utterance = await self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        return await speak_a_little_async(utterance, tokens_for(voice), timeout_s - (clock() - began))
 
     async def open(
-        self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True
+        self,
+        voice: ClientVoice | str,
+        *,
+        audio_format: AudioFormat = "float32",
+        keep_open: bool = True,
+        steps: int | None = None,
     ) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own; see `Client.open`."""
-        return await self._open(voice, audio_format, keep_open, self._retries)
+        return await self._open(voice, audio_format, keep_open, steps, self._retries)
 
     async def synthesize(
         self,
@@ -62,6 +69,7 @@ class AsyncClient(BaseClient):
         *,
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
+        steps: int | None = None,
     ) -> AsyncIterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -71,12 +79,12 @@ class AsyncClient(BaseClient):
             token_batches: each of shape (tokens,), integers. An ordinary iterable must not wait for anything.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open: as in `open`.
+            keep_open, steps: as in `open`.
 
         Raises:
             Exception: as `Client.synthesize` does.
         """
-        utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open)
+        utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         sender = asyncio.create_task(_send_all(utterance, token_batches))
         try:
             async for chunk in utterance:
@@ -102,10 +110,10 @@ class AsyncClient(BaseClient):
         await self.close()
 
     async def _open(
-        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int
+        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> AsyncUtterance:
         self._check_open()
-        exchange = self._exchange(voice, audio_format, keep_open, retries)
+        exchange = self._exchange(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
             await AsyncRetrying(**policy(retries))(self._ask_readiness)
         utterance = AsyncUtterance(
@@ -122,6 +130,18 @@ class AsyncClient(BaseClient):
     @property
     def _is_closed(self) -> bool:
         return self._closed
+
+    async def _metadata(self) -> Any | None:
+        """What the server says of the model's inputs; None if it does not say it."""
+        self._check_open()
+        if not self._model_seen_ready:
+            await self._ask_readiness()
+        try:
+            return await self._stub.ModelMetadata(
+                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
+            )
+        except grpc.RpcError:
+            return None
 
     async def _ask_readiness(self) -> None:
         self._check_open()

@@ -69,7 +69,7 @@ class AsyncUtterance:
 
     @property
     def complete(self) -> bool:
-        """Whether the final chunk has arrived, with exactly 960 samples per token."""
+        """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
         return self._exchange.complete
 
     @property

@@ -16,6 +16,7 @@ from token2wav_client.exchange import Exchange
 from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening
 
+_MOST_STEPS = 2**31 - 1  # a server allows a few numbers, which it names
 _VOICE_ID = re.compile("[0-9a-f]{64}")
 
 
@@ -76,13 +77,20 @@ class BaseClient(ABC):
         if self._is_closed:
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _exchange(self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int) -> Exchange:
+    def _exchange(
+        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
+    ) -> Exchange:
+        if steps is not None and not 1 <= steps <= _MOST_STEPS:
+            raise InputError(f"steps: {steps} is outside 1 to {_MOST_STEPS}")
         if isinstance(voice, str) and not _VOICE_ID.fullmatch(voice):
             raise VoiceError(f"voice id: {voice!r} is not 64 hexadecimal digits")
-        return Exchange(self._model, Opening(voice, audio_format, keep_open), repeatable=retries > 0)
+        return Exchange(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
 
     def _readiness_question(self) -> Any:
         return service_pb2.ModelReadyRequest(name=self._model)
+
+    def _metadata_question(self) -> Any:
+        return service_pb2.ModelMetadataRequest(name=self._model)
 
     def _note_readiness(self, answer: Any) -> None:
         if not answer.ready:

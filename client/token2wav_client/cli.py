@@ -73,6 +73,14 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help=".npy or .json of integers, or text of <|s_123|> or integers; - for text on standard input, "
         "sent as it comes",
     )
+    parser.add_argument(
+        "--codebooks",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="codes of each token in text, where they follow one another; .npy and .json say it by their shape "
+        "(default: %(default)s)",
+    )
     speaker = parser.add_mutually_exclusive_group(required=True)
     speaker.add_argument(
         "--voice",
@@ -82,7 +90,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     speaker.add_argument(
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
-    parser.add_argument("--out", metavar="WAV", help="24 kHz mono WAV file to write; - for samples on standard output")
+    parser.add_argument("--out", metavar="WAV", help="mono WAV file to write; - for samples on standard output")
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
         "--rate",
@@ -99,6 +107,12 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
     )
     _add_audio_format(parser)
+    parser.add_argument(
+        "--steps",
+        type=at_least_one,
+        metavar="N",
+        help="of the ODE, one of the numbers that the server allows: fewer are faster (default: its usual number)",
+    )
     parser.add_argument(
         "--subtype",
         choices=("PCM_16", "FLOAT"),
@@ -166,6 +180,7 @@ def _run_synth(options: argparse.Namespace) -> int:
     return synth(
         client_of(options, retries=options.retry),
         tokens=options.tokens,
+        codebooks=options.codebooks,
         voice=options.voice,
         voice_id=options.voice_id,
         out=options.out,
@@ -173,6 +188,7 @@ def _run_synth(options: argparse.Namespace) -> int:
         tokens_per_second=options.rate,
         tokens_per_request=options.tokens_per_request,
         audio_format=options.audio_format,
+        steps=options.steps,
         subtype=options.subtype,
         pcm_format=options.format,
         report_json=options.json,

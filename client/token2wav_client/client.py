@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
+from typing import Any
 from weakref import WeakSet
 
 import grpc
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
-from token2wav_client.health import VOICE, Health, speak_a_little
+from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
 from token2wav_client.voice import ClientVoice
@@ -58,15 +59,21 @@ class Client(BaseClient):
             ModelNotReadyError: the server lacks the model, or is shutting down.
             AccessError: it lets this client in not at all.
             ResponseTimeoutError: it was not done in time.
-            ProtocolError: the audio has not 960 samples per token, or is not finite.
+            ProtocolError: the audio has not the samples that its tokens make, or is not finite.
             ServerError: the server failed to speak.
         """
         began = time.monotonic()
-        utterance = self._open(VOICE, audio_format, keep_open=True, retries=0)
-        return speak_a_little(utterance, timeout_s - (time.monotonic() - began))
+        voice = voice_of(self._metadata())
+        utterance = self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        return speak_a_little(utterance, tokens_for(voice), timeout_s - (time.monotonic() - began))
 
     def open(
-        self, voice: ClientVoice | str, *, audio_format: AudioFormat = "float32", keep_open: bool = True
+        self,
+        voice: ClientVoice | str,
+        *,
+        audio_format: AudioFormat = "float32",
+        keep_open: bool = True,
+        steps: int | None = None,
     ) -> Utterance:
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
@@ -75,6 +82,7 @@ class Client(BaseClient):
             audio_format: dtype of the chunks' samples.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
+            steps: of the ODE, one of those that the server allows; None for its usual number.
 
         Raises:
             VoiceError: an id that is none.
@@ -82,7 +90,7 @@ class Client(BaseClient):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        return self._open(voice, audio_format, keep_open, self._retries)
+        return self._open(voice, audio_format, keep_open, steps, self._retries)
 
     def synthesize(
         self,
@@ -91,6 +99,7 @@ class Client(BaseClient):
         *,
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
+        steps: int | None = None,
     ) -> Iterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -101,14 +110,14 @@ class Client(BaseClient):
             token_batches: each of shape (tokens,), integers.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open: as in `open`.
+            keep_open, steps: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
             ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
-        utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open)
+        utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
         sender = threading.Thread(target=_send_all, args=(utterance, token_batches), daemon=True)
         sender.start()
@@ -138,9 +147,11 @@ class Client(BaseClient):
         with self._lock:
             self._utterances.discard(utterance)
 
-    def _open(self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, retries: int) -> Utterance:
+    def _open(
+        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
+    ) -> Utterance:
         self._check_open()
-        exchange = self._exchange(voice, audio_format, keep_open, retries)
+        exchange = self._exchange(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
             Retrying(sleep=sleep_using_event(self._closed), **policy(retries))(self._ask_readiness)
         utterance = Utterance(
@@ -158,6 +169,18 @@ class Client(BaseClient):
     @property
     def _is_closed(self) -> bool:
         return self._closed.is_set()
+
+    def _metadata(self) -> Any | None:
+        """What the server says of the model's inputs; None if it does not say it."""
+        self._check_open()
+        if not self._model_seen_ready:
+            self._ask_readiness()
+        try:
+            return self._stub.ModelMetadata(
+                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
+            )
+        except grpc.RpcError:
+            return None
 
     def _ask_readiness(self) -> None:
         self._check_open()

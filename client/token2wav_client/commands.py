@@ -27,14 +27,15 @@ class Sink(Protocol):
 
     samples: int
 
-    def write(self, audio: AudioArray) -> None:
-        """Take samples, shape (samples,)."""
+    def write(self, audio: AudioArray, sample_rate: int) -> None:
+        """Take samples, shape (samples,), of which a second has `sample_rate`."""
 
 
 def synth(
     client: Client,
     *,
     tokens: str,
+    codebooks: int,
     voice: str | None,
     voice_id: str | None,
     out: str | None,
@@ -42,6 +43,7 @@ def synth(
     tokens_per_second: float,
     tokens_per_request: int,
     audio_format: AudioFormat,
+    steps: int | None,
     subtype: Subtype,
     pcm_format: PcmFormat | None,
     report_json: bool,
@@ -61,21 +63,23 @@ def synth(
             sinks.append(_sink(out, subtype, pcm_format))
         if play:
             sinks.append(stack.enter_context(Player(audio_format)))
-        source = open_tokens(tokens)
+        source = open_tokens(tokens, codebooks)
         pieces = batches(source.pieces, tokens_per_request)
         if tokens_per_second:
             pieces = paced(pieces, tokens_per_second)
         timings: list[ChunkTiming] = []
         try:
             with _progress_bar(source.count, quiet) as bar:
-                for chunk in client.synthesize(pieces, speaker, audio_format=audio_format):
+                for chunk in client.synthesize(pieces, speaker, audio_format=audio_format, steps=steps):
                     timings.append(ChunkTiming.of(chunk))
                     for sink in sinks:
-                        sink.write(chunk.audio)
+                        sink.write(chunk.audio, chunk.sample_rate)
+                    if source.count is not None:
+                        bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
         except BaseException:
             if out is not None and sinks[0].samples:
-                kept_s = sinks[0].samples / SAMPLE_RATE
+                kept_s = sinks[0].samples / timings[0].sample_rate
                 print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise
     stats = summarize(timings)

@@ -8,7 +8,7 @@ from uuid import uuid4
 import numpy.typing as npt
 
 from token2wav_client.audio import AudioChunk
-from token2wav_client.errors import InputError, UtteranceClosedError
+from token2wav_client.errors import InputError, TokenError, UtteranceClosedError
 from token2wav_client.ledger import Delivered, Ledger
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.wire import Opening, build_request, read_response
@@ -35,6 +35,8 @@ class Exchange:
         self.opening = opening
         self._model = model
         self._repeatable = repeatable
+        # Of one token: what a voice's prompt shows, else what comes first. Messages without tokens need it too.
+        self._token_shape = () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         self._said: list[tuple[TokenArray, bool]] = []
         self._delivered = Delivered()
         self._ledger = Ledger(opening.keep_open, self._delivered)
@@ -74,6 +76,11 @@ class Exchange:
             InputError: the utterance would have no tokens at all.
         """
         tokens = as_tokens(values)
+        if not len(tokens) and tokens.ndim == 1:
+            tokens = tokens.reshape(0, *self._token_shape)
+        elif self._ledger.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
+            raise TokenError(f"tokens: shape {tokens.shape} after others of {self._token_shape} each")
+        self._token_shape = tokens.shape[1:]
         if self._ledger.ended:
             raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
         if end and not self._ledger.tokens + len(tokens):

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +19,29 @@ from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import ModelNotReadyError, ProtocolError, ResponseTimeoutError, ServerError
 from token2wav_client.faults import is_full, is_shutting_down
 from token2wav_client.stream import Utterance
+from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
 TOKENS = (0, 1, 2)
-# A speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small one.
-VOICE = ClientVoice(
-    prompt_tokens=np.zeros(0, np.int32),
-    prompt_mel=np.zeros((0, MEL_BINS), np.float32),
-    speaker_embedding=np.ones(SPEAKER_SIZE, np.float32),
-)
+_USUAL = (("prompt_mel", MEL_BINS), ("speaker_embedding", SPEAKER_SIZE))
+
+
+def voice_of(metadata: Any | None) -> ClientVoice:
+    """The voice of a model's tiny utterance.
+
+    It is a speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small
+    one.
+
+    Args:
+        metadata: Triton's ModelMetadataResponse, which says the shapes of inputs; without it, those of CosyVoice3.
+    """
+    shapes = {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
+    bands, size = (shapes.get(name, [usual])[-1] for name, usual in _USUAL)
+    return ClientVoice(
+        prompt_tokens=np.zeros((0, *shapes.get("tokens", [-1])[1:]), np.int32),
+        prompt_mel=np.zeros((0, bands), np.float32),
+        speaker_embedding=np.ones(size, np.float32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +58,23 @@ class Health:
     total_s: float
 
 
-def speak_a_little(utterance: Utterance, timeout_s: float) -> Health:
+def tokens_for(voice: ClientVoice) -> TokenArray:
+    """Three tokens of as many codes as those of a voice's prompt."""
+    return np.broadcast_to(np.array(TOKENS, np.int32), (*voice.prompt_tokens.shape[:0:-1], len(TOKENS))).T
+
+
+def speak_a_little(utterance: Utterance, tokens: TokenArray, timeout_s: float) -> Health:
     """Speak three tokens in an utterance that was just opened, and check what comes back.
 
     Args:
-        utterance: of `VOICE`; it is closed.
+        utterance: in the voice of `voice_of`; it is closed.
+        tokens: of `tokens_for`.
         timeout_s: seconds for all of it.
 
     Raises:
         ModelNotReadyError: the server is shutting down.
         ResponseTimeoutError: it was not done in time.
-        ProtocolError: the audio has not 960 samples per token, or is not finite.
+        ProtocolError: the audio has not the samples that its tokens make, or is not finite.
         ClientError: any other failure of an utterance.
     """
     examination = _Examination()
@@ -62,7 +83,7 @@ def speak_a_little(utterance: Utterance, timeout_s: float) -> Health:
     deadline.start()
     try:
         with examination, utterance:
-            utterance.finish(TOKENS)
+            utterance.finish(tokens)
             for chunk in utterance:
                 examination.hear(chunk)
     finally:
@@ -70,14 +91,14 @@ def speak_a_little(utterance: Utterance, timeout_s: float) -> Health:
     return examination.result()
 
 
-async def speak_a_little_async(utterance: AsyncUtterance, timeout_s: float) -> Health:
+async def speak_a_little_async(utterance: AsyncUtterance, tokens: TokenArray, timeout_s: float) -> Health:
     """As `speak_a_little`, in an event loop."""
     examination = _Examination()
     deadline = asyncio.get_running_loop().call_later(timeout_s, utterance.fail, _late(timeout_s))
     try:
         with examination:
             async with utterance:
-                utterance.finish(TOKENS)
+                utterance.finish(tokens)
                 async for chunk in utterance:
                     examination.hear(chunk)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from token2wav_client.audio import SAMPLES_PER_TOKEN, AudioChunk
+from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import ProtocolError
 from token2wav_client.wire import ReceivedChunk, Response
 
@@ -19,12 +19,14 @@ class Delivered:
         chunks: that held them.
         started_at: when the first tokens were sent for the first time.
         last_arrival: when the latest chunk came.
+        rates: samples per second and per token; all chunks have the same.
     """
 
     samples: int = 0
     chunks: int = 0
     started_at: float | None = None
     last_arrival: float | None = None
+    rates: tuple[int, int] | None = None
 
 
 class Ledger:
@@ -105,7 +107,13 @@ class Ledger:
             raise ProtocolError(f"chunk_index: the server sent {chunk.index}, expected {self._chunks}")
         self._chunks += 1
         self.samples += len(chunk.audio)
-        expected = SAMPLES_PER_TOKEN * self.tokens
+        rates = (chunk.sample_rate, chunk.samples_per_token)
+        if self._delivered.rates not in (None, rates):
+            raise ProtocolError(
+                f"sample_rate, samples_per_token: the server sent {rates} after {self._delivered.rates}"
+            )
+        self._delivered.rates = rates
+        expected = chunk.samples_per_token * self.tokens
         if self.samples > expected or (chunk.final and self.samples != expected):
             raise ProtocolError(
                 f"audio: the server sent {self.samples} samples for {self.tokens} tokens, expected {expected}"
@@ -126,17 +134,19 @@ class Ledger:
             index=delivered.chunks,
             final=chunk.final,
             arrival_s=now - started_at,
-            latency_s=now - self._sent_at[self._made_possible_by(request_id)],
+            latency_s=now - self._sent_at[self._made_possible_by(request_id, chunk.samples_per_token)],
             gap_s=None if delivered.last_arrival is None else now - delivered.last_arrival,
+            sample_rate=chunk.sample_rate,
+            samples_per_token=chunk.samples_per_token,
         )
         delivered.samples += len(timed.audio)
         delivered.chunks += 1
         delivered.last_arrival = now
         return timed
 
-    def _made_possible_by(self, request_id: str) -> int:
+    def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
         """The later of two requests: the one with the last token heard so far, the one being answered."""
-        tokens_heard = -(-self.samples // SAMPLES_PER_TOKEN)
+        tokens_heard = -(-self.samples // samples_per_token)
         carrier = bisect_left(self._tokens_after, tokens_heard)
         answered = int(request_id) if request_id in self._unanswered else 0
         return max(carrier, answered)

@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from token2wav_client.audio import AudioArray
+from token2wav_client.audio import SAMPLE_RATE, AudioArray
 from token2wav_client.errors import OutputError
 
 PcmFormat = Literal["s16le", "f32le"]
 
 
 class PcmWriter:
-    """Writes 24 kHz mono samples to standard output, each chunk at once.
+    """Writes mono samples to standard output, each chunk at once.
 
     Args:
         sample_format: 16-bit integers or 32-bit floats, little-endian; the names are ffmpeg's.
@@ -34,8 +34,8 @@ class PcmWriter:
         self._sample_format = sample_format
         self._file = FileIO(sys.stdout.fileno(), "w", closefd=False)  # no buffer to be flushed into a closed pipe
 
-    def write(self, audio: AudioArray) -> None:
-        """Write samples, shape (samples,), float32 in [-1, 1] or int16.
+    def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
+        """Write samples, shape (samples,), float32 in [-1, 1] or int16; who reads them must know their rate.
 
         Raises:
             OutputError: nobody reads them any more.

@@ -65,7 +65,7 @@ def perf_data(tokens: TokenArray, voice: ClientVoice) -> dict[str, Any]:
 def of_length(tokens: TokenArray, seconds: float) -> TokenArray:
     """Tokens cut, or repeated from their start, to an utterance of a length; at least one."""
     count = max(1, round(seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
-    return np.resize(tokens, count) if len(tokens) else tokens
+    return np.resize(tokens, (count, *tokens.shape[1:])) if len(tokens) else tokens
 
 
 def _run_perf_data(options: argparse.Namespace) -> int:

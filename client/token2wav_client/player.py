@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -32,20 +33,29 @@ class Player:
             raise OutputError("play: sounddevice finds no PortAudio: apt-get install libportaudio2") from None
         self.samples = 0
         self._error: type[Exception] = sounddevice.PortAudioError
-        try:
-            self._stream: Any = sounddevice.OutputStream(
-                samplerate=SAMPLE_RATE, channels=1, dtype=audio_format, latency=_LATENCY_S
-            )
-            self._stream.start()
-        except self._error as error:
-            raise OutputError(f"play: no audio device that plays {SAMPLE_RATE} Hz ({error})") from None
+        self._open_stream = partial(sounddevice.OutputStream, channels=1, dtype=audio_format, latency=_LATENCY_S)
+        self._sample_rate = SAMPLE_RATE
+        self._stream = self._started()
 
-    def write(self, audio: AudioArray) -> None:
+    def _started(self) -> Any:
+        try:
+            stream = self._open_stream(samplerate=self._sample_rate)
+            stream.start()
+        except self._error as error:
+            raise OutputError(f"play: no audio device that plays {self._sample_rate} Hz ({error})") from None
+        return stream
+
+    def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Play samples, shape (samples,), after those before them; waits while the device has enough.
 
         Raises:
-            OutputError: the device is gone.
+            OutputError: the device is gone, or does not play that rate.
         """
+        if sample_rate != self._sample_rate:  # the first samples of a model that is not the usual one
+            self._stream.stop()
+            self._stream.close()
+            self._sample_rate = sample_rate
+            self._stream = self._started()
         try:
             self._stream.write(audio.reshape(-1, 1))
         except self._error as error:

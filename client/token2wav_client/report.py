@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from token2wav_client.audio import SAMPLE_RATE
 from token2wav_client.stats import ChunkTiming, UtteranceStats
 
 _HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}"
@@ -33,7 +32,7 @@ def as_table(stats: UtteranceStats) -> str:
 
 def _line(chunk: ChunkTiming) -> str:
     times = f"{_number(chunk.arrival_s):>9}  {_number(chunk.latency_s):>9}  {_number(chunk.gap_s):>8}"
-    return f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.samples / SAMPLE_RATE):>8}  {times}"
+    return f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.duration_s):>8}  {times}"
 
 
 def _number(value: float | None) -> str:

@@ -10,18 +10,24 @@ from token2wav_client.audio import SAMPLE_RATE, AudioChunk
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """One chunk's numbers; `arrival_s`, `latency_s` and `gap_s` as defined by AudioChunk."""
+    """One chunk's numbers; `arrival_s`, `latency_s`, `gap_s` and `sample_rate` as defined by AudioChunk."""
 
     index: int
     samples: int
     arrival_s: float
     latency_s: float
     gap_s: float | None
+    sample_rate: int = SAMPLE_RATE
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of sound."""
+        return self.samples / self.sample_rate
 
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
         """Keep a chunk's numbers and let go of its audio."""
-        return cls(chunk.index, len(chunk.audio), chunk.arrival_s, chunk.latency_s, chunk.gap_s)
+        return cls(chunk.index, len(chunk.audio), chunk.arrival_s, chunk.latency_s, chunk.gap_s, chunk.sample_rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class UtteranceStats:
 
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     """Work out the totals of chunks in their order of arrival."""
-    audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
+    audio_s = sum(chunk.duration_s for chunk in chunks)
     first_audio_s = chunks[0].arrival_s if chunks else None
     total_s = chunks[-1].arrival_s if chunks else None
     stalls = _stalls(chunks)
@@ -73,5 +79,5 @@ def _stalls(chunks: Sequence[ChunkTiming]) -> list[float]:
         if late_s > 0:
             stalls.append(late_s)
             played_until_s = chunk.arrival_s
-        played_until_s += chunk.samples / SAMPLE_RATE
+        played_until_s += chunk.duration_s
     return stalls

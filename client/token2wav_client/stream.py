@@ -77,7 +77,7 @@ class Utterance:
 
     @property
     def complete(self) -> bool:
-        """Whether the final chunk has arrived, with exactly 960 samples per token."""
+        """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
         return self._exchange.complete
 
     @property

@@ -17,6 +17,8 @@ import numpy as np
 from token2wav_client.errors import TokenError
 from token2wav_client.tokens import TokenParser, as_tokens
 
+Token = int | list[int]  # a number, or the codes of several codebooks
+
 _READ_BYTES = 65_536
 
 
@@ -25,20 +27,21 @@ class TokenSource:
     """Tokens in the pieces in which they become known.
 
     Attributes:
-        pieces: iterated once; each piece is a sequence of tokens.
+        pieces: iterated once; each piece is a sequence of tokens, which are integers or lists of codes.
         count: how many tokens there will be, or None if only the end of the text tells.
     """
 
-    pieces: Iterator[Sequence[int]]
+    pieces: Iterator[Sequence[Token]]
     count: int | None
 
 
-def open_tokens(name: str) -> TokenSource:
+def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
     """Open tokens for reading.
 
     Args:
-        name: `-` for text on standard input, `*.npy` (integers, one dimension), `*.json` (list of integers),
-            or any other file (a FIFO too) as text of `<|s_123|>` or integers.
+        name: `-` for text on standard input, `*.npy` (integers, one dimension, or two: tokens by codebooks), `*.json`
+            (list of integers, or of lists of them), or any other file (a FIFO too) as text of `<|s_123|>` or integers.
+        codebooks: codes of a token in text, where they follow one another.
 
     Raises:
         TokenError: the file cannot be opened or holds no tokens. Text is read while it is used, so its errors
@@ -46,12 +49,13 @@ def open_tokens(name: str) -> TokenSource:
     """
     if name == "-":
         # Without buffers of Python's own between the pipe and the parser.
-        return TokenSource(_read_text(FileIO(sys.stdin.fileno(), closefd=False), "standard input"), None)
+        file, what = FileIO(sys.stdin.fileno(), closefd=False), "standard input"
+        return TokenSource(_grouped(_read_text(file, what), codebooks, what), None)
     path = Path(name)
     readers: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".json": _read_json}
     try:
         if path.suffix not in readers:
-            return TokenSource(_read_text(FileIO(path), name), None)
+            return TokenSource(_grouped(_read_text(FileIO(path), name), codebooks, name), None)
         tokens = as_tokens(readers[path.suffix](path))
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
@@ -66,9 +70,28 @@ def _read_npy(path: Path) -> Any:
 
 def _read_json(path: Path) -> Any:
     values = json.loads(path.read_bytes())
-    if not isinstance(values, list) or any(type(value) is not int for value in values):
+    if not isinstance(values, list):
         raise TokenError("tokens: expected a JSON list of integers")
+    for token in values:
+        if any(type(code) is not int for code in (token if isinstance(token, list) else [token])):
+            raise TokenError("tokens: expected a JSON list of integers, or of lists of integers")
     return values
+
+
+def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator[Sequence[Token]]:
+    """Tokens of text with so many codes in each, as soon as all codes of one are there."""
+    if codebooks == 1:
+        yield from pieces
+        return
+    codes: list[int] = []
+    for piece in pieces:
+        codes += piece
+        whole = len(codes) // codebooks * codebooks
+        if whole:
+            yield [codes[begin : begin + codebooks] for begin in range(0, whole, codebooks)]
+            del codes[:whole]
+    if codes:
+        raise TokenError(f"{name}: tokens: the text ends with {len(codes)} of the {codebooks} codes of a token")
 
 
 def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
@@ -87,7 +110,7 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
         raise TokenError(f"{name}: cannot read tokens ({error})") from None
 
 
-def batches(pieces: Iterable[Sequence[int]], size: int) -> Iterator[Sequence[int]]:
+def batches(pieces: Iterable[Sequence[Token]], size: int) -> Iterator[Sequence[Token]]:
     """Cut pieces into batches of at most `size` tokens, without ever waiting for a batch to fill."""
     for piece in pieces:
         for begin in range(0, len(piece), size):
@@ -95,12 +118,12 @@ def batches(pieces: Iterable[Sequence[int]], size: int) -> Iterator[Sequence[int
 
 
 def paced(
-    pieces: Iterable[Sequence[int]],
+    pieces: Iterable[Sequence[Token]],
     tokens_per_second: float,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
-) -> Iterator[Sequence[int]]:
+) -> Iterator[Sequence[Token]]:
     """Hold each batch back until a language model of that speed would have produced its last token.
 
     Token k (from 1) is due k / tokens_per_second seconds after the first batch was asked for. A slower source

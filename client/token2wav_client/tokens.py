@@ -91,22 +91,22 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     """Check a sequence of tokens and convert it to what goes over the wire.
 
     Args:
-        values: integers, shape (tokens,); may be empty.
+        values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per token; may be empty.
 
     Returns:
-        int32, shape (tokens,).
+        int32, of the same shape.
 
     Raises:
-        TokenError: not integers, not one-dimensional, or outside 0 .. 2**31 - 1.
+        TokenError: not integers, of another number of dimensions, or outside 0 .. 2**31 - 1.
     """
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
         raise TokenError(f"tokens: not a list of integers ({error})") from None
-    if array.ndim != 1:
-        raise TokenError(f"tokens: shape {array.shape}, expected one dimension")
+    if array.ndim not in (1, 2):
+        raise TokenError(f"tokens: shape {array.shape}, expected one dimension, or two for tokens of several codes")
     if array.size == 0:
-        return np.zeros(0, np.int32)
+        return np.zeros((0, *array.shape[1:]), np.int32)
     if array.dtype.kind not in "iu":
         raise TokenError(f"tokens: dtype {array.dtype}, expected integers")
     low, high = int(array.min()), int(array.max())

@@ -17,8 +17,7 @@ from safetensors.numpy import load_file
 from token2wav_client.errors import TokenError, VoiceError
 from token2wav_client.tokens import TokenArray, as_tokens
 
-MEL_BINS = 80
-FRAMES_PER_TOKEN = 2
+MEL_BINS = 80  # these two of models in CosyVoice3's format; others have other ones, which their servers check
 SPEAKER_SIZE = 192
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
@@ -29,8 +28,9 @@ class ClientVoice:
 
     Attributes:
         prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a recording.
-        prompt_mel: mel of the prompt, float32, shape (2 * P, 80), two frames per token.
-        speaker_embedding: float32, shape (192,).
+        prompt_mel: mel of the prompt, float32, shape (frames, bands), as many frames for each token; (2 * P, 80) for
+            CosyVoice3.
+        speaker_embedding: float32, shape (size,); (192,) for CosyVoice3.
 
     Raises:
         VoiceError: naming the field and the bound it breaks.
@@ -45,11 +45,13 @@ class ClientVoice:
             tokens = as_tokens(self.prompt_tokens)
         except TokenError as error:
             raise VoiceError(f"prompt_{error}") from None
-        frames = FRAMES_PER_TOKEN * len(tokens)
         object.__setattr__(self, "prompt_tokens", tokens)
-        object.__setattr__(self, "prompt_mel", _floats("prompt_mel", self.prompt_mel, (frames, MEL_BINS)))
-        embedding = _floats("speaker_embedding", self.speaker_embedding, (SPEAKER_SIZE,))
-        object.__setattr__(self, "speaker_embedding", embedding)
+        mel = _floats("prompt_mel", self.prompt_mel, 2)
+        frames = len(mel)
+        if (frames == 0) != (len(tokens) == 0) or (frames and frames % len(tokens)):
+            raise VoiceError(f"prompt_mel: shape {mel.shape}, expected as many frames for each of {len(tokens)} tokens")
+        object.__setattr__(self, "prompt_mel", mel)
+        object.__setattr__(self, "speaker_embedding", _floats("speaker_embedding", self.speaker_embedding, 1))
 
     @cached_property
     def id(self) -> str:
@@ -97,12 +99,12 @@ def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
     return dict(load_file(path))
 
 
-def _floats(field: str, values: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.float32]:
     array = np.asarray(values)
     if array.dtype.kind != "f":
         raise VoiceError(f"{field}: dtype {array.dtype}, expected float32")
-    if array.shape != shape:
-        raise VoiceError(f"{field}: shape {array.shape}, expected {shape}")
+    if array.ndim != dimensions or not array.shape[-1]:
+        raise VoiceError(f"{field}: shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
     with np.errstate(over="ignore"):
         array = np.array(array, np.float32, order="C")
     if not np.isfinite(array).all():

@@ -9,7 +9,7 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from token2wav_client.audio import AudioArray, AudioFormat
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
 from token2wav_client.errors import ProtocolError
 from token2wav_client.faults import understand
 from token2wav_client.tokens import TokenArray
@@ -25,15 +25,18 @@ class Opening:
     voice: ClientVoice | str
     audio_format: AudioFormat
     keep_open: bool
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedChunk:
-    """Audio of one response: samples of shape (samples,), its place, and whether it is the last."""
+    """Audio of one response: samples of shape (samples,), its place, whether it is the last, and its rates."""
 
     audio: AudioArray
     index: int
     final: bool
+    sample_rate: int = SAMPLE_RATE
+    samples_per_token: int = SAMPLES_PER_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ def build_request(
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format
         parameters["keep_open"].bool_param = opening.keep_open
+        if opening.steps is not None:
+            parameters["steps"].int64_param = opening.steps
         _add_voice(request, opening.voice)
     return request
 
@@ -109,8 +114,19 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
         raise ProtocolError(
             f"chunk_index, final: the server sent {index.size} and {final.size} values, expected 1 each"
         )
+    rates = (_rate(result, "sample_rate", SAMPLE_RATE), _rate(result, "samples_per_token", SAMPLES_PER_TOKEN))
     # A copy, because the array that tritonclient hands out is a read-only view of the message.
-    return ReceivedChunk(audio.copy(), int(index.item()), bool(final.item()))
+    return ReceivedChunk(audio.copy(), int(index.item()), bool(final.item()), *rates)
+
+
+def _rate(result: Any, name: str, usual: int) -> int:
+    """A rate of the audio; the usual one from a server that does not say it."""
+    if result.get_output(name) is None:
+        return usual
+    value = _output(result, name, np.dtype(np.int32))
+    if value.size != 1 or value.item() < 1:
+        raise ProtocolError(f"{name}: the server sent {value.tolist()}, expected 1 number above 0")
+    return int(value.item())
 
 
 def _output(result: Any, name: str, dtype: np.dtype[Any]) -> Any:

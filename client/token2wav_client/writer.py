@@ -16,7 +16,7 @@ Subtype = Literal["PCM_16", "FLOAT"]
 
 
 class WavWriter:
-    """Appends chunks to a 24 kHz mono WAV file, created (and an older one replaced) by the first chunk.
+    """Appends chunks to a mono WAV file, created (and an older one replaced) by the first chunk.
 
     The file is reopened for each chunk, because only closing it brings its header up to date; that costs a
     third of a millisecond.
@@ -44,8 +44,10 @@ class WavWriter:
         if not os.access(self._path if self._path.exists() else folder, os.W_OK):
             raise OutputError(f"{path}: no permission to write")
 
-    def write(self, audio: AudioArray) -> None:
+    def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Append samples, shape (samples,), float32 in [-1, 1] or int16; louder floats are clipped in PCM_16.
+
+        The first ones say the sample rate of the file.
 
         Raises:
             OutputError: the file system refused.
@@ -53,16 +55,16 @@ class WavWriter:
         if audio.dtype == np.int16 and self._subtype == "FLOAT":
             audio = audio.astype(np.float32) / np.float32(32768)  # libsndfile would keep the integers' scale
         try:
-            with self._open() as file:
+            with self._open(sample_rate) as file:
                 file.seek(0, soundfile.SEEK_END)
                 file.write(audio)
         except (OSError, soundfile.SoundFileError) as error:
             raise OutputError(f"{self._path}: cannot write ({error})") from None
         self.samples += len(audio)
 
-    def _open(self) -> soundfile.SoundFile:
+    def _open(self, sample_rate: int) -> soundfile.SoundFile:
         if self.samples:
             return soundfile.SoundFile(self._path, "r+")
         return soundfile.SoundFile(
-            self._path, "w", samplerate=SAMPLE_RATE, channels=1, format="WAV", subtype=self._subtype
+            self._path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=self._subtype
         )

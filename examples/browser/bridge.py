@@ -30,6 +30,7 @@ from token2wav_client.token_source import open_tokens
 
 FOLDER = Path(__file__).parent
 TYPES = {"index.html": "text/html", "page.js": "text/javascript", "ring.js": "text/javascript"}
+NUMBERS = ("index", "final", "arrival_s", "latency_s", "sample_rate")
 MAX_FRAME_BYTES = 65_536
 
 
@@ -63,7 +64,7 @@ class Bridge:
         with suppress(ConnectionClosed):  # the page is gone, and the utterance with it
             try:
                 async for chunk in self._client.synthesize(_tokens_of(page), self._voice):
-                    numbers = {name: getattr(chunk, name) for name in ("index", "final", "arrival_s", "latency_s")}
+                    numbers = {name: getattr(chunk, name) for name in NUMBERS}
                     await page.send(json.dumps(numbers))
                     await page.send(chunk.audio.astype("<f4").tobytes())
             except ClientError as error:

@@ -45,6 +45,7 @@ async function speak() {
       if (typeof data === "string") {
         const numbers = JSON.parse(data);
         if (numbers.error) return reject(new Error(numbers.error));
+        if (numbers.sample_rate !== SAMPLE_RATE) return reject(new Error(`this page plays ${SAMPLE_RATE} Hz only`));
         if (!chunks.length) show({ state: "playing", first: `${numbers.arrival_s.toFixed(3)} s` });
         return chunks.push({ arrival: seconds(), latency: numbers.latency_s, final: numbers.final });
       }

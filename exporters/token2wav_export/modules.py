@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from token2wav.artifacts import Graph, Precision
-from token2wav.checkpoint import load_flow, load_hift
+from token2wav.checkpoint import load_flow, load_vocoder
 from token2wav.flow.dit import DiT
 from token2wav.flow.masks import attention_bias
 from token2wav.flow.step import STEP_INPUTS, CachedStep
 from token2wav.model_config import ModelConfig
+from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
@@ -52,7 +53,7 @@ class Estimator(nn.Module):
 
 
 class Vocoder(nn.Module):
-    """`HiFT.network` as a module."""
+    """`HiFT.network` as a module; a BigVGAN is one by itself."""
 
     def __init__(self, hift: HiFT) -> None:
         super().__init__()
@@ -70,10 +71,10 @@ def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelC
         CheckpointError: the weights cannot be used.
     """
     if graph == "vocoder":
-        hift = load_hift(folder, config)
+        vocoder = load_vocoder(folder, config)
         if precision == "float16":
-            halve_convolutions(hift)
-        return Vocoder(hift).eval()
+            halve_convolutions(vocoder)
+        return vocoder.eval() if isinstance(vocoder, BigVGAN) else Vocoder(vocoder).eval()
     estimator = load_flow(folder, config).estimator
     if precision == "float16":
         estimator.halve()
@@ -82,10 +83,10 @@ def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelC
     return Estimator(estimator, streaming=graph == "estimator-streaming").eval()
 
 
-def halve_convolutions(hift: HiFT) -> None:
+def halve_convolutions(vocoder: HiFT | BigVGAN) -> None:
     """Puts the convolutions of the network into float16; what lies between them, phases above all, stays float32."""
-    for name, module in hift.named_modules():
-        if isinstance(module, nn.Conv1d) and not name.startswith("f0_predictor."):
+    for name, module in vocoder.named_modules():
+        if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith("f0_predictor."):
             module.half()
             module.register_forward_pre_hook(lambda _, inputs: tuple(x.half() for x in inputs))
             module.register_forward_hook(lambda _module, _inputs, output: output.float())
@@ -130,6 +131,6 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     elif isinstance(module, Estimator):
         inputs["mask"] = (torch.arange(frames) < valid[:, None])[:, None].float()
         inputs["t"] = torch.rand(rows, generator=generator)
-    else:
+    elif isinstance(module, Vocoder):
         inputs["spectrum"] *= _EXCITATION
     return list(inputs.values())

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from token2wav.artifacts import Graph
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
+from token2wav.flow.cache import BRANCHES
+from token2wav.model_config import ModelConfig, VocoderConfig
 from token2wav.streaming.hops import HopSchedule
+from token2wav.vocoder.bigvgan_reach import reach_frames
 from token2wav.vocoder.incremental import left_reach_frames
 from token2wav_export.signatures import Axis, Signature
 
@@ -61,6 +64,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
+    stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
     schedule = HopSchedule.of(stream, config.flow)
     if schedule.policy == "lead":
         tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
@@ -76,11 +80,13 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
+    config = config.served(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
     block = config.flow.estimator.static_chunk_size
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    rows = Span(2, 2, 2 * load.max_streams)  # a stream has two, for guidance
+    each = BRANCHES if config.flow.inference_cfg_rate else 1  # rows of a stream
+    rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)
         starts = [1, *(largest + 1 for largest in chunks)]
@@ -90,10 +96,18 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
         ]
     if graph == "vocoder":
         # A window: what the first new sample depends on, and the new frames with those that were held back before.
-        reach = left_reach_frames(config.hift)
+        reach = _window_reach(config.vocoder)
         largest = reach + chunks[-1] + block
         return [{"rows": Span(1, 1, load.max_streams), "frames": Span(1, min(reach + chunks[0], largest), largest)}]
     return [{"rows": rows, "frames": Span(1, chunks[-1] + history // 2, chunks[-1] + history)}]
+
+
+def _window_reach(vocoder: VocoderConfig) -> int:
+    """Frames of a window beside the new ones."""
+    if isinstance(vocoder, BigVGANConfig):
+        reach = reach_frames(vocoder)
+        return reach.left + reach.right
+    return left_reach_frames(vocoder)
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:

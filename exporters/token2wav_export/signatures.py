@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from token2wav.artifacts import Graph, Precision
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.model_config import EstimatorConfig, HiFTConfig, ModelConfig
+from token2wav_export.errors import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
 
@@ -71,9 +73,15 @@ PAST, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
 def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
-    """The signature of a graph of a model."""
+    """The signature of a graph of a model.
+
+    Raises:
+        ExportError: there is no such graph of a flow with guided attention.
+    """
     if graph == "vocoder":
-        return _vocoder(config.hift)
+        return _bigvgan(config.vocoder) if isinstance(config.vocoder, BigVGANConfig) else _hift(config.vocoder)
+    if config.flow.guided is not None:
+        raise ExportError(f"{graph}: flows with guided attention run on torch alone; export the graph vocoder")
     if graph == "step":
         return _step(config.flow.estimator, precision)
     return _estimator(config.flow.estimator)
@@ -123,7 +131,14 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(config: HiFTConfig) -> Signature:
+def _bigvgan(config: BigVGANConfig) -> Signature:
+    return Signature(
+        inputs=(TensorSpec("mel", (ROWS, config.num_mels, FRAMES)),),
+        outputs=(TensorSpec("audio", (ROWS, 1, Axis((("frames", config.hop_size),)))),),
+    )
+
+
+def _hift(config: HiFTConfig) -> Signature:
     samples = config.samples_per_frame
     return Signature(
         inputs=(

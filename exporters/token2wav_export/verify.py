@@ -89,10 +89,13 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)
     vocabulary = reference.config.flow.vocab_size
-    tokens = random.integers(0, vocabulary, round(seconds * reference.config.token_frame_rate)).astype(np.int32)
+    shape, count = reference.config.flow.token_shape, round(seconds * reference.config.token_frame_rate)
+    tokens = random.integers(0, vocabulary, (count, *shape)).astype(np.int32)
     voice = Voice(
-        random.integers(0, vocabulary, PROMPT_TOKENS),
-        random.standard_normal((2 * PROMPT_TOKENS, reference.config.flow.mel_bands)).astype(np.float32),
+        random.integers(0, vocabulary, (PROMPT_TOKENS, *shape)),
+        random.standard_normal(
+            (reference.config.flow.token_mel_ratio * PROMPT_TOKENS, reference.config.flow.mel_bands)
+        ).astype(np.float32),
         random.standard_normal(reference.config.flow.spk_embed_dim).astype(np.float32),
     )
     steps = tqdm(total=4, desc="verify", unit="stage", leave=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from token2wav.config import LimitConfig, StreamConfig
-from token2wav.errors import Token2WavError
+from token2wav.errors import ConfigError, Token2WavError
 from token2wav.flow.cache import Storage
 from token2wav.model_config import ModelConfig
 from token2wav_server.plan_compute import Compute, read_costs
@@ -53,10 +53,12 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
     """
-    model = ModelConfig.read(Path(options.model))
+    stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
+    model = ModelConfig.read(Path(options.model)).served(stream)
+    if model.flow.guided is not None:
+        raise ConfigError("flow: guided attention keeps nothing in a cache, which is what is planned here")
     rate = model.token_frame_rate
     prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
-    stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
     memory = share_out(
@@ -155,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         "--left-blocks", type=int, default=-1, metavar="W", help="stream.left_blocks of the server (default: -1, all)"
     )
     parser.add_argument(
-        "--max-hop-tokens", type=_positive_int, default=StreamConfig().max_hop_tokens, metavar="N", help="(%(default)s)"
+        "--max-hop-tokens", type=_count, default=0, metavar="N", help="stream.max_hop_tokens (default: the model's own)"
     )
     parser.add_argument("--precision", choices=("float16", "float32"), default="float16", help="(default: float16)")
     parser.add_argument(

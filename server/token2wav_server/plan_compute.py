@@ -53,7 +53,7 @@ class Compute:
         return max(self.costs, key=lambda cost: cost.streams, default=None)
 
 
-def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: float, token_rate: int) -> Compute:
+def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: float, token_rate: float) -> Compute:
     """The measurements for a GPU and a model.
 
     Args:
@@ -83,7 +83,7 @@ def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: 
     return Compute(host, tuple(_nearest(rows, history_s)))
 
 
-def _costs(result: dict[str, Any], token_rate: int) -> list[ComputeCost]:
+def _costs(result: dict[str, Any], token_rate: float) -> list[ComputeCost]:
     case = result["case"]
     return [
         ComputeCost(

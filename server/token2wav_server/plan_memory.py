@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from token2wav.checkpoint import meta_modules
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowChunk
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -25,7 +26,6 @@ from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver, OdeTables
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
-from token2wav.vocoder.hift import HiFT
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
@@ -86,8 +86,9 @@ def stream_needs(
     config, solver = model.flow, _ShapeSolver()
     total = prompt_tokens + stream_tokens
     layout = CacheLayout.of(config, storage)
+    longest_hop = config.hops(stream)[1]
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + stream.left_blocks + stream.max_hop_tokens // config.block_tokens + 8
+    room = total // config.block_tokens + stream.left_blocks + longest_hop // config.block_tokens + 8
     with _META:
         flow = Flow(config)
     noise = FlowNoise(config.mel_bands)
@@ -99,11 +100,13 @@ def stream_needs(
         KeyValueStore(layout, room, _META),
         RecomputeFlowEngine(flow, noise, euler, left_blocks=stream.left_blocks),
         left_blocks=stream.left_blocks,
-        longest_hop=stream.max_hop_tokens,
+        longest_hop=longest_hop,
     )
     bands, speaker = config.mel_bands, config.spk_embed_dim
     voice = Voice(
-        np.zeros(prompt_tokens, np.int32), np.zeros((config.token_mel_ratio * prompt_tokens, bands)), np.zeros(speaker)
+        np.zeros((prompt_tokens, *config.token_shape), np.int32),
+        np.zeros((config.token_mel_ratio * prompt_tokens, bands)),
+        np.zeros(speaker),
     )
     handle = engine.open(voice)
     most = engine.pool.used
@@ -123,7 +126,9 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
         last = stop + config.pre_lookahead_len > total
         stop = total if last else stop
         left, right = min(config.lookbehind_len, start), 0 if last else config.pre_lookahead_len
-        chunks.append(FlowChunk(np.zeros(left + stop - start + right, np.int32), left, start, stop, last))
+        chunks.append(
+            FlowChunk(np.zeros((left + stop - start + right, *config.token_shape), np.int32), left, start, stop, last)
+        )
         if last:
             return chunks
         start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
@@ -131,14 +136,13 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
-    with _META:
-        flow, hift = Flow(model.flow), HiFT(model.hift)
+    flow, vocoder = meta_modules(model)
     tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
-    hift.freeze()
+    vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":
         flow.estimator.halve()
-    modules = [*flow.state_dict().values(), *hift.state_dict().values()]
+    modules = [*flow.state_dict().values(), *vocoder.state_dict().values()]
     return sum(tensor.nbytes for tensor in [*modules, *_tensors(tables.modulation)])
 
 

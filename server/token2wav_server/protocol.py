@@ -31,7 +31,7 @@ from token2wav.voice import Voice
 VOICE_INPUTS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 VOICE_ID = "voice_id"
 AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
-PARAMETERS = ("audio_format", "keep_open")
+PARAMETERS = ("audio_format", "keep_open", "steps")
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
 STATUS: dict[type[Token2WavError], str] = {
@@ -50,6 +50,7 @@ class Options:
 
     audio_format: str = "float32"
     keep_open: bool = False
+    steps: int = 0
 
     @classmethod
     def of(cls, request: Any) -> Options:
@@ -65,7 +66,10 @@ class Options:
         keep_open = given.get("keep_open", False)
         if not isinstance(keep_open, bool):
             raise InputError("keep_open", f"'{keep_open}' is not a boolean")
-        return cls(audio_format, keep_open)
+        steps = given.get("steps", 0)
+        if type(steps) is not int or steps < ("steps" in given):
+            raise InputError("steps", f"'{steps}' is not an integer of at least 1")
+        return cls(audio_format, keep_open, steps)
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,8 @@ class TritonReply:
             "audio": encoded(chunk.audio, self._audio_format),
             "chunk_index": np.array([chunk.index], np.int32),
             "final": np.array([chunk.final]),
+            "sample_rate": np.array([chunk.sample_rate], np.int32),
+            "samples_per_token": np.array([chunk.samples_per_token], np.int32),
         }
         tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
         with self._lock:

@@ -20,6 +20,7 @@ from token2wav_server.binaries import find_tritonserver
 from token2wav_server.errors import ServerCrashedError, ServerError, ServerStartError
 from token2wav_server.log import LogPump, matters
 from token2wav_server.ports import Ports
+from token2wav_server.repository import InputShapes, fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 _EXIT_TIMEOUT_S = 5
@@ -189,6 +190,7 @@ class TritonServer:
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
         self._cleanup.callback(self._forget)
         self._cleanup.callback(guard.remove_leftovers, folder, shm_prefix)
+        repository = fitted(self.model_repository, InputShapes.of(self.model), folder)
         triton = find_tritonserver(folder)
         sink = sys.stderr
         if self._log_file is not None:
@@ -199,7 +201,7 @@ class TritonServer:
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
         guard_arguments = [str(os.getpid()), str(folder), shm_prefix, str(_GRACE_S)]
-        server_command = [str(triton.executable), *self._server_arguments(triton.backends, shm_prefix)]
+        server_command = [str(triton.executable), *self._server_arguments(repository, triton.backends, shm_prefix)]
         self._folder = folder
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, *guard_arguments, *server_command],
@@ -215,9 +217,9 @@ class TritonServer:
         self._log = LogPump(self._guard.stdout, sink, (lambda _: True) if show_all else matters)
         self._log.start()
 
-    def _server_arguments(self, backends: Path, shm_prefix: str) -> list[str]:
+    def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
         return [
-            f"--model-repository={self.model_repository}",
+            f"--model-repository={repository}",
             f"--backend-directory={backends}",
             f"--http-address={self.host}",
             f"--http-port={self.ports.http}",

@@ -85,7 +85,7 @@ class Service:
             tokens = np.zeros(0, np.int32)
         if position.start:
             options = Options.of(request)
-            utterance = self._open(request, position, options.audio_format)
+            utterance = self._open(request, position, options)
             reply = TritonReply(request, options.audio_format)
             self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
@@ -97,14 +97,14 @@ class Service:
             raise
         self._scheduler.push(utterance, tokens, TritonReply(request, audio_format), end=position.end)
 
-    def _open(self, request: Any, position: Position, audio_format: str) -> Utterance:
+    def _open(self, request: Any, position: Position, options: Options) -> Utterance:
         sequence_id = position.sequence_id
         if not sequence_id:
-            return self._scheduler.open(self._voice(request))
+            return self._scheduler.open(self._voice(request), steps=options.steps)
         if sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
-        utterance = self._scheduler.open(self._voice(request), lambda: self._forget(sequence_id))
-        self._sequences[sequence_id] = utterance, audio_format
+        utterance = self._scheduler.open(self._voice(request), lambda: self._forget(sequence_id), steps=options.steps)
+        self._sequences[sequence_id] = utterance, options.audio_format
         return utterance
 
     def _voice(self, request: Any) -> Voice:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.vocoder.activations import LowPass, Snake
 from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.bigvgan_config import BigVGANConfig
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "bigvgan"
 

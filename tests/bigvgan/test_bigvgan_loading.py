@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.bigvgan.rig import GOLDEN, LEAST, SMALL
 from tests.unit.material import one_line
+from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.engines.base import MelChunk
 from token2wav.engines.bigvgan_engine import bigvgan_engine
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
-from token2wav.vocoder.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 
 Weights = dict[str, Any]
 TRAINING = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.bigvgan.rig import GOLDEN, SMALL, changed, tracer
+from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.bigvgan_config import BigVGANConfig
 from token2wav.vocoder.bigvgan_reach import Reach, reach_frames
 
 GOLDEN_CONFIG = BigVGANConfig.read(GOLDEN)

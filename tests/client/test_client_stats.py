@@ -45,6 +45,7 @@ def test_json_holds_everything() -> None:
         "arrival_s": 0.75,
         "latency_s": 0.1,
         "gap_s": 0.2,
+        "sample_rate": 24_000,
     }
     assert report["chunks"][0]["gap_s"] is None
     assert report["real_time_factor"] == 0.375

@@ -127,3 +127,32 @@ def test_a_slow_source_is_not_held_back() -> None:
 
     due = [clock.now for _ in paced(source(), 25.0, clock=clock, sleep=clock.sleep)]
     assert due == pytest.approx([101.0, 102.0, 103.0])
+
+
+CODES = [[1, 2, 3], [4, 5, 6]]
+
+
+def test_tokens_of_several_codes_from_arrays_and_json(tmp_path: Path) -> None:
+    np.save(tmp_path / "codes.npy", np.array(CODES))
+    (tmp_path / "codes.json").write_text(json.dumps(CODES))
+    for name in ("codes.npy", "codes.json"):
+        source = open_tokens(str(tmp_path / name))
+        assert source.count == 2
+        assert [list(batch) for batch in batches(source.pieces, 1)] == [[[1, 2, 3]], [[4, 5, 6]]]
+
+
+@pytest.mark.parametrize("text", ["1 2 3 4 5 6", "1,2\n3,4\n5,6\n", "<|s_1|><|s_2|><|s_3|><|s_4|><|s_5|><|s_6|>"])
+def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "codes.txt"
+    path.write_text(text)
+    assert [token for piece in open_tokens(str(path), 3).pieces for token in piece] == CODES
+    with pytest.raises(TokenError, match=r"codes\.txt: tokens: the text ends with 2 of the 4 codes of a token"):
+        list(open_tokens(str(path), 4).pieces)
+
+
+def test_codes_that_are_no_table_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "codes.json"
+    for values in ([[1, 2], [3]], [[1, 2], "3"], [[1.5]]):
+        path.write_text(json.dumps(values))
+        with pytest.raises(TokenError, match=r"codes\.json: tokens:"):
+            open_tokens(str(path))

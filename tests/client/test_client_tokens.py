@@ -121,7 +121,7 @@ def test_integers_become_int32(values: object) -> None:
         ([MAX_TOKEN + 1], "2147483648 is outside"),
         ([1.5], "float64"),
         ([True], "bool"),
-        ([[1]], r"shape \(1, 1\)"),
+        ([[[1]]], r"shape \(1, 1, 1\)"),
         (7, r"shape \(\)"),
         ([[1], [2, 3]], "not a list"),
         (["1"], "dtype"),

@@ -148,14 +148,14 @@ def test_verify_accepts_good_engines(
 def test_verify_refuses_an_engine_that_differs(
     engines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from token2wav.engines.onnx_engine import OnnxVocoder
+    from token2wav.engines.onnx_engine import OnnxHiFT
 
-    exact = OnnxVocoder.__call__
+    exact = OnnxHiFT.__call__
 
-    def louder(network: OnnxVocoder, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
+    def louder(network: OnnxHiFT, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
         return 1.01 * exact(network, mel, spectrum)
 
-    monkeypatch.setattr(OnnxVocoder, "__call__", louder)
+    monkeypatch.setattr(OnnxHiFT, "__call__", louder)
     arguments = ["verify", "--model", str(TINY), "--out", engines, "--engine", "onnx", "--device", "cpu"]
     assert main([*arguments, "--seconds", "2", "--json"]) == 1
     assert "vocoder_max" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.engines.base import FlowEngine, MelChunk, VocoderEngine
 from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -53,7 +53,14 @@ class Parts:
         config = ModelConfig.read(TINY)
         flow = load_flow(TINY, config)
         solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-        return cls(config, flow, load_hift(TINY, config), *load_noise(TINY, config), solver)
+        return cls(
+            config,
+            flow,
+            load_hift(TINY, config),
+            load_flow_noise(TINY, config),
+            load_source_noise(TINY, config),
+            solver,
+        )
 
     def incremental(
         self,
@@ -61,6 +68,7 @@ class Parts:
         *,
         storage: Storage = "float32",
         left_blocks: int = -1,
+        keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
         solver: CountingSolver | CheapSolver | None = None,
@@ -72,6 +80,7 @@ class Parts:
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
+            keep_prompt=keep_prompt,
             longest_hop=longest_hop,
             tail=tail,
         )
@@ -80,9 +89,11 @@ class Parts:
         return engine
 
     def recompute(
-        self, *, left_blocks: int = -1, tail: Literal["streaming", "full"] = "streaming"
+        self, *, left_blocks: int = -1, keep_prompt: bool = True, tail: Literal["streaming", "full"] = "streaming"
     ) -> RecomputeFlowEngine:
-        return RecomputeFlowEngine(self.flow, self.flow_noise, self.solver, tail=tail, left_blocks=left_blocks)
+        return RecomputeFlowEngine(
+            self.flow, self.flow_noise, self.solver, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt
+        )
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""

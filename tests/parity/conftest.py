@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.golden import GoldenSet, golden_sets
-from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.model_config import ModelConfig
@@ -53,4 +53,4 @@ def hift(folder: Path, config: ModelConfig, device: torch.device) -> HiFT:
 
 @pytest.fixture(scope="session")
 def noises(folder: Path, config: ModelConfig) -> tuple[FlowNoise, SourceNoise]:
-    return load_noise(folder, config)
+    return load_flow_noise(folder, config), load_source_noise(folder, config)

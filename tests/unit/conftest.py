@@ -10,7 +10,7 @@ import pytest
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from tests.unit.scheduling import LIMITS, Expected, Make
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.checkpoint import load_flow, load_hift, load_noise
+from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.engines.build import cached_flow_engine
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
@@ -49,7 +49,7 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 
 @pytest.fixture(scope="session")
 def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
-    flow_noise, source_noise = load_noise(TINY, config)
+    flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
     flow = load_flow(TINY, config)
     solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)

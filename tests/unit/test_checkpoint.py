@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
-from token2wav.checkpoint import check_model_folder, load_flow, load_hift, load_noise
+from token2wav.checkpoint import check_model_folder, load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.flow.flow import Flow
 from token2wav.model_config import ModelConfig
 from token2wav.vocoder.hift import HiFT
@@ -415,8 +415,8 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
 
 def test_noise_of_the_folder_replaces_the_first_samples(folder: Path, config: ModelConfig) -> None:
     given = load_file(TINY / "noise.safetensors")
-    stock_flow, stock_source = load_noise(folder, config)
-    flow, source = load_noise(TINY, config)
+    stock_flow, stock_source = load_flow_noise(folder, config), load_source_noise(folder, config)
+    flow, source = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     frames, samples = given["cfm.rand_noise"].shape[2], given["sinegen.sine_waves_u24"].shape[0]
     assert torch.equal(flow.window(0, frames), given["cfm.rand_noise"][0])
     assert torch.equal(flow.window(frames, frames + 100), stock_flow.window(frames, frames + 100))

@@ -33,7 +33,14 @@ FLOORS = [
     {"token2wav.vocoder", "token2wav.flow"},
     {"token2wav.artifacts", "token2wav.voice"},
     {"token2wav.model_config", "token2wav.config"},
-    {"token2wav.config_values", "token2wav.hyperyaml", "token2wav.model_folder", "token2wav.weights"},
+    {"token2wav.bigvgan_config", "token2wav.streamflow_config"},
+    {
+        "token2wav.config_values",
+        "token2wav.guided_attention",
+        "token2wav.hyperyaml",
+        "token2wav.model_folder",
+        "token2wav.weights",
+    },
     {"token2wav.errors"},
 ]
 

@@ -123,7 +123,7 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         ["flow.pre_lookahead_layer.pre_lookahead_len: 2", "flow.pre_lookahead_len is 3"],
     ),
     "another solver": ("'euler'", "'midpoint'", ["cfm_params.content.solver", "'euler'", "'midpoint'"]),
-    "another time grid": ("'cosine'", "'linear'", ["cfm_params.content.t_scheduler", "'cosine'", "'linear'"]),
+    "another time grid": ("'cosine'", "'exp'", ["cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear"]),
     # missing keys
     "flow missing": ("flow: !new", "flaw: !new", ["key 'flow' is missing"]),
     "hift missing": ("hift: !new", "heft: !new", ["key 'hift' is missing"]),

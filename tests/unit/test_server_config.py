@@ -10,6 +10,8 @@ import pytest
 from tests.unit.material import TINY, one_line
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:
@@ -25,14 +27,16 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig("growing", 25, 100, "streaming", "exact")
+    assert defaults.stream == StreamConfig("growing", 0, 0, "streaming", "exact")
+    assert HopSchedule.of(defaults.stream, ModelConfig.read(TINY).flow) == HopSchedule("growing", 25, 100, 25)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
 stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
-         left_blocks: 8, align_prompt: true}
+         left_blocks: 8, keep_prompt: false, align_prompt: true, block_tokens: 50, reach: solution,
+         steps: [10, 4]}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, lanes: 3, incremental: false,
           cache_mib: 512, cache_storage: int8}
 limits:
@@ -52,7 +56,14 @@ limits:
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig("lead", 50, 200, "full", "reference", left_blocks=8, align_prompt=True),
+        StreamConfig(
+            *("lead", 50, 200, "full", "reference", 8),
+            keep_prompt=False,
+            align_prompt=True,
+            block_tokens=50,
+            reach="solution",
+            steps=(10, 4),
+        ),
         RuntimeConfig(
             "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
         ),
@@ -93,8 +104,8 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "endless idle time": ("limits: {idle_seconds: .inf}\n", ["limits.idle_seconds: expected float, got inf"]),
     "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not positive"]),
     "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not positive"]),
-    "no hop": ("stream: {hop_tokens: 0}\n", ["stream.hop_tokens: 0 is not positive"]),
-    "bound below the hop": ("stream: {max_hop_tokens: 20}\n", ["stream.max_hop_tokens: 20 is below hop_tokens 25"]),
+    "negative hop": ("stream: {hop_tokens: -25}\n", ["stream.hop_tokens: -25 is negative"]),
+    "window of everything": ("stream: {keep_prompt: false}\n", ["stream.keep_prompt: false needs left_blocks of 0"]),
     "unknown device": ("runtime: {device: tpu}\n", ["runtime.device: 'tpu'", "cuda:N"]),
     "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
@@ -142,6 +153,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [
         (StreamConfig(hop_tokens=30), "stream.hop_tokens: 30 is not a multiple .* 25 tokens"),
         (StreamConfig(max_hop_tokens=90), "stream.max_hop_tokens: 90 is not a multiple .* 25 tokens"),
+        (StreamConfig(hop_tokens=50, max_hop_tokens=25), "stream.max_hop_tokens: 25 is below hop_tokens 50"),
+        (StreamConfig(hop_tokens=25, block_tokens=10), "stream.hop_tokens: 25 is not a multiple .* 10 tokens"),
     ],
 )
 def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(stream: StreamConfig, words: str) -> None:

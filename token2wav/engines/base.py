@@ -23,8 +23,8 @@ class FlowChunk:
     """The next piece of an utterance. Positions are tokens counted from the first prompt token.
 
     Attributes:
-        tokens: (left + stop - start + right,) int32: the chunk between `left` tokens that come before it and `right`
-            that follow (the look-ahead; none if `last`).
+        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
+            before it and `right` that follow (the look-ahead; none if `last`).
         left: context tokens on the left.
         start: first token of the chunk; the previous chunk's stop, or the prefix length of the voice.
         stop: end of the chunk, a multiple of the attention block unless `last`.
@@ -74,8 +74,13 @@ class CacheUsage:
 class FlowEngine(Protocol):
     """Tokens to mel."""
 
-    def open(self, voice: Voice) -> int:
-        """Starts an utterance and computes what depends on its voice alone; returns a handle."""
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """Starts an utterance and computes what depends on its voice alone; returns a handle.
+
+        Args:
+            voice: of the speaker.
+            steps: of the ODE, one of the numbers that the engine was made for; 0 for the usual one.
+        """
 
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """Mel of every chunk, (bands, 2 * (stop - start)) float32, whatever else is in the batch."""
@@ -86,8 +91,8 @@ class FlowEngine(Protocol):
     def usage(self) -> CacheUsage:
         """Of the cache now; all zero for an engine that has none."""
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
-        """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, ratio * tokens): under the streaming mask or the full one."""
 
     @property
     def open_streams(self) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.engines.incremental_vocoder import IncrementalVocoderEngine
 from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
-from token2wav.vocoder.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.vocoder.bigvgan_incremental import BigVGANNetwork, BigVGANState, IncrementalBigVGAN
 
 

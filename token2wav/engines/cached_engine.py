@@ -23,7 +23,7 @@ from token2wav.engines.prompts import PromptTable, SharedPrompt
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.work import ChunkSolver, ChunkWork, Past
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.flow.cache import BRANCHES, KeyValueStore
+from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
@@ -37,6 +37,7 @@ _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothin
 class _Prompt:
     """What all streams of a voice share."""
 
+    blocks: int
     pages: list[int]
     contexts: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
     prompt_mel: torch.Tensor  # (bands, 2 P)
@@ -75,8 +76,10 @@ class CachedFlowEngine:
         store: memory of the pages, the same that `solver` uses.
         recompute: for streams that the pool has no room for, and for whole utterances.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        keep_prompt: whether the prompt's stay visible.
         longest_hop: tokens of the longest hop that streams will take.
         tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
+        sharing: an engine of another number of ODE steps on the same store, whose pool of pages this one shares.
     """
 
     def __init__(
@@ -88,23 +91,30 @@ class CachedFlowEngine:
         recompute: RecomputeFlowEngine,
         *,
         left_blocks: int = -1,
+        keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
+        sharing: CachedFlowEngine | None = None,
     ) -> None:
         self._flow = flow
         self._noise = noise
         self._solver = solver
         self._recompute = recompute
         self._left_blocks = left_blocks
+        self._keep_prompt = keep_prompt
         self._longest_hop = longest_hop
         self._tail = tail
         self._keeps_tokens = left_blocks < 0 or tail == "full"
         self._device = flow.spk_embed_affine_layer.weight.device
         self._layout = store.layout
-        self.pool = PagePool(store.pages)
+        self.pool: PagePool = sharing.pool if sharing else PagePool(store.pages)
         self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
         self._streams: HandleTable[_Stream] = HandleTable()
-        self._lock = threading.Lock()  # eviction and taking pages are one step
+        self._lock: threading.Lock = (
+            sharing._lock if sharing else threading.Lock()
+        )  # eviction and taking pages are one step
+        self._sharers: list[CachedFlowEngine] = sharing._sharers if sharing else []
+        self._sharers.append(self)
 
     @property
     def open_streams(self) -> int:
@@ -123,7 +133,8 @@ class CachedFlowEngine:
         )
 
     @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """See `FlowEngine.open`."""
         prompt = self.prompts.acquire(voice)
         try:
             reserve = self._acquire(self._reserved_blocks())
@@ -163,7 +174,7 @@ class CachedFlowEngine:
         if not busy:  # else another thread still writes to its pages, and releases them when it is done
             self._release(stream)
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """See `RecomputeFlowEngine.whole`."""
         return self._recompute.whole(tokens, voice, streaming=streaming)
 
@@ -216,13 +227,21 @@ class CachedFlowEngine:
         except OutOfPagesError:
             return None
         content = stream.content
-        past = Past(
-            blocks=[*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))],
-            pages=content.pages + stream.pages,
-            prefix_blocks=len(content.pages),
-        )
+        blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
+        past = self._past(blocks, content.pages + stream.pages, content, chunk.start)
         stream.pages += new
         return self._work(content, stream.contexts, past, new, chunk)
+
+    def _past(self, blocks: list[int], pages: list[int], prompt: _Prompt, start: int) -> Past:
+        """Blocks before a chunk that starts at token `start`, without a prompt's that it cannot see."""
+        mask = self._mask(prompt)
+        needed = mask.first_needed(start // self._flow.config.block_tokens)
+        seen = [index for index, block in enumerate(blocks) if block < mask.prefix_blocks or block >= needed]
+        return Past([blocks[index] for index in seen], [pages[index] for index in seen], mask.prefix_blocks)
+
+    def _mask(self, prompt: _Prompt) -> BlockMask:
+        kept = prompt.blocks if self._keep_prompt else 0
+        return BlockMask(self._layout.block_frames, self._left_blocks, kept)
 
     def _finished(self, stream: _Stream, chunk: FlowChunk) -> None:
         self._forget_unseen(stream, chunk)
@@ -250,14 +269,17 @@ class CachedFlowEngine:
         """Computes the blocks that lie wholly in a prompt."""
         config = self._flow.config
         estimator = config.estimator
+        prefix = config.prefix_tokens(len(voice.prompt_tokens))
+        prefix_blocks = prefix // config.block_tokens
         prompt = _Prompt(
+            blocks=prefix_blocks,
             pages=[],
-            contexts=torch.zeros(self._layout.steps, 2, BRANCHES, estimator.dim, CONTEXT_FRAMES, device=self._device),
+            contexts=torch.zeros(
+                *(self._layout.steps, 2, self._layout.branches, estimator.dim, CONTEXT_FRAMES), device=self._device
+            ),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        prefix_blocks = prefix // config.block_tokens
         pages = self._acquire(prefix_blocks)
         try:
             for done in range(0, prefix_blocks, _PREFILL_BLOCKS):
@@ -265,7 +287,7 @@ class CachedFlowEngine:
                 start, stop = done * config.block_tokens, end * config.block_tokens
                 left = min(config.lookbehind_len, start)
                 window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
-                past = Past(list(range(done)), pages[:done], prefix_blocks)
+                past = self._past(list(range(done)), pages[:done], prompt, start)
                 chunk = FlowChunk(window, left, start, stop, last=False)
                 self._solver.solve([self._work(prompt, prompt.contexts, past, pages[done:end], chunk)])
         except BaseException:
@@ -288,16 +310,16 @@ class CachedFlowEngine:
     def _acquire(self, count: int) -> list[int]:
         """Takes pages, those of prompts that nobody uses included if that is enough."""
         with self._lock:
-            idle = sum(len(prompt.pages) for prompt in self.prompts.idle())
-            while self.pool.free < count <= self.pool.free + idle and self.prompts.evict():
+            tables = [engine.prompts for engine in self._sharers]
+            idle = sum(len(prompt.pages) for table in tables for prompt in table.idle())
+            while self.pool.free < count <= self.pool.free + idle and any(table.evict() for table in tables):
                 pass
             return self.pool.acquire(count)
 
     def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
         """Puts pages that no later chunk can see back into the reserve."""
         block = chunk.stop // self._flow.config.block_tokens
-        mask = BlockMask(self._layout.block_frames, self._left_blocks, len(stream.content.pages))
-        unseen = min(len(stream.pages), mask.first_needed(block) - stream.first_block)
+        unseen = min(len(stream.pages), self._mask(stream.content).first_needed(block) - stream.first_block)
         if unseen > 0:
             stream.reserve += stream.pages[:unseen]
             del stream.pages[:unseen]

@@ -25,7 +25,7 @@ from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.flow import Flow
 from token2wav.flow.solver import EulerSolver
-from token2wav.vocoder.incremental import VocoderNetwork
+from token2wav.model_config import VocoderConfig
 
 log = logging.getLogger(__name__)
 
@@ -85,22 +85,22 @@ class Graphs:
 
     engine: EngineName
     step: StepRunner | None = None
-    vocoder: VocoderNetwork | None = None
+    vocoder: Callable[..., torch.Tensor] | None = None
 
 
-def choose(host: Host, hop: int) -> Graphs:
+def choose(host: Host, vocoder: VocoderConfig) -> Graphs:
     """The engine of a host, with its graphs loaded.
 
     Args:
         host: model, configuration and device.
-        hop: of the vocoder's spectrum, in samples.
+        vocoder: of the model.
 
     Raises:
         ConfigError: the engine that the configuration names cannot run here.
     """
     loaders: dict[EngineName, Callable[[], Graphs]] = {
         "torch": lambda: Graphs("torch"),
-        "onnx": lambda: _onnx(host, hop),
+        "onnx": lambda: _onnx(host, vocoder),
         "tensorrt": lambda: _tensorrt(host),
     }
     if not host.runtime.incremental:
@@ -162,17 +162,17 @@ def chunk_solver(
     )
 
 
-def _onnx(host: Host, hop: int) -> Graphs:
+def _onnx(host: Host, config: VocoderConfig) -> Graphs:
     if importlib.util.find_spec("onnxruntime") is None:
         raise EngineUnavailableError("onnxruntime is not installed; run: pip install 'token2wav[onnx]'")
-    from token2wav.engines.onnx_engine import OnnxGraph, OnnxVocoder, check_provider  # an optional dependency
+    from token2wav.engines.onnx_engine import OnnxGraph, check_provider, onnx_vocoder  # an optional dependency
 
     check_provider(host.device)
     step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
     vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
     threads = host.runtime.threads
-    network = OnnxVocoder(OnnxGraph(vocoder, host.device, threads), hop)
-    return Graphs("onnx", OnnxGraph(step, host.device, threads), network)
+    graph = OnnxGraph(vocoder, host.device, threads)
+    return Graphs("onnx", OnnxGraph(step, host.device, threads), onnx_vocoder(graph, config))
 
 
 def _tensorrt(host: Host) -> Graphs:

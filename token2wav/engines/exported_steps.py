@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from token2wav.engines.packed import PackedBatch
-from token2wav.flow.cache import BRANCHES, KeyValueStore
+from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.solver import OdeTables
 
 
@@ -48,7 +48,7 @@ class ExportedSteps:
         layout, shape, device = store.layout, batch.shape, batch.x.device
         self._past, self._new = (
             torch.zeros(
-                *(layout.layers, 2, BRANCHES, shape.streams * blocks),
+                *(layout.layers, 2, layout.branches, shape.streams * blocks),
                 *(layout.block_frames, layout.heads, layout.dim_head),
                 dtype=runner.cache_type,
                 device=device,
@@ -98,7 +98,7 @@ class ExportedSteps:
         streams = self._batch.shape.streams
         frames, inner = values.shape[3] // streams * values.shape[4], values.shape[5] * values.shape[6]
         return {
-            f"{prefix}_{which}_{layer}": values[layer, kind].view(BRANCHES * streams, frames, inner)
+            f"{prefix}_{which}_{layer}": values[layer, kind].view(values.shape[2] * streams, frames, inner)
             for layer in range(values.shape[0])
             for kind, which in enumerate(("key", "value"))
         }

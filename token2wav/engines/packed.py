@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from token2wav.engines.work import ChunkWork
-from token2wav.flow.cache import BRANCHES, KeyValueStore
+from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.dit import CONTEXT_FRAMES, RotaryEmbedding
 from token2wav.flow.masks import allowed_blocks, attention_bias
 from token2wav.model_config import EstimatorConfig
@@ -73,9 +73,9 @@ def _powers_of_two(first: int, last: int) -> list[int]:
 
 
 class PackedBatch:
-    """Tensors of one shape, filled anew for every batch: R = 2 * streams rows, N new frames, S frames of past.
+    """Tensors of one shape, filled anew for every batch: R rows, N new frames, S frames of past.
 
-    Rows are the conditional ones of all streams, then the unconditional ones. Padding is masked.
+    Rows are the conditional ones of all streams, then, with guidance, the unconditional ones. Padding is masked.
 
     Args:
         shape: room.
@@ -99,7 +99,7 @@ class PackedBatch:
         self._store = store
         layout = store.layout
         self._rope = RotaryEmbedding(config.dim_head).to(device)
-        rows, size = BRANCHES * shape.streams, layout.block_frames
+        rows, size = layout.branches * shape.streams, layout.block_frames
         new, keys = shape.new_blocks * size, (shape.past_blocks + shape.new_blocks) * size
         self.x, self.mu, self.cond = (torch.zeros(rows, config.mel_dim, new, device=device) for _ in range(3))
         self.spks = torch.zeros(rows, config.spk_dim, device=device)
@@ -123,12 +123,11 @@ class PackedBatch:
         for tensor in (self.x, self.mu, self.cond, self.spks):
             tensor.zero_()
         for index, work in enumerate(works):
-            for rows in (index, index + streams):
-                self.x[rows, :, : work.frames] = work.noise
+            self.x[index::streams, :, : work.frames] = work.noise
             self.mu[index, :, : work.frames] = work.mu
             self.cond[index, :, : work.frames] = work.cond
             self.spks[index] = work.speaker
-            self.contexts[:, :, index], self.contexts[:, :, index + streams] = work.contexts.unbind(2)
+            self.contexts[:, :, index::streams] = work.contexts
         self._place(works, left_blocks)
 
     def take(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
@@ -140,6 +139,7 @@ class PackedBatch:
     def _place(self, works: Sequence[ChunkWork], left_blocks: int) -> None:
         """Positions, pages and who sees whom. Worked out on the CPU, for it is all small integers."""
         size, zeros, waste = self._store.layout.block_frames, self._store.zeros, self._store.waste
+        branches = self._store.layout.branches
         empty = self.shape.streams - len(works)
         start = torch.tensor([work.start for work in works] + [0] * empty)
         frames = torch.tensor([work.frames for work in works] + [0] * empty)
@@ -159,11 +159,11 @@ class PackedBatch:
         key = torch.cat((past.repeat_interleave(size, dim=1), own), dim=1)  # (streams, S + N)
         prefix = torch.tensor([work.past.prefix_blocks for work in works] + [0] * empty)
         seen = allowed_blocks((position // size)[:, :, None], key[:, None], left_blocks, prefix[:, None, None])
-        self.bias.copy_(attention_bias(seen)[:, None].repeat(BRANCHES, 1, 1, 1))
+        self.bias.copy_(attention_bias(seen)[:, None].repeat(branches, 1, 1, 1))
         cos, sin = self._rope(position.to(self.cos.device))
-        self.cos.copy_(cos.repeat(BRANCHES, 1, 1))
-        self.sin.copy_(sin.repeat(BRANCHES, 1, 1))
-        self.frames.copy_(frames.repeat(BRANCHES))
+        self.cos.copy_(cos.repeat(branches, 1, 1))
+        self.sin.copy_(sin.repeat(branches, 1, 1))
+        self.frames.copy_(frames.repeat(branches))
         self.visible_pages.copy_(torch.tensor(visible_pages))
         self.new_pages.copy_(torch.tensor(new_pages))
 

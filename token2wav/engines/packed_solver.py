@@ -110,4 +110,4 @@ class _Plan:
         x, streams = self.batch.x, self.batch.shape.streams
         for step in range(len(self._tables.widths)):
             state = self._tables.advance(step, x[:streams], self._steps(step))
-            x[:streams], x[streams:] = state, state
+            x.copy_(self._tables.rows(state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,8 @@ from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
+from token2wav.vocoder.bigvgan import BigVGAN
+from token2wav.vocoder.bigvgan_reach import reach_frames
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.voice import Voice
@@ -26,7 +29,7 @@ from token2wav.voice import Voice
 class _History:
     """One utterance so far: the conditions of all its frames, the prompt's included."""
 
-    prefix_blocks: int
+    kept_blocks: int  # of the prompt, that always stay visible
     mu: torch.Tensor  # (bands, frames)
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
@@ -41,6 +44,7 @@ class RecomputeFlowEngine:
         solver: of the flow's estimator.
         tail: attention mask of the last chunk, see `StreamConfig`.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        keep_prompt: whether the prompt's stay visible.
     """
 
     def __init__(
@@ -51,17 +55,20 @@ class RecomputeFlowEngine:
         *,
         tail: Literal["streaming", "full"] = "streaming",
         left_blocks: int = -1,
+        keep_prompt: bool = True,
     ) -> None:
         self._flow = flow
         self._noise = noise
         self._tail = tail
         self._left_blocks = left_blocks
+        self._keep_prompt = keep_prompt
         self._device = flow.spk_embed_affine_layer.weight.device
         self._solver = solver
         self._streams: HandleTable[_History] = HandleTable()
 
     @torch.inference_mode()
-    def open(self, voice: Voice) -> int:
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """See `FlowEngine.open`."""
         config = self._flow.config
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
         return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None)
@@ -93,7 +100,7 @@ class RecomputeFlowEngine:
         return CacheUsage()
 
     @torch.inference_mode()
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool) -> torch.Tensor:
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
         history = self._history(
             voice, self._condition(np.concatenate((voice.prompt_tokens, tokens)), left=0, last=True)
@@ -102,8 +109,9 @@ class RecomputeFlowEngine:
 
     def _history(self, voice: Voice, mu: torch.Tensor | None) -> _History:
         prompt_mel = torch.tensor(voice.prompt_mel, device=self._device).T
+        prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens
         return _History(
-            prefix_blocks=self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens,
+            kept_blocks=prefix if self._keep_prompt else 0,
             mu=prompt_mel.new_empty(len(prompt_mel), 0) if mu is None else mu,
             prompt_mel=prompt_mel,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
@@ -129,7 +137,7 @@ class RecomputeFlowEngine:
         noise = self._noise.window(0, frames).to(self._device)
         mask = None
         if not full:
-            block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.prefix_blocks)
+            block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.kept_blocks)
             mask = block_mask.whole(frames, self._device)
         return self._solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
 
@@ -140,24 +148,27 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoderEngine:
+class _RecomputeVocoder(ABC):
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
-        hift: on the device that is to be used.
-        noise: of the harmonic source.
-        phase: rounding of the source's phase, see `StreamConfig`.
+        bands: of the mel.
+        device: that is to be used.
+        lookahead_frames: at the end of an unfinished mel that yield no audio yet.
     """
 
-    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
-        self._hift = hift
-        self._noise = noise
-        self._phase = phase
-        self._device = hift.window.device
+    def __init__(self, bands: int, device: torch.device, lookahead_frames: int) -> None:
+        self._bands = bands
+        self._device = device
+        self._lookahead_frames = lookahead_frames
         self._streams: HandleTable[_Mel] = HandleTable()
 
+    @abstractmethod
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        """Audio (samples,) of a mel (bands, frames), without what is held back unless `final`."""
+
     def open(self) -> int:
-        return self._streams.add(_Mel(torch.empty(self._hift.config.in_channels, 0, device=self._device)))
+        return self._streams.add(_Mel(torch.empty(self._bands, 0, device=self._device)))
 
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
@@ -173,13 +184,46 @@ class RecomputeVocoderEngine:
         """Audio of a whole mel (bands, frames) in one call, (samples,)."""
         return self._vocode(mel.to(self._device), final=True)
 
-    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        return self._hift.vocode(mel[None], self._noise, final=final, phase=self._phase)[0]
-
     def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
         history.mel = torch.cat((history.mel, chunk.mel.to(self._device)), dim=1)
-        if not chunk.last and history.mel.shape[1] <= self._hift.lookahead_frames:
+        if not chunk.last and history.mel.shape[1] <= self._lookahead_frames:
             return history.mel.new_empty(0)
         audio = self._vocode(history.mel, final=chunk.last)[history.speech_offset :]
         history.speech_offset += len(audio)
         return audio
+
+
+class RecomputeVocoderEngine(_RecomputeVocoder):
+    """HiFT.
+
+    Args:
+        hift: on the device that is to be used.
+        noise: of the harmonic source.
+        phase: rounding of the source's phase, see `StreamConfig`.
+    """
+
+    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
+        super().__init__(hift.config.in_channels, hift.window.device, hift.lookahead_frames)
+        self._hift = hift
+        self._noise = noise
+        self._phase = phase
+
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        return self._hift.vocode(mel[None], self._noise, final=final, phase=self._phase)[0]
+
+
+class RecomputeBigVGANEngine(_RecomputeVocoder):
+    """BigVGAN.
+
+    Args:
+        bigvgan: on the device that is to be used.
+    """
+
+    def __init__(self, bigvgan: BigVGAN) -> None:
+        super().__init__(bigvgan.config.num_mels, bigvgan.device, reach_frames(bigvgan.config).right)
+        self._bigvgan = bigvgan
+
+    @torch.inference_mode()
+    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
+        ready = mel.shape[1] - (0 if final else self._lookahead_frames)
+        return self._bigvgan(mel[None])[0, 0, : ready * self._bigvgan.config.hop_size]

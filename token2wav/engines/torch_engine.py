@@ -15,7 +15,7 @@ from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import ChunkMemory, KeyValueStore, StepMemory
 from token2wav.flow.dit import Attend, Convolution, DiT
 from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.flow.solver import OdeTables, with_unconditional
+from token2wav.flow.solver import OdeTables
 
 
 class TorchChunkSolver:
@@ -69,10 +69,12 @@ class TorchChunkSolver:
         ]
         frames = [sum(work.frames for work in group) for group in groups]
         biases = [self._bias(group[0]) for group in groups]
-        mu, speakers, cond = with_unconditional(mu, speakers, cond)
+        mu, speakers, cond = self._tables.conditions(mu, speakers, cond)
         for step, modulation in enumerate(self._tables.modulation):
             memory = _RowMemory([each.step(step) for each in memories], frames, biases)
-            velocity = self._estimator.velocity(torch.cat((x, x)), mu, speakers, cond, modulation, rope, None, memory)
+            velocity = self._estimator.velocity(
+                self._tables.rows(x), mu, speakers, cond, modulation, rope, None, memory
+            )
             x = self._tables.advance(step, x, velocity)
         for each in memories:
             each.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from token2wav.engines.packed import PackedBatch
-from token2wav.flow.cache import BRANCHES, KeyValueStore, PageIndex
+from token2wav.flow.cache import KeyValueStore, PageIndex
 from token2wav.flow.dit import Attend, Convolution, DiT
 from token2wav.flow.solver import OdeTables
 from token2wav.flow.step import with_context
@@ -68,7 +68,7 @@ class _PackedMemory:
         """See `Memory`. The chunk's own keys and values are read back from the store, as in `StepMemory`."""
         batch, rows = self._batch, k.shape[0]
         new, visible = batch.new_pages.flatten(), batch.visible_pages.flatten()
-        own_k, own_v = (value.reshape(BRANCHES, -1, value.shape[-1]) for value in (k, v))
+        own_k, own_v = (value.reshape(self._store.layout.branches, -1, value.shape[-1]) for value in (k, v))
         self._store.write(self._step, layer, PageIndex(len(new), new), own_k, own_v)
         seen = self._store.read(self._step, layer, PageIndex(len(visible), visible), k.dtype)
         seen_k, seen_v = (value.reshape(rows, -1, value.shape[-1]) for value in seen)

@@ -16,7 +16,7 @@ class Past:
     Attributes:
         blocks: their numbers within the utterance, counted from the start of the prompt.
         pages: where their keys and values are.
-        prefix_blocks: how many of the utterance's first blocks depend on the voice alone.
+        prefix_blocks: how many of the utterance's first blocks stay visible whatever the window.
     """
 
     blocks: list[int]

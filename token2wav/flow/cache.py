@@ -17,7 +17,7 @@ from token2wav.model_config import FlowConfig
 
 Storage = Literal["float32", "float16", "int8"]
 
-BRANCHES = 2  # conditional, unconditional
+BRANCHES = 2  # conditional, unconditional; only the first without guidance
 _KEY, _VALUE = 0, 1
 _TYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 _INT8_MAX = 127.0
@@ -34,6 +34,7 @@ class CacheLayout:
         dim_head: of each head.
         block_frames: frames in a page.
         storage: type in which keys and values are kept; int8 has a scale per token and head.
+        branches: of guidance.
     """
 
     steps: int
@@ -42,23 +43,26 @@ class CacheLayout:
     dim_head: int
     block_frames: int
     storage: Storage = "float32"
+    branches: int = BRANCHES
 
     @classmethod
-    def of(cls, config: FlowConfig, storage: Storage = "float32") -> CacheLayout:
+    def of(cls, config: FlowConfig, storage: Storage = "float32", steps: int = 0) -> CacheLayout:
+        """The layout of a model; `steps` are the most that a stream has, 0 for the model's own number."""
         estimator = config.estimator
         return cls(
-            config.n_timesteps,
+            steps or config.n_timesteps,
             estimator.depth,
             estimator.heads,
             estimator.dim_head,
             estimator.static_chunk_size,
             storage,
+            BRANCHES if config.inference_cfg_rate else 1,
         )
 
     @property
     def vectors_per_page(self) -> int:
         """Heads' keys and values of all frames, branches, layers and steps of one page."""
-        return self.steps * self.layers * 2 * BRANCHES * self.block_frames * self.heads
+        return self.steps * self.layers * 2 * self.branches * self.block_frames * self.heads
 
     @property
     def page_bytes(self) -> int:
@@ -100,7 +104,7 @@ class KeyValueStore:
         self.zeros, self.waste = pages, pages + 1
         # Page after branch: the pages of one stream, read at one step and layer, are one run of memory where the
         # page numbers are. On a CPU, memory that was never written takes no room.
-        shape = (layout.steps, layout.layers, 2, BRANCHES, pages + 2, layout.block_frames, layout.heads)
+        shape = (layout.steps, layout.layers, 2, layout.branches, pages + 2, layout.block_frames, layout.heads)
         self._data = torch.empty(*shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device)
         self._scale = torch.empty(shape, device=device) if layout.storage == "int8" else None
         self._data[:, :, :, :, self.zeros] = 0

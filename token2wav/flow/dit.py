@@ -9,7 +9,7 @@ Remarks with a number (Q8 ...) are quirks of the public code that checkpoints re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,9 @@ class Modulation:
 
 
 Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary angles, (T, dim_head) or (B, T, dim_head)
+# What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of each; None for nothing.
+Bias = torch.Tensor | None
+LayerBiases = tuple[torch.Tensor, ...]
 
 
 Convolution = Callable[[torch.Tensor], torch.Tensor]
@@ -87,15 +90,28 @@ class TimeEmbedding(nn.Module):
 
 
 class ConvPositionEmbedding(nn.Module):
-    """Two causal grouped convolutions that tell a frame where it is."""
+    """Two causal grouped convolutions that tell a frame where it is.
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: channels.
+        block_frames: if not None, every block is convolved on its own, so that nothing but attention crosses its edges.
+    """
+
+    def __init__(self, dim: int, block_frames: int | None = None) -> None:
         super().__init__()
+        self._block_frames = block_frames
         self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
         self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
 
     def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
-        """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x."""
+        """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x, or before each of its blocks."""
+        if self._block_frames is not None:
+            blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(1, (-1, self._block_frames))
+            h = self._convolved(blocks.flatten(0, 1), None)
+            return h.unflatten(0, blocks.shape[:2]).flatten(1, 2)[:, : x.shape[1]]
+        return self._convolved(x, memory)
+
+    def _convolved(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
         h = x.transpose(1, 2)
         for index, conv in enumerate((self.conv1, self.conv2)):
             h = conv(F.pad(h, (CONTEXT_FRAMES, 0))) if memory is None else memory.convolve(index, conv, h)
@@ -103,17 +119,19 @@ class ConvPositionEmbedding(nn.Module):
 
 
 class InputEmbedding(nn.Module):
-    """State, conditions and speaker of a frame to one vector."""
+    """State, conditions and speaker of a frame to one vector. With guided attention there is no prompt mel."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
-        self.proj = nn.Linear(2 * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
-        self.conv_pos_embed = ConvPositionEmbedding(config.dim)
+        mels = 2 if config.guided is None else 1
+        self.proj = nn.Linear(mels * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
+        block_frames = None if config.guided is None else config.static_chunk_size
+        self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
 
     def forward(
         self,
         x: torch.Tensor,
-        cond: torch.Tensor,
+        cond: torch.Tensor | None,
         mu: torch.Tensor,
         spks: torch.Tensor,
         memory: Memory | None = None,
@@ -121,7 +139,8 @@ class InputEmbedding(nn.Module):
         """x, cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
         if spks.dim() == 2:
             spks = spks[:, None].expand(-1, x.shape[1], -1)
-        h = self.proj(torch.cat((x, cond, mu, spks), dim=-1))  # Q7: this order
+        mels = (x,) if cond is None else (x, cond)
+        h = self.proj(torch.cat((*mels, mu, spks), dim=-1))  # Q7: this order
         return self.conv_pos_embed(h, memory) + h
 
 
@@ -248,6 +267,7 @@ class DiT(nn.Module):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.block_frames = config.static_chunk_size
+        self.guided = config.guided
         self.time_embed = TimeEmbedding(config.dim)
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = RotaryEmbedding(config.dim_head)
@@ -266,30 +286,30 @@ class DiT(nn.Module):
         x: torch.Tensor,
         mu: torch.Tensor,
         spks: torch.Tensor,
-        cond: torch.Tensor,
+        cond: torch.Tensor | None,
         modulation: Modulation,
         rope: Rope,
-        bias: torch.Tensor | None,
+        bias: Bias | LayerBiases,
         memory: Memory | None = None,
     ) -> torch.Tensor:
         """One evaluation.
 
         Args:
-            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions.
+            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; no cond with guided attention.
             spks: (B, bands) speaker of every row, or (B, T, bands) of every frame.
             modulation: of the time of each row (or of one row for all).
             rope: of the positions of x, counted from the start of the prompt.
-            bias: added to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
+            bias: added to attention scores, broadcastable to (B, heads, T, keys), in all layers or a tuple of one for
+                each; None for full attention.
             memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
 
         Returns:
             (B, bands, T) velocity, float32.
         """
-        x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), cond.transpose(1, 2)
-        bias = None if bias is None else bias.to(self.proj_out.weight.dtype)  # once, not in every layer
+        x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
         h = self.input_embed(x, cond, mu, spks, memory)
-        for block, row in zip(self._blocks(), modulation.blocks, strict=True):
-            h = block(h, row, rope, bias, memory)
+        for block, row, own in zip(self._blocks(), modulation.blocks, self._layer_biases(bias), strict=True):
+            h = block(h, row, rope, own, memory)
         scale, shift = modulation.out.unbind(1)
         h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
         return self.proj_out(h).float().transpose(1, 2)
@@ -323,6 +343,13 @@ class DiT(nn.Module):
         del self.time_embed, self.norm_out
         for block in self._blocks():
             del block.attn_norm
+
+    def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
+        """One for each layer, in the type of their scores: converted once, not in every layer."""
+        dtype = self.proj_out.weight.dtype
+        if isinstance(bias, tuple):
+            return [own.to(dtype) for own in bias]
+        return [None if bias is None else bias.to(dtype)] * len(self.transformer_blocks)
 
     def _blocks(self) -> list[DiTBlock]:
         return list(self.transformer_blocks)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.flow.dit import DiT
-from token2wav.flow.frontend import PreLookahead
+from token2wav.flow.frontend import PreLookahead, token_embedding
 from token2wav.model_config import FlowConfig
 
 
@@ -20,15 +20,22 @@ class _Decoder(nn.Module):
 
 
 class Flow(nn.Module):
-    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT)."""
+    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT).
+
+    With guided attention (StreamFlow) the look-ahead is that of attention, and tokens are embedded and repeated only.
+    """
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         self.config = config
-        self.input_embedding = nn.Embedding(config.vocab_size, config.input_size)
+        self.input_embedding = token_embedding(config)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
-        self.pre_lookahead_layer = PreLookahead(
-            config.input_size, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
+        self.pre_lookahead_layer = (
+            PreLookahead(
+                config.input_size, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
+            )
+            if config.guided is None
+            else None
         )
         self.decoder = _Decoder(DiT(config.estimator))
 
@@ -40,7 +47,8 @@ class Flow(nn.Module):
         """Conditioning of a window of tokens, equal to that part of the whole utterance's.
 
         Args:
-            tokens: (left + n + right,) integers; `right` is the look-ahead, or 0 if `last`.
+            tokens: (left + n + right,) integers, or (left + n + right, codebooks); `right` is the look-ahead, or 0 if
+                `last`.
             left: leading tokens that are context only (see `PreLookahead`).
             last: whether the utterance ends with this window.
 
@@ -48,7 +56,10 @@ class Flow(nn.Module):
             mu, (mel_bands, ratio * n).
         """
         embedded = self.input_embedding(tokens)[None]  # (1, T, C)
-        hidden = self.pre_lookahead_layer(embedded, left=left, last=last)[0]  # (n, C)
+        if self.pre_lookahead_layer is None:
+            hidden = embedded[0, left:]
+        else:
+            hidden = self.pre_lookahead_layer(embedded, left=left, last=last)[0]  # (n, C)
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=0).T
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:

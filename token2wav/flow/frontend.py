@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.model_config import FlowConfig
+
 
 class PreLookahead(nn.Module):
     """Lets every token see the next `lookahead` ones: the only part of the flow that looks ahead of an attention block.
@@ -45,3 +47,32 @@ class PreLookahead(nn.Module):
         h = F.pad(h, (self.lookbehind - left, 0))  # zeros before the utterance: of conv1's output, not its input
         h = self.conv2(h)
         return h.transpose(1, 2) + x[:, left : left + count]
+
+
+class CodebookEmbedding(nn.Embedding):
+    """Tokens of several codes: one table, in which the vocabularies stand one below the other, codebook by codebook.
+
+    Args:
+        codebooks: codes of a token.
+        vocab_size: of each codebook.
+        size: of a token's embedding.
+        concat: whether those of its codes stand one behind the other; else they are added.
+    """
+
+    def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
+        super().__init__(codebooks * vocab_size, size // codebooks if concat else size)
+        self._first = [vocab_size * codebook for codebook in range(codebooks)]
+        self._concat = concat
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., codebooks) integers to (..., size)."""
+        each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
+        return each.flatten(-2) if self._concat else each.sum(dim=-2)
+
+
+def token_embedding(config: FlowConfig) -> nn.Embedding:
+    """What tokens of a flow are embedded with; its one parameter is called `weight`."""
+    books = config.codebooks
+    if books is None:
+        return nn.Embedding(config.vocab_size, config.input_size)
+    return CodebookEmbedding(books.count, config.vocab_size, config.input_size, concat=books.merge == "concat")

@@ -15,14 +15,14 @@ class TokenAccumulator:
     Windows are asked for in order, so tokens before the context of the last one are forgotten when room is needed.
 
     Args:
-        prompt_tokens: (P,) int32.
+        prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
         config: of the flow.
     """
 
     def __init__(self, prompt_tokens: NDArray[np.int32], config: FlowConfig) -> None:
-        self._lookahead = config.pre_lookahead_len
-        self._lookbehind = config.lookbehind_len
-        self._tokens = np.empty(2 * len(prompt_tokens) + 4 * config.block_tokens, np.int32)
+        self._lookahead = config.lookahead_tokens
+        self._lookbehind = config.lookbehind_tokens
+        self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)
         self._first = 0  # position of `_tokens[0]`
         self._needed = 0  # first position that a later window can ask for
         self.count = 0
@@ -52,6 +52,6 @@ class TokenAccumulator:
         """Forgets what is not needed; grows only if the rest would fill more than half."""
         kept = self._tokens[self._needed - self._first : self.count - self._first]
         room = max(len(self._tokens), 2 * (count - self._needed))
-        self._tokens = np.empty(room, np.int32)
+        self._tokens = np.empty((room, *kept.shape[1:]), np.int32)
         self._tokens[: len(kept)] = kept
         self._first = self._needed

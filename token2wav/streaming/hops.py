@@ -30,10 +30,12 @@ class HopSchedule:
         for name, hop in (("hop_tokens", self.first), ("max_hop_tokens", self.longest)):
             if hop % self.block:
                 raise ConfigError(f"stream.{name}: {hop} is not a multiple of the attention block, {self.block} tokens")
+        if self.longest < self.first:
+            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below hop_tokens {self.first}")
 
     @classmethod
     def of(cls, stream: StreamConfig, flow: FlowConfig) -> HopSchedule:
-        return cls(stream.hop, stream.hop_tokens, stream.max_hop_tokens, flow.block_tokens)
+        return cls(stream.hop, *flow.hops(stream), flow.block_tokens)
 
     def first_stop(self, prompt_tokens: int) -> int:
         """End of the first chunk, counted from the first prompt token: a hop past the prompt's last block."""

@@ -14,7 +14,7 @@ from token2wav.errors import EngineError
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import AudioChunk, Session
-from token2wav.voice import Voice
+from token2wav.voice import Voice, check_steps
 
 Timed = Callable[[float, float], None]
 
@@ -27,32 +27,53 @@ class Pipeline:
         flow: flow engine.
         vocoder: vocoder engine.
         schedule: when chunks run.
+        steps: numbers of ODE steps that the flow engine was made for; empty for the model's own alone.
+
+    Attributes:
+        steps: the same, the usual one first.
     """
 
-    def __init__(self, config: ModelConfig, flow: FlowEngine, vocoder: VocoderEngine, schedule: HopSchedule) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        flow: FlowEngine,
+        vocoder: VocoderEngine,
+        schedule: HopSchedule,
+        steps: tuple[int, ...] = (),
+    ) -> None:
+        self.steps = config.allowed_steps(steps)
         self._config = config
         self.flow = flow
         self.vocoder = vocoder
         self._schedule = schedule
         self._dropped: deque[Session] = deque()
 
-    def open(self, voice: Voice) -> Session:
+    def open(self, voice: Voice, steps: int = 0) -> Session:
         """Starts an utterance.
 
+        Args:
+            voice: of the speaker.
+            steps: of the ODE, one of `steps`; 0 for the usual number.
+
         Raises:
-            InputError: the voice does not fit the model.
+            InputError: the voice does not fit the model, or steps are not allowed.
             EngineError: an engine failed.
         """
         voice.check(self._config)
+        self.check_steps(steps)
         self._close_dropped()
         with _engine_errors():
-            flow_handle = self.flow.open(voice)
+            flow_handle = self.flow.open(voice, steps)
             try:
                 vocoder_handle = self.vocoder.open()
             except BaseException:
                 self.flow.close(flow_handle)
                 raise
         return Session(voice, self._config, self._schedule, flow_handle, vocoder_handle)
+
+    def check_steps(self, steps: int) -> None:
+        """Raises InputError if an utterance may not have that number of ODE steps; 0 stands for the usual one."""
+        check_steps(steps, self.steps)
 
     def close(self, session: Session) -> None:
         """Frees all that an utterance holds; doing so twice is harmless."""

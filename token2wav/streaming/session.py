@@ -22,14 +22,18 @@ class AudioChunk:
     """Audio of one chunk.
 
     Attributes:
-        audio: (samples,) float32, 24 kHz mono.
+        audio: (samples,) float32, mono.
         index: 0, 1, 2 ... within the utterance.
         final: whether the utterance ends with it.
+        sample_rate: samples per second.
+        samples_per_token: that an utterance has for each of its tokens, once it is over.
     """
 
     audio: NDArray[np.float32]
     index: int
     final: bool
+    sample_rate: int
+    samples_per_token: int
 
 
 class Session:
@@ -59,8 +63,9 @@ class Session:
         self.ended = False
         self.done = False
         self.chunks_sent = 0
-        self._vocab_size = config.flow.vocab_size
+        self._vocab_size, self._token_shape = config.flow.vocab_size, config.flow.token_shape
         self._token_rate = config.token_frame_rate
+        self._sample_rate, self._samples_per_token = config.sample_rate, config.samples_per_token
         self._schedule = schedule
         self._clock = clock
         self._first_sent_at = 0.0
@@ -76,9 +81,9 @@ class Session:
         """Tokens as `push` would take them; nothing is kept.
 
         Raises:
-            InputError: not one-dimensional, not integers or out of the vocabulary.
+            InputError: another shape, not integers or out of the vocabulary.
         """
-        array = token_array("tokens", tokens)
+        array = token_array("tokens", tokens, self._token_shape)
         check_vocabulary("tokens", array, self._vocab_size)
         return array
 
@@ -119,7 +124,7 @@ class Session:
 
     def sent(self, chunk: FlowChunk, audio: NDArray[np.float32]) -> AudioChunk:
         """Notes that a chunk has been computed."""
-        result = AudioChunk(audio, self.chunks_sent, chunk.last)
+        result = AudioChunk(audio, self.chunks_sent, chunk.last, self._sample_rate, self._samples_per_token)
         if not self.chunks_sent:
             self._first_sent_at = self._clock()
         self.chunks_sent += 1

@@ -21,9 +21,9 @@ class Stream:
     cancelled, or, after it was dropped, with the next call of any stream.
     """
 
-    def __init__(self, pipeline: Pipeline, voice: Voice) -> None:
+    def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
         self._pipeline = pipeline
-        self._session = pipeline.open(voice)
+        self._session = pipeline.open(voice, steps)
         self._forgotten = weakref.finalize(self, pipeline.drop, self._session)
         self._cancelled = False
 

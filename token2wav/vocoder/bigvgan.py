@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from token2wav.bigvgan_config import EDGE_KERNEL, BigVGANConfig
 from token2wav.vocoder.activations import AntiAliased, Snake
-from token2wav.vocoder.bigvgan_config import EDGE_KERNEL, BigVGANConfig
 from token2wav.vocoder.bigvgan_weights import read_generator
 from token2wav.weights import fill, fitting_weights
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from token2wav.bigvgan_config import EDGE_KERNEL, BigVGANConfig
 from token2wav.vocoder.activations import FILTER_TAPS, RATIO
-from token2wav.vocoder.bigvgan_config import EDGE_KERNEL, BigVGANConfig
 
 
 @dataclass(frozen=True)

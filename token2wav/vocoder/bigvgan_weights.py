@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from token2wav.errors import CheckpointError
+from token2wav.model_folder import generator_file
 from token2wav.weights import floating_tensors, read_state
 
-WEIGHT_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")  # in order of preference
 _KEY = "generator"  # of the state dict in a public pickle
 _LENGTH, _DIRECTION = ".weight_g", ".weight_v"
 _NEWER = {".parametrizations.weight.original0": _LENGTH, ".parametrizations.weight.original1": _DIRECTION}
@@ -21,9 +21,7 @@ def read_generator(folder: Path) -> tuple[dict[str, torch.Tensor], Path]:
     Raises:
         CheckpointError: no file, unreadable, or it holds other things than weights.
     """
-    path = next((path for name in WEIGHT_FILES if (path := folder / name).is_file()), None)
-    if path is None:
-        raise CheckpointError(f"{folder}: none of {', '.join(WEIGHT_FILES)} is there")
+    path = generator_file(folder)
     state = read_state(path)
     if isinstance(nested := state.get(_KEY), dict):
         state = nested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from token2wav_server.ensemble.settings import Settings
@@ -16,7 +17,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings.read()
         work = VocoderWork(settings.vocoder_engine())
-        self._model = StageModel(args["model_name"], work, vocoder_part, settings.server.limits)
+        part = partial(vocoder_part, settings.model_config())
+        self._model = StageModel(args["model_name"], work, part, settings.server.limits)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

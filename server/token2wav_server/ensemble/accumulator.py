@@ -16,7 +16,7 @@ from token2wav.errors import EngineError, InputError, LimitError, StreamClosedEr
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 from token2wav.streaming.voices import VoiceRegistry
-from token2wav.voice import Voice
+from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.metrics import OpenStreams, Refused
 from token2wav_server.ensemble.ordered_stage import Label
 from token2wav_server.ensemble.settings import Settings
@@ -45,19 +45,19 @@ class _Stream:
             a restart of this process meets what an earlier stream left there.
         session: its tokens, and how far they are handed on.
         voice: goes with the first chunk.
-        audio_format: of its answers.
+        options: of its first request.
         last_request: when it came, in seconds.
     """
 
     stream_id: int
     session: Session
     voice: Voice
-    audio_format: str
+    options: Options
     last_request: float
 
     def label(self, *, last: bool) -> Label:
         """Of the next chunk."""
-        return Label(self.stream_id, self.session.chunks_sent, last, self.audio_format)
+        return Label(self.stream_id, self.session.chunks_sent, last, self.options.audio_format)
 
 
 class Accumulator:
@@ -71,7 +71,10 @@ class Accumulator:
         self._config = settings.model_config()
         self._limits = settings.server.limits
         self._align_prompt = settings.server.stream.align_prompt
-        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
+        flow = self._config.flow
+        stream = settings.server.stream.in_tokens(self._config.token_frame_rate, flow.block_tokens)
+        self._schedule = HopSchedule.of(stream, flow)
+        self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
@@ -99,7 +102,7 @@ class Accumulator:
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
-        sender = ToFlow(request, self._config.flow.mel_bands, self._config.flow.spk_embed_dim)
+        sender = ToFlow(request, self._config.flow)
         try:
             if not position.start:
                 refuse_voice(request)
@@ -117,6 +120,7 @@ class Accumulator:
 
     def _open(self, request: Any, position: Position) -> _Stream:
         options, voice = Options.of(request), self._voice(request)
+        check_steps(options.steps, self._steps)
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
@@ -124,7 +128,7 @@ class Accumulator:
         if len(self._streams) >= self._limits.streams:
             raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
         session = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0)
-        stream = _Stream(secrets.randbits(63), session, voice, options.audio_format, time.monotonic())
+        stream = _Stream(secrets.randbits(63), session, voice, options, time.monotonic())
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
         return stream
@@ -152,11 +156,11 @@ class Accumulator:
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
-        if array.size > self._limits.request_tokens:
+        if len(array) > self._limits.request_tokens:
             raise InputError(
-                "tokens", f"{array.size} in one request, at most {self._limits.request_tokens} are allowed"
+                "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
             )
-        if stream.session.tokens_received + array.size > self._limits.stream_tokens:
+        if stream.session.tokens_received + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
@@ -169,7 +173,7 @@ class Accumulator:
         session = stream.session
         while (chunk := session.next_chunk()) is not None:
             voice = None if session.chunks_sent else stream.voice
-            sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice))
+            sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
             session.sent(chunk, np.zeros(0, np.float32))  # the audio comes out at the other end
 
     def _expire(self) -> None:

@@ -42,7 +42,7 @@ class Settings:
         return cls(Path(folder), load_server_config(Path(file) if file else None))
 
     def model_config(self) -> ModelConfig:
-        return ModelConfig.read(self.folder)
+        return ModelConfig.read(self.folder).served(self.server.stream)
 
     def flow_engine(self) -> FlowEngine:
         return self._load(self.server).pipeline.flow

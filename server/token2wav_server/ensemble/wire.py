@@ -21,6 +21,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
+from token2wav.model_config import FlowConfig, ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
@@ -37,31 +38,31 @@ class ToFlow:
 
     Args:
         request: of a client.
-        mel_bands: of the model.
-        speaker_dim: of the model.
+        config: of the flow.
     """
 
-    def __init__(self, request: Any, mel_bands: int, speaker_dim: int) -> None:
+    def __init__(self, request: Any, config: FlowConfig) -> None:
         self._sender = request.get_response_sender()
-        self._no_chunk = FlowChunk(np.zeros(0, np.int32), 0, 0, 0, last=True)
+        no_tokens = np.zeros((0, *config.token_shape), np.int32)
+        self._no_chunk = FlowChunk(no_tokens, 0, 0, 0, last=True)
         self._no_voice = (
-            np.zeros(0, np.int32),
-            np.zeros((0, mel_bands), np.float32),
-            np.zeros(speaker_dim, np.float32),
+            no_tokens,
+            np.zeros((0, config.mel_bands), np.float32),
+            np.zeros(config.spk_embed_dim, np.float32),
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
         """Sends a chunk, or the error that ends its stream."""
         if isinstance(content, Token2WavError):
-            error, chunk, voice = content, self._no_chunk, None
+            error, chunk, voice, steps = content, self._no_chunk, None, 0
         else:
-            error, chunk, voice = None, content.chunk, content.voice
+            error, chunk, voice, steps = None, content.chunk, content.voice, content.steps
         given = self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
         arrays = _label_arrays(label) | {
             "error": _encoded(error),
             "has_voice": np.array([voice is not None]),
             "window": chunk.tokens,
-            "chunk": np.array([chunk.left, chunk.start, chunk.stop], np.int32),
+            "chunk": np.array([chunk.left, chunk.start, chunk.stop, steps], np.int32),
         }
         self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
 
@@ -75,10 +76,10 @@ def flow_part(request: Any) -> Part[FlowContent, NDArray[np.float32]]:
     return Part(label, _error(request) or _flow_content(request, label), _ToVocoder(request, label))
 
 
-def vocoder_part(request: Any) -> Part[MelChunk, NDArray[np.float32]]:
-    """The vocoder's side of what the flow sends."""
+def vocoder_part(config: ModelConfig, request: Any) -> Part[MelChunk, NDArray[np.float32]]:
+    """The vocoder's side of what the flow sends; `config` is that of the model."""
     label = _label(request)
-    return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label))
+    return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label, config))
 
 
 class _ToVocoder:
@@ -103,12 +104,14 @@ class _ToVocoder:
 class _ToClient:
     """Answers as the one-process model does."""
 
-    def __init__(self, request: Any, label: Label) -> None:
+    def __init__(self, request: Any, label: Label, config: ModelConfig) -> None:
         self._reply = TritonReply(request, label.audio_format)
         self._label = label
+        self._config = config
 
     def send(self, audio: NDArray[np.float32]) -> None:
-        self._reply.send(AudioChunk(audio, self._label.index, self._label.last))
+        label, config = self._label, self._config
+        self._reply.send(AudioChunk(audio, label.index, label.last, config.sample_rate, config.samples_per_token))
         self._reply.finish()
 
     def fail(self, error: Token2WavError) -> None:
@@ -118,8 +121,8 @@ class _ToClient:
 def _flow_content(request: Any, label: Label) -> FlowContent:
     has_voice = _array(request, "has_voice")[0]
     voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if has_voice else None
-    left, start, stop = (int(value) for value in _array(request, "chunk"))
-    return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice)
+    left, start, stop, steps = (int(value) for value in _array(request, "chunk"))
+    return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice, steps)
 
 
 def _mel_chunk(request: Any, label: Label) -> MelChunk:

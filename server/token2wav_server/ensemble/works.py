@@ -23,10 +23,12 @@ class FlowContent:
     Attributes:
         chunk: of tokens.
         voice: with the first chunk of a stream; else None.
+        steps: of the ODE; 0 for the usual number.
     """
 
     chunk: FlowChunk
     voice: Voice | None
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class FlowWork:
     def open(self, content: FlowContent) -> FlowState:
         if content.voice is None:
             raise StreamClosedError("stream: its first chunk came without a voice")
-        return FlowState(self._engine.open(content.voice), len(content.voice.prompt_tokens))
+        return FlowState(self._engine.open(content.voice, content.steps), len(content.voice.prompt_tokens))
 
     def advance(self, batch: Sequence[tuple[FlowState, FlowContent]]) -> list[Output | EngineError]:
         mels = self._engine.advance([(state.handle, content.chunk) for state, content in batch])

@@ -1,0 +1,50 @@
+"""A StreamFlow model before a BigVGAN, small and fast, with the published rates: 16 kHz, mel frames of 10 ms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+
+from benchmarks.models import streamflow_model
+from tests.bigvgan.rig import changed, random_bigvgan
+from token2wav import Voice
+
+FLOW = {
+    "dim": 32,
+    "depth": 4,
+    "heads": 2,
+    "dim_head": 16,
+    "n_timesteps": 3,
+    "backward_layers": [2, 3],
+    "forward_layers": [1],
+}
+VOCODER = changed(
+    upsample_rates=(16, 10),
+    upsample_kernel_sizes=(32, 20),
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((2,),),
+    num_mels=80,
+    hop_size=160,
+    sampling_rate=16_000,
+)
+SAMPLE_RATE = 16_000
+SAMPLES_PER_TOKEN = 4 * 160
+BLOCK_TOKENS = 6
+
+
+def write_model(folder: Path) -> Path:
+    """Writes it and returns its folder; attention matters, and the audio is neither silent nor at its limits."""
+    streamflow_model(folder, FLOW, VOCODER)
+    weights = load_file(folder / "flow.safetensors")
+    # All of them are new tensors: what was read may be a view of the file that is written.
+    scaled = {name: value * (3 if "attn.to_" in name else 1) for name, value in weights.items()}
+    save_file(scaled, folder / "flow.safetensors")
+    save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")
+    return folder
+
+
+def a_voice(seed: int = 1) -> Voice:
+    speaker = np.random.default_rng(seed).standard_normal(192)
+    return Voice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), speaker)

@@ -1,0 +1,87 @@
+"""The flow engine of models with guided attention: every chunk in a window of its own, and nothing is kept.
+
+What a chunk depends on is bounded on both sides, so its window, cut by the accumulator, holds all of it. Cost and
+memory of a chunk are the same wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.engines.base import CacheUsage, FlowChunk
+from token2wav.engines.handles import HandleTable
+from token2wav.flow.flow import Flow
+from token2wav.flow.guided import GuidedSolver
+from token2wav.flow.noise import FlowNoise
+from token2wav.voice import Voice
+
+
+class WindowFlowEngine:
+    """Sliding windows on torch.
+
+    Args:
+        flow: with guided attention, on the device that is to be used.
+        noise: of the flow.
+        solver: of the flow's estimator.
+    """
+
+    def __init__(self, flow: Flow, noise: FlowNoise, solver: GuidedSolver) -> None:
+        self._flow = flow
+        self._noise = noise
+        self._solver = solver
+        self._ratio = flow.config.token_mel_ratio
+        self._device = flow.spk_embed_affine_layer.weight.device
+        self._speakers: HandleTable[torch.Tensor] = HandleTable()
+
+    @torch.inference_mode()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self._speakers.add(self._speaker(voice))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        """See `FlowEngine.advance`. Windows of one shape, which streams at the same hop have, are computed together."""
+        shapes: dict[tuple[int, int, int], list[int]] = {}
+        for index, (_, chunk) in enumerate(batch):
+            shapes.setdefault((len(chunk.tokens), chunk.left, chunk.stop - chunk.start), []).append(index)
+        mels: dict[int, torch.Tensor] = {}
+        for (_, left, tokens), members in shapes.items():
+            solved = self._solve([batch[index] for index in members], self._ratio * left, self._ratio * tokens)
+            mels.update(zip(members, solved, strict=True))
+        return [mels[index] for index in range(len(batch))]
+
+    def close(self, handle: int) -> None:
+        self._speakers.remove(handle)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._speakers)
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
+
+    @torch.inference_mode()
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
+        handle = self.open(voice)
+        try:
+            chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+            return self._solve([(handle, chunk)], 0, self._ratio * len(tokens))[0]
+        finally:
+            self.close(handle)
+
+    def _speaker(self, voice: Voice) -> torch.Tensor:
+        return self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+
+    def _solve(self, batch: Sequence[tuple[int, FlowChunk]], left: int, frames: int) -> torch.Tensor:
+        """(B, bands, frames) of windows of one shape, each with `left` frames before its chunk's."""
+        starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
+        mu = torch.stack([self._flow.condition(torch.tensor(chunk.tokens, device=self._device)) for _, chunk in batch])
+        width = mu.shape[2]
+        noise = torch.stack([self._noise.window(start, start + width) for start in starts]).to(self._device)
+        speakers = torch.stack([self._speakers[handle] for handle, _ in batch])
+        positions = torch.tensor(starts, device=self._device)
+        return self._solver.solve(noise, mu, speakers, positions, left, left + frames)
