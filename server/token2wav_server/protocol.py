@@ -46,7 +46,7 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters of the first request of an utterance."""
+    """Parameters of the first request of an utterance; 0 steps are the usual number."""
 
     audio_format: str = "float32"
     keep_open: bool = False
@@ -66,10 +66,10 @@ class Options:
         keep_open = given.get("keep_open", False)
         if not isinstance(keep_open, bool):
             raise InputError("keep_open", f"'{keep_open}' is not a boolean")
-        steps = given.get("steps", 0)
-        if type(steps) is not int or steps < ("steps" in given):
+        steps = given.get("steps")
+        if steps is not None and (type(steps) is not int or steps < 1):
             raise InputError("steps", f"'{steps}' is not an integer of at least 1")
-        return cls(audio_format, keep_open, steps)
+        return cls(audio_format, keep_open, steps or 0)
 
 
 @dataclass(frozen=True)

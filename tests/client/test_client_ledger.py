@@ -136,3 +136,15 @@ def test_an_end_without_a_final_chunk_is_refused() -> None:
     ledger.received(answer(0), 1.1)
     with pytest.raises(ProtocolError, match="after 0 chunks, none of them final"):
         ledger.received(answer(1), 1.2)
+
+
+def test_rates_are_those_of_the_answers_and_never_change() -> None:
+    ledger = Ledger(keep_open=False)
+    ledger.sent(4, 10.0, end=True)
+    audio = np.zeros(4 * 480, np.float32)
+    first = ReceivedChunk(audio[:960], 0, False, 16_000, 480)
+    chunk = ledger.received(Response("0", first, False), 11.0)
+    assert chunk is not None
+    assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
+    with pytest.raises(ProtocolError, match=r"the server sent \(24000, 960\) after \(16000, 480\)"):
+        ledger.received(Response("0", ReceivedChunk(audio[960:], 1, True), False), 12.0)

@@ -100,11 +100,13 @@ class Loudspeaker(ModuleType):
         self.broken = broken
         self.heard: list[Any] = []
         self.calls: list[str] = []
+        self.rates: list[int] = []
 
     def OutputStream(self, **format: Any) -> Loudspeaker:
         if self.broken:
             raise self.PortAudioError("none")
-        assert (format["samplerate"], format["channels"], format["dtype"]) == (24_000, 1, "int16")
+        assert (format["channels"], format["dtype"]) == (1, "int16")
+        self.rates.append(format["samplerate"])
         return self
 
     def write(self, samples: Any) -> None:
@@ -126,10 +128,21 @@ def test_playing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert player.samples == 3
     assert speaker.heard[0].shape == (3, 1)
     assert speaker.calls == ["start", "stop", "close"]  # stop waits until all was heard
+    assert speaker.rates == [24_000]
     with Player("int16") as player:
         speaker.broken = True
         with pytest.raises(OutputError, match=r"play: the audio device failed \(unplugged\)"):
             player.write(np.arange(3, dtype=np.int16))
+
+
+def test_playing_at_the_rate_of_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaker = Loudspeaker(broken=False)
+    monkeypatch.setitem(sys.modules, "sounddevice", speaker)
+    with Player("int16") as player:
+        for _ in range(2):
+            player.write(np.arange(3, dtype=np.int16), 16_000)
+    assert speaker.rates == [24_000, 16_000]
+    assert speaker.calls == ["start", "stop", "close", "start", "stop", "close"]
 
 
 def test_playing_stops_at_once_when_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,9 +110,8 @@ class CachedFlowEngine:
         self.pool: PagePool = sharing.pool if sharing else PagePool(store.pages)
         self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
         self._streams: HandleTable[_Stream] = HandleTable()
-        self._lock: threading.Lock = (
-            sharing._lock if sharing else threading.Lock()
-        )  # eviction and taking pages are one step
+        # Eviction and taking pages are one step.
+        self._lock: threading.Lock = sharing._lock if sharing else threading.Lock()
         self._sharers: list[CachedFlowEngine] = sharing._sharers if sharing else []
         self._sharers.append(self)
 
