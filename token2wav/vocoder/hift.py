@@ -63,11 +63,14 @@ class Snake(nn.Module):
         self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
 
     def freeze(self) -> None:
-        self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)[:, None]
+        self.inverse = self._inverse().detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sine = torch.sin(x * self.alpha[:, None])
-        return torch.addcmul(x, sine, sine * self.inverse)
+        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse))
+
+    def _inverse(self) -> torch.Tensor:
+        return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 
 
 class ResBlock(nn.Module):
