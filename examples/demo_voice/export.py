@@ -53,8 +53,7 @@ def _narrow(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, to
     """Parameters in float16; buffers, such as rotary frequencies, need more and are few."""
     parameters = dict(module.named_parameters())
     return {
-        name: weights[name].half() if name in parameters else weights[name].contiguous()
-        for name in module.state_dict()
+        name: weights[name].half() if name in parameters else weights[name].contiguous() for name in module.state_dict()
     }
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.training import Training
+from token2wav.flow.dit import AdaNorm
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.model_config import FlowConfig
@@ -42,7 +43,7 @@ class FlowTraining(Training):
         self._mel = torch.from_numpy(corpus.mel)
         self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
         self._speakers = torch.from_numpy(heard.speakers)
-        self.network = Flow(config)
+        self._flow = self.network = Flow(config)
         self._initialise(torch.from_numpy(heard.mean_mel))
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -76,7 +77,7 @@ class FlowTraining(Training):
         self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """mu (B, 80, T) and speaker (B, 80)."""
-        flow = self.network
+        flow = self._flow
         right = 0 if last else self._config.pre_lookahead_len
         embedded = flow.input_embedding(self._tokens[starts[:, None] + torch.arange(length + right)])
         hidden = flow.pre_lookahead_layer(embedded, left=0, last=last)
@@ -101,7 +102,7 @@ class FlowTraining(Training):
         t: torch.Tensor,
         streaming: bool,
     ) -> torch.Tensor:
-        estimator, frames = self.network.estimator, state.shape[2]
+        estimator, frames = self._flow.estimator, state.shape[2]
         rope = estimator.rotary_embed(torch.arange(frames))
         bias = attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
         return estimator.velocity(state, mu, spk, prompt, estimator.modulation(t), rope, bias)
@@ -109,13 +110,12 @@ class FlowTraining(Training):
     @torch.no_grad()
     def _initialise(self, mean_mel: torch.Tensor) -> None:
         """Starts where little is to be learned: tokens know their average mel, blocks do nothing, the mean is right."""
-        flow = self.network
+        flow = self._flow
         average = self._mel.float().mean(dim=0)
         flow.input_embedding.weight.copy_((mean_mel - average) / self._mel.float().std(dim=0))
         estimator = flow.estimator
-        for block in estimator.transformer_blocks:
-            block.attn_norm.linear.weight.mul_(_INITIAL_GAIN)
-            block.attn_norm.linear.bias.zero_()
-        estimator.norm_out.linear.weight.mul_(_INITIAL_GAIN)
-        estimator.norm_out.linear.bias.zero_()
+        for module in estimator.modules():
+            if isinstance(module, AdaNorm):
+                module.linear.weight.mul_(_INITIAL_GAIN)
+                module.linear.bias.zero_()
         estimator.proj_out.bias.copy_(average)

@@ -24,7 +24,11 @@ def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.flo
     frames = frames - frames.mean(axis=1, keepdims=True)
     window = np.hanning(width)
     correlation = _autocorrelation(frames * window)[:, : longest + 2]
-    normal = correlation / np.maximum(correlation[:, :1], 1e-12) / (_autocorrelation(window) / (window @ window))[: longest + 2]
+    normal = (
+        correlation
+        / np.maximum(correlation[:, :1], 1e-12)
+        / (_autocorrelation(window) / (window @ window))[: longest + 2]
+    )
     middle = normal[:, 1:-1]
     peak = (middle >= normal[:, :-2]) & (middle > normal[:, 2:])
     peak[:, : shortest - 1] = False

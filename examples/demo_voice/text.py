@@ -17,8 +17,8 @@ _ANY_WORD_SHARE = 0.4  # of open places, filled from the dictionary
 _WORDS = {
     "name": "Anna Robert Maria Thomas Julia Peter Helen George Susan Walter Linda Frank Olivia Henry Grace Arthur Nina "
     "Samuel Clara Victor Emma Hugo Rachel Martin Joyce Felix Laura Oscar Diana Philip Amy Jonathan Beth Charles Zoe",
-    "place": "Boston Madrid London Chicago Vienna Dublin Toronto Denver Paris Oslo Sydney Austin Lisbon Geneva Portland "
-    "Cairo Houston Athens Seattle Budapest Montreal Naples Glasgow Phoenix Warsaw Zurich Johannesburg Kyoto",
+    "place": "Boston Madrid London Chicago Vienna Dublin Toronto Denver Paris Oslo Sydney Austin Lisbon Geneva "
+    "Portland Cairo Houston Athens Seattle Budapest Montreal Naples Glasgow Phoenix Warsaw Zurich Johannesburg Kyoto",
     "noun": "river engine garden letter window doctor village kitchen bridge thunder camera pencil mountain shadow "
     "teacher basket island bottle station forest mirror hammer blanket orchard butcher voyage measure jewel youth "
     "cathedral lantern squirrel treasure judge church chair ship shirt thing path feather leather zebra vision "
@@ -94,10 +94,7 @@ class Sentences:
     def __init__(self, dictionary: Path, seed: int) -> None:
         self._random = random.Random(seed)
         self._any = _dictionary_words(dictionary)
-        self._lists = {
-            kind: words.split("|") if "|" in words else words.split()
-            for kind, words in _WORDS.items()
-        }
+        self._lists = {kind: words.split("|") if "|" in words else words.split() for kind, words in _WORDS.items()}
         self._seen = {normal(sentence) for sentence in held_out()}
 
     def take(self, count: int) -> list[str]:

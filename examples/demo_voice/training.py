@@ -88,7 +88,10 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
     last = math.inf if steps is None else step + steps
     generator = torch.Generator().manual_seed(step)
     saved, sums, started = time.monotonic(), dict[str, float](), time.monotonic()
-    with tqdm(desc=training.name, unit="step", initial=step, mininterval=5) as bar, log.open("a", encoding="utf-8") as lines:
+    with (
+        tqdm(desc=training.name, unit="step", initial=step, mininterval=5) as bar,
+        log.open("a", encoding="utf-8") as lines,
+    ):
         while step < last and not stop:
             for group in optimizer.param_groups:
                 group["lr"] = training.learning_rate * _rate(step, training.full_rate_steps)

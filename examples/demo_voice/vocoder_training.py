@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -16,7 +15,9 @@ _BATCH = 4
 _FRAMES = 32  # of a crop that are compared
 _LEAD_FRAMES = 10  # before them, for the network's reach to the left
 _F0_SCALE_HZ = 100.0
-_QUIET_LOG_MAGNITUDE = -3.0  # of all bins at the start; louder, and the limiter would stop all learning
+# Of the bins at the start: so quiet that the limiter stops nothing, and such that every window holds a pulse in its
+# middle. Were they equal it would be at the edge, where the window is zero, because phases keep within one radian.
+_EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE = -1.0, -4.0
 
 
 class VocoderTraining(Training):
@@ -38,13 +39,13 @@ class VocoderTraining(Training):
         self._audio = torch.from_numpy(corpus.audio)
         self._frames = len(corpus.mel)
         self._compare = SpectralLosses(config.sampling_rate)
-        self.network = HiFT(config)
-        self.network.window = torch.hann_window(config.n_fft)
-        self.network.analysis, self.network.synthesis = fourier_kernels(self.network.window)
-        self._initialise(corpus)
+        self._hift = self.network = HiFT(config)
+        self._hift.window = torch.hann_window(config.n_fft)
+        self._hift.analysis, self._hift.synthesis = fourier_kernels(self._hift.window)
+        self._initialise()
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        network, hop = self.network, self._config.samples_per_frame
+        network, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
         whole = made + network.lookahead_frames
         starts = torch.randint(self._frames - whole, (_BATCH,), generator=generator).tolist()
@@ -62,9 +63,8 @@ class VocoderTraining(Training):
         return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
 
     @torch.no_grad()
-    def _initialise(self, corpus: Utterances) -> None:
-        """Starts with a mel of zero mean and unit deviation, and quietly."""
-        conv_post = self.network.conv_post
-        assert conv_post.bias is not None
-        conv_post.bias[: self._config.n_fft // 2 + 1] = _QUIET_LOG_MAGNITUDE
-        self.network.f0_predictor.classifier.bias.fill_(1.0)
+    def _initialise(self) -> None:
+        """Starts with quiet pulses, and everything voiced: the absolute value of an F0 of zero would learn nothing."""
+        levels = dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1]
+        levels[0::2], levels[1::2] = _EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE
+        self._hift.f0_predictor.classifier.bias.fill_(1.0)
