@@ -17,9 +17,9 @@ help: ## show this list
 setup: ## make .venv with everything in it (every other target does this first)
 	$(SETUP)
 
-demo: ## start a real Triton server with a tiny model and speak a line into out/demo.wav
+demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server into out/demo.wav
 	$(SETUP)
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
 
 test: lint ## lint, then run all tests, in two processes
 	$(BIN)/pytest -n 2

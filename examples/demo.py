@@ -1,61 +1,93 @@
-"""The whole way once, on any machine: a real Triton server with a tiny model speaks some tokens into a WAV file.
+"""The whole way once, on any machine: a recording to tokens, and through a real Triton server back to speech.
 
-The tokens arrive at the pace of a language model, and the audio comes back while they still do. The tiny model
-has random weights: it makes noise, not speech, by the same code and over the same wire as a real one.
+The tokens of a sentence that the demo model never heard arrive at the pace of a language model, and the audio comes
+back while they still do. A picture shows both, one above the other.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import soundfile
 
 from token2wav_server import Ports, ServerError, TritonServer
+from token2wav_voice.features import PROMPT_RATE_HZ, prompt_mel
+from token2wav_voice.recording import Recording
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "tests" / "data" / "tiny"
-TOKENS = ROOT / "tests" / "data" / "demo" / "tokens.npy"
-VOICE = ROOT / "tests" / "data" / "demo" / "voice.safetensors"
-OUT = ROOT / "out" / "demo.wav"
+VOICE_FOLDER = ROOT / "examples" / "demo_voice"
+MODEL = VOICE_FOLDER / "model"
+SENTENCE = VOICE_FOLDER / "recordings" / "sentence.wav"
+PROMPT = VOICE_FOLDER / "recordings" / "prompt.wav"
+OUT = ROOT / "out"
+TOKENS, VOICE, WAV, PICTURE = (
+    OUT / f"demo{suffix}" for suffix in ("_tokens.npy", "_voice.safetensors", ".wav", ".png")
+)
 TOKENS_PER_SECOND = 25
 SAMPLES_PER_TOKEN = 960
+FRAMES_PER_SECOND = 50
 
 
 def main() -> None:
     """Runs the demo; ends with status 1 and a sentence if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description="Speak a recording through a real Triton server.")
+    parser.add_argument("wav", nargs="?", type=Path, default=SENTENCE, help="recording (default: a bundled sentence)")
+    wav: Path = parser.parse_args().wav
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.unlink(missing_ok=True)
-    print("demo: starting a Triton server with the tiny model", flush=True)
+    OUT.mkdir(exist_ok=True)
+    for path in (TOKENS, VOICE, WAV, PICTURE):
+        path.unlink(missing_ok=True)
     try:
+        _run("token2wav-tokenize", "--model", MODEL, "--wav", wav, "--out", TOKENS)
+        _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
+        print("demo: starting a Triton server with the demo voice", flush=True)
         with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
             print(f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second", flush=True)
-            _synthesize(server.grpc_url)
+            synth = ("--tokens", TOKENS, "--voice", VOICE, "--out", WAV, "--rate", TOKENS_PER_SECOND)
+            _run("token2wav-client", "synth", "--url", server.grpc_url, *synth)
     except ServerError as error:
         sys.exit(f"demo: {error}")
     except KeyboardInterrupt:
         sys.exit("demo: interrupted")
     _check()
+    draw(wav, WAV, PICTURE)
+    print(f"demo: {PICTURE.relative_to(ROOT)} shows the recording above what was made of its tokens")
 
 
-def _synthesize(url: str) -> None:
-    client = Path(sys.executable).parent / "token2wav-client"
-    arguments = ["--url", url, "--tokens", TOKENS, "--voice", VOICE, "--out", OUT, "--rate", TOKENS_PER_SECOND]
-    done = subprocess.run([client, "synth", *map(str, arguments)], check=False)
+def draw(original: Path, result: Path, picture: Path) -> None:
+    """Draws the log-mels of two recordings, one above the other, on one scale of time."""
+    figure, panels = plt.subplots(2, 1, figsize=(10, 5), sharex=True, sharey=True, layout="constrained")
+    for panel, path, title in zip(panels, (original, result), ("recording", "through tokens"), strict=True):
+        mel = prompt_mel(Recording.load(path).at(PROMPT_RATE_HZ))
+        extent = (0.0, len(mel) / FRAMES_PER_SECOND, 0.0, float(mel.shape[1]))
+        panel.imshow(mel.T, origin="lower", aspect="auto", extent=extent, vmin=-11, vmax=2)
+        panel.set(title=title, ylabel="mel band")
+    panels[-1].set_xlabel("seconds")
+    figure.savefig(picture, dpi=90)
+    plt.close(figure)
+
+
+def _run(program: str, *arguments: object) -> None:
+    done = subprocess.run([Path(sys.executable).with_name(program), *map(str, arguments)], check=False)
     if done.returncode != 0:
-        sys.exit(f"demo: the client failed with status {done.returncode}")
+        sys.exit(f"demo: {program} failed with status {done.returncode}")
 
 
 def _check() -> None:
     tokens = len(np.load(TOKENS))
-    samples = soundfile.info(OUT).frames
+    samples = soundfile.info(WAV).frames
     if samples != tokens * SAMPLES_PER_TOKEN:
-        sys.exit(f"demo: {OUT} has {samples} samples, but {tokens} tokens make {tokens * SAMPLES_PER_TOKEN}")
-    print(f"demo: {OUT.relative_to(ROOT)} has {samples} samples, {SAMPLES_PER_TOKEN} for each of {tokens} tokens")
+        sys.exit(f"demo: {WAV} has {samples} samples, but {tokens} tokens make {tokens * SAMPLES_PER_TOKEN}")
+    print(f"demo: {WAV.relative_to(ROOT)} has {samples} samples, {SAMPLES_PER_TOKEN} for each of {tokens} tokens")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class Snake(nn.Module):
         self._takes_scaled = self._gives_scaled = False
 
     def freeze(self) -> None:
-        self.inverse = 1 / (self.alpha.detach() + _SNAKE_EPS)[:, None]
+        self.inverse = self._inverse().detach()
 
     def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
         """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
@@ -131,7 +131,10 @@ class Snake(nn.Module):
         sine = torch.sin(scaled)
         if self._gives_scaled:
             return torch.addcmul(scaled, sine, sine)
-        return torch.addcmul(x, sine, sine * self.inverse)
+        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse))
+
+    def _inverse(self) -> torch.Tensor:
+        return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 
 
 class ResBlock(nn.Module):

@@ -35,7 +35,7 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
     n_fft, hop = 400, 160
     padded = np.pad(signal, n_fft // 2, mode="reflect")
     power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame that is centred on the end
-    mel = _slaney_filters(TOKENIZER_RATE_HZ, n_fft, TOKENIZER_BANDS) @ power.T
+    mel = slaney_filters(TOKENIZER_RATE_HZ, n_fft, TOKENIZER_BANDS) @ power.T
     log_mel = np.log10(np.maximum(mel, 1e-10))
     log_mel = np.maximum(log_mel, log_mel.max() - 8.0)
     return ((log_mel + 4.0) / 4.0).astype(np.float32)
@@ -53,7 +53,7 @@ def prompt_mel(signal: NDArray[np.float32]) -> Features:
     n_fft, hop = 1920, 480
     padded = np.pad(signal, (n_fft - hop) // 2, mode="reflect")
     magnitude = np.sqrt(_power(padded, n_fft, hop) + 1e-9)
-    mel = magnitude @ _slaney_filters(PROMPT_RATE_HZ, n_fft, PROMPT_BANDS).T
+    mel = magnitude @ slaney_filters(PROMPT_RATE_HZ, n_fft, PROMPT_BANDS).T
     return np.log(np.maximum(mel, 1e-5)).astype(np.float32)
 
 
@@ -85,7 +85,7 @@ def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.floa
 
 
 @cache
-def _slaney_filters(rate_hz: int, n_fft: int, bands: int) -> NDArray[np.float64]:
+def slaney_filters(rate_hz: int, n_fft: int, bands: int) -> NDArray[np.float64]:
     """(bands, n_fft // 2 + 1), from 0 to half the rate, each of the same area, as librosa makes them."""
     frame = knf.FrameExtractionOptions()
     frame.samp_freq = rate_hz

@@ -1,0 +1,137 @@
+"""How close speech is to a recording of the same words: by a recogniser, and by four comparisons of signals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import jiwer
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+from pocketsphinx import Decoder
+from pystoi import stoi
+
+from examples.demo_voice.text import normal
+from token2wav_voice.features import prompt_mel
+
+try:
+    from pesq import pesq
+except ImportError:  # it is built from source, which needs a compiler
+    pesq = None
+
+RATE_HZ = 24_000
+_RECOGNISER_HZ = 16_000
+FRAME = 480
+_AROUND = 4  # frames
+_CEPSTRA = 24
+_CEPSTRAL_DECIBELS = 10 * np.sqrt(2) / np.log(10)  # of a distance of natural-log cepstra
+_SILENT_RMS = 1e-3
+
+Signal = NDArray[np.float32]
+
+
+class Recogniser:
+    """The US English model that comes with pocketsphinx, with narrower beams than its own: twice as fast, as good."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder(
+            samprate=_RECOGNISER_HZ, loglevel="FATAL", ds=2, topn=2, maxwpf=10, maxhmmpf=3000, pl_window=5
+        )
+
+    def __call__(self, signal: Signal) -> str:
+        """Words of a signal (n,) at 24 kHz."""
+        pcm = (np.clip(_recogniser_rate(signal), -1, 1) * 32767).astype("<i2").tobytes()
+        self._decoder.start_utt()
+        self._decoder.process_raw(pcm, full_utt=True)
+        self._decoder.end_utt()
+        found = self._decoder.hyp()
+        return normal(found.hypstr) if found else ""
+
+
+def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
+    """Wrong words over all words of all sentences."""
+    return float(jiwer.wer([normal(sentence) for sentence in sentences], list(heard)))
+
+
+def intelligibility(original: Signal, result: Signal) -> float:
+    """STOI, 0 to 1 (Taal et al., 2011)."""
+    return float(stoi(original, result, RATE_HZ))
+
+
+def perceptual(original: Signal, result: Signal) -> float | None:
+    """Wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is heard."""
+    if pesq is None:
+        return None
+    try:
+        return float(pesq(_RECOGNISER_HZ, _recogniser_rate(original), _recogniser_rate(result), "wb"))
+    except Exception:  # its errors have no base of their own; it finds no speech in noise
+        return None
+
+
+def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
+    """Decibels between mel cepstra 1 to 24, frame by frame: nothing needs to be aligned."""
+    ours, theirs = (_cepstra(prompt_mel(signal)) for signal in (result, original))
+    return float(_CEPSTRAL_DECIBELS * np.sqrt(np.square(ours - theirs).sum(axis=1)).mean())
+
+
+@dataclass
+class Borders:
+    """Whether the ends of chunks can be told from other places of the same kind, over many utterances.
+
+    Both are in decibels, compared with what is around the place: the energy of the first difference in 8 samples with
+    that in 8 frames, and the spectral flux from one frame to the next with that between 8 frames.
+
+    Attributes:
+        jumps: for the ends of chunks, and for all other multiples of a frame.
+        fluxes: likewise.
+    """
+
+    jumps: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    fluxes: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+
+    def add(self, signal: Signal, ends: Sequence[int]) -> None:
+        """Looks at one utterance (n,), whose chunks end at these samples, where it is not silent."""
+        frames = len(signal) // FRAME
+        steps = np.square(np.diff(signal.astype(np.float64)))
+        windows = signal[: frames * FRAME].reshape(-1, FRAME)
+        levels = np.log(np.abs(np.fft.rfft(windows * np.hanning(FRAME))) + _SILENT_RMS)
+        flux = np.abs(np.diff(levels, axis=0)).mean(axis=1)  # of frame i to frame i + 1
+        loud = np.sqrt(np.square(windows).mean(axis=1)) > _SILENT_RMS
+        for frame in range(_AROUND, frames - _AROUND):
+            if not loud[frame - 1 : frame + 1].all():
+                continue
+            at, elsewhere = frame * FRAME, int(frame * FRAME not in ends)
+            near = steps[at - _AROUND * FRAME : at + _AROUND * FRAME].mean()
+            self.jumps[elsewhere].append(_decibels(steps[at - 5 : at + 3].mean() / near))
+            self.fluxes[elsewhere].append(
+                _decibels(flux[frame - 1] / flux[frame - _AROUND : frame + _AROUND - 1].mean())
+            )
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Of both measures how much larger they are at the ends of chunks, and the standard error of that."""
+        return {name: _difference(*vars(self)[name]) for name in ("jumps", "fluxes")}
+
+
+def _difference(here: list[float], elsewhere: list[float]) -> dict[str, float]:
+    error = np.sqrt(sum(np.var(values) / max(1, len(values)) for values in (here, elsewhere)))
+    return {
+        "decibels": round(float(np.mean(here) - np.mean(elsewhere)), 2),
+        "standard_error": round(float(error), 2),
+        "count": len(here),
+    }
+
+
+def _decibels(ratio: float) -> float:
+    return 10 * float(np.log10(max(ratio, 1e-9)))
+
+
+def _cepstra(mel: NDArray[np.float32]) -> NDArray[np.float64]:
+    bands = mel.shape[1]
+    order = np.arange(1, _CEPSTRA + 1)
+    basis = np.sqrt(2 / bands) * np.cos(np.pi / bands * order[:, None] * (np.arange(bands) + 0.5))
+    return mel @ basis.T
+
+
+def _recogniser_rate(signal: Signal) -> Signal:
+    return np.asarray(soxr.resample(signal, RATE_HZ, _RECOGNISER_HZ, quality="VHQ"), np.float32)

@@ -1,0 +1,112 @@
+"""Recordings with all that is computed from them, in files that are made once and then only read.
+
+A shard is written wholly or not at all, so making a corpus can stop anywhere and go on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from examples.demo_voice.pitch import pitch
+from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker, dictionary
+from examples.demo_voice.text import Sentences
+from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
+
+MEL_PER_TOKEN = 2
+HOP = TOKEN_SAMPLES // MEL_PER_TOKEN
+LISTENED_PER_TOKEN = 4
+SHARD_SENTENCES = 100
+_SEED = 7
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """Recordings one after the other.
+
+    Attributes:
+        tokens: of every recording.
+        audio: (960 * N,) int16 at 24 kHz.
+        mel: (2 * N, 80) float16, what the flow makes.
+        heard: (4 * N, 128) float16, what the tokenizer hears.
+        f0: (2 * N,) float16, 0 where unvoiced.
+    """
+
+    tokens: NDArray[np.int64]
+    audio: NDArray[np.int16]
+    mel: NDArray[np.float16]
+    heard: NDArray[np.float16]
+    f0: NDArray[np.float16]
+
+    @classmethod
+    def of(cls, recordings: list[NDArray[np.float32]]) -> Utterances:
+        """Computes the features of recordings (960 * n,)."""
+        tokens = [len(recording) // TOKEN_SAMPLES for recording in recordings]
+        heard = []
+        for recording, count in zip(recordings, tokens, strict=True):
+            listened = np.asarray(soxr.resample(recording, RATE_HZ, TOKENIZER_RATE_HZ, quality="VHQ"), np.float32)
+            heard.append(tokenizer_features(listened).T[: LISTENED_PER_TOKEN * count])
+        return cls(
+            np.array(tokens),
+            (np.concatenate(recordings) * 32767).astype(np.int16),
+            np.concatenate([prompt_mel(recording) for recording in recordings]).astype(np.float16),
+            np.concatenate(heard).astype(np.float16),
+            np.concatenate([pitch(recording, RATE_HZ, HOP) for recording in recordings]).astype(np.float16),
+        )
+
+    @classmethod
+    def joined(cls, parts: list[Utterances]) -> Utterances:
+        return cls(*(np.concatenate([vars(part)[name] for part in parts]) for name in cls.__dataclass_fields__))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """First token of every recording."""
+        return np.cumsum(self.tokens) - self.tokens
+
+    @property
+    def hours(self) -> float:
+        return len(self.audio) / RATE_HZ / 3600
+
+
+def grow(folder: Path, sentences: int, workers: int) -> None:
+    """Makes the shards that are missing of a corpus of `sentences`, with a progress bar."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [index for index in range(-(-sentences // SHARD_SENTENCES)) if not _shard(folder, index).exists()]
+    if not missing:
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(_make, folder, index) for index in missing]
+        for job in tqdm(as_completed(jobs), desc="corpus", unit="shard", total=len(jobs)):
+            job.result()
+
+
+def _make(folder: Path, index: int) -> None:
+    text = Sentences(dictionary(), _SEED + index).take(SHARD_SENTENCES)
+    speaker = Speaker(_SEED + index)
+    made = Utterances.of([speaker.say(sentence, vary=True) for sentence in text])
+    draft = folder / f".{index}.npz"
+    np.savez(draft, **vars(made))
+    draft.rename(_shard(folder, index))
+
+
+def read(folder: Path) -> Utterances:
+    """All shards of a corpus."""
+    return Utterances.joined(list(_shards(folder)))
+
+
+def _shards(folder: Path) -> Iterator[Utterances]:
+    for path in sorted(folder.glob("shard_*.npz")):
+        with np.load(path) as arrays:
+            yield Utterances(**arrays)
+
+
+def _shard(folder: Path, index: int) -> Path:
+    return folder / f"shard_{index:04d}.npz"

@@ -1,0 +1,61 @@
+"""Writes the model folder from the newest checkpoints: `python -m examples.demo_voice.export --data DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from examples.demo_voice.folder import FRONT_END, TRAINING, write_config
+from examples.demo_voice.training import averaged_weights
+from token2wav import Token2Wav
+from token2wav.flow.flow import Flow
+from token2wav.vocoder.hift import HiFT
+from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE
+
+MODEL = Path(__file__).with_name("model")
+_PROVENANCE = "training.json"
+
+
+def main() -> None:
+    """Exports, and loads what was exported."""
+    parser = argparse.ArgumentParser(description="Write the demo voice's model folder from the newest checkpoints.")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the checkpoints are")
+    parser.add_argument("--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)")
+    options = parser.parse_args()
+    export(options.data, options.out)
+    size = sum(path.stat().st_size for path in options.out.iterdir())
+    print(f"export: {options.out}: {size / 1e6:.1f} MB")
+
+
+def export(data: Path, out: Path) -> None:
+    """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder as anybody would."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = write_config(data, out)
+    modules: dict[str, nn.Module] = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
+    provenance = {}
+    for name, module in modules.items():
+        weights, step = averaged_weights(data / TRAINING, name)
+        save_file(_narrow(module, weights), out / f"{name}.safetensors")
+        provenance[name] = {"steps": step, "parameters": sum(value.numel() for value in module.parameters())}
+    for name in (TOKENIZER_FILE, SPEAKER_FILE):
+        shutil.copy(data / FRONT_END / name, out)
+    (out / _PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
+    Token2Wav.load(out)
+
+
+def _narrow(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters in float16; buffers, such as rotary frequencies, need more and are few."""
+    parameters = dict(module.named_parameters())
+    return {
+        name: weights[name].half() if name in parameters else weights[name].contiguous() for name in module.state_dict()
+    }
+
+
+if __name__ == "__main__":
+    main()

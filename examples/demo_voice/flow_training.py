@@ -1,0 +1,121 @@
+"""Teaches the flow by conditional flow matching: from noise to mel along straight lines, as DiT and solver use it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
+from examples.demo_voice.front_end import Heard
+from examples.demo_voice.training import Training
+from token2wav.flow.dit import AdaNorm
+from token2wav.flow.flow import Flow
+from token2wav.flow.masks import BlockMask, attention_bias
+from token2wav.model_config import FlowConfig
+
+_LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
+_BATCH_TOKENS = 600
+_CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
+_LONGEST_PROMPT = 0.3  # of a crop
+_SIGMA_MIN = 1e-6
+_INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
+
+
+class FlowTraining(Training):
+    """Crops of the corpus, whose recordings follow one another as an utterance follows its prompt.
+
+    Args:
+        config: of the flow.
+        corpus: its recordings.
+        heard: tokens and speaker embeddings of them.
+    """
+
+    name = "flow"
+    learning_rate = 1e-3
+
+    def __init__(self, config: FlowConfig, corpus: Utterances, heard: Heard) -> None:
+        torch.manual_seed(0)
+        self._config = config
+        self._tokens = torch.from_numpy(heard.tokens).long()
+        self._mel = torch.from_numpy(corpus.mel)
+        self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
+        self._speakers = torch.from_numpy(heard.speakers)
+        self._flow = self.network = Flow(config)
+        self._initialise(torch.from_numpy(heard.mean_mel))
+
+    def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        rng = generator
+        length = min(_LENGTHS[int(torch.randint(len(_LENGTHS), (), generator=rng))], len(self._tokens) // 2)
+        batch = max(1, _BATCH_TOKENS // length)
+        last, streaming = bool(torch.rand((), generator=rng) < 0.2), bool(torch.rand((), generator=rng) < 0.5)
+        starts = self._starts(batch, length, last, rng)
+        mel = torch.stack([self._mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * (at + length)] for at in starts.tolist()])
+        mel = mel.float().transpose(1, 2)  # (B, 80, T)
+        mu, spk = self._conditions(starts, length, last, rng)
+        prompt = self._prompt(mel, rng)
+        kept = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
+        mu, prompt, spk = mu * kept[:, None, None], prompt * kept[:, None, None], spk * kept[:, None]
+
+        t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
+        noise = torch.randn(mel.shape, generator=rng)
+        at = t[:, None, None]
+        state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
+        velocity = self._velocity(state, mu, spk, prompt, t, streaming)
+        return {"loss": F.mse_loss(velocity, mel - (1 - _SIGMA_MIN) * noise)}
+
+    def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
+        """First tokens of crops: anywhere, or such that they end with a recording."""
+        if last:
+            ends = self._ends[self._ends >= length]
+            return ends[torch.randint(len(ends), (batch,), generator=rng)] - length
+        return torch.randint(len(self._tokens) - length - self._config.pre_lookahead_len, (batch,), generator=rng)
+
+    def _conditions(
+        self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """mu (B, 80, T) and speaker (B, 80)."""
+        flow = self._flow
+        right = 0 if last else self._config.pre_lookahead_len
+        embedded = flow.input_embedding(self._tokens[starts[:, None] + torch.arange(length + right)])
+        hidden = flow.pre_lookahead_layer(embedded, left=0, last=last)
+        mu = hidden.repeat_interleave(self._config.token_mel_ratio, dim=1).transpose(1, 2)
+        chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
+        return mu, flow.spk_embed_affine_layer(F.normalize(chosen, dim=1))
+
+    @staticmethod
+    def _prompt(mel: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """The mel of a random start of half of the crops, zeros elsewhere."""
+        batch, _, frames = mel.shape
+        share = torch.rand(batch, generator=rng) * _LONGEST_PROMPT * (torch.rand(batch, generator=rng) < 0.5)
+        shown = torch.arange(frames)[None] < (share * frames).long()[:, None]
+        return mel * shown[:, None]
+
+    def _velocity(
+        self,
+        state: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        prompt: torch.Tensor,
+        t: torch.Tensor,
+        streaming: bool,
+    ) -> torch.Tensor:
+        estimator, frames = self._flow.estimator, state.shape[2]
+        rope = estimator.rotary_embed(torch.arange(frames))
+        bias = attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
+        return estimator.velocity(state, mu, spk, prompt, estimator.modulation(t), rope, bias)
+
+    @torch.no_grad()
+    def _initialise(self, mean_mel: torch.Tensor) -> None:
+        """Starts where little is to be learned: tokens know their average mel, blocks do nothing, the mean is right."""
+        flow = self._flow
+        average = self._mel.float().mean(dim=0)
+        flow.input_embedding.weight.copy_((mean_mel - average) / self._mel.float().std(dim=0))
+        estimator = flow.estimator
+        for module in estimator.modules():
+            if isinstance(module, AdaNorm):
+                module.linear.weight.mul_(_INITIAL_GAIN)
+                module.linear.bias.zero_()
+        estimator.proj_out.bias.copy_(average)

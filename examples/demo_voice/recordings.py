@@ -1,0 +1,49 @@
+"""Recordings that nothing is learned from: `python -m examples.demo_voice.recordings --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import soundfile
+
+from examples.demo_voice.speech import RATE_HZ, Speaker
+from examples.demo_voice.text import held_out
+
+BUNDLED = Path(__file__).with_name("recordings")
+PROMPT, SENTENCE = BUNDLED / "prompt.wav", BUNDLED / "sentence.wav"
+_PROMPT_TEXT = "The harbor was quiet in the early morning, and the first boats were coming home with their nets."
+_SEED = 1
+
+
+def main() -> None:
+    """Writes one WAV file for every held-out sentence, or the two that are bundled with the demo."""
+    parser = argparse.ArgumentParser(description="Record the sentences that the demo voice is measured with.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write into (default: the demo's two files)")
+    out: Path | None = parser.parse_args().out
+    if out is not None:
+        record(out)
+        return
+    BUNDLED.mkdir(exist_ok=True)
+    speaker = Speaker(_SEED)
+    _write(PROMPT, speaker, _PROMPT_TEXT)
+    _write(SENTENCE, speaker, held_out()[0])
+
+
+def record(folder: Path) -> list[Path]:
+    """One WAV file for every held-out sentence, in order; those that are there are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{index:02d}.wav" for index in range(len(held_out()))]
+    if not all(path.exists() for path in paths):
+        speaker = Speaker(_SEED)
+        for path, sentence in zip(paths, held_out(), strict=True):
+            _write(path, speaker, sentence)
+    return paths
+
+
+def _write(path: Path, speaker: Speaker, sentence: str) -> None:
+    soundfile.write(path, speaker.say(sentence, vary=False), RATE_HZ, subtype="PCM_16")
+
+
+if __name__ == "__main__":
+    main()

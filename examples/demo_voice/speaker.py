@@ -1,0 +1,46 @@
+"""The speaker embedding: a fixed random projection of how the bands of a recording vary. Nothing in it is learned.
+
+With one voice there is nothing to tell apart; the graph is there so that every command has the file it expects, and
+gives recordings of different rooms and speakers different vectors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from token2wav_voice.features import SPEAKER_BANDS
+from token2wav_voice.onnx_models import SPEAKER_SIZE
+
+
+def save(path: Path) -> None:
+    """Writes `campplus.onnx`: filter bank (1, T, 80), its mean removed, to a unit vector (1, 192)."""
+    projection = np.random.default_rng(0).standard_normal((2 * SPEAKER_BANDS, SPEAKER_SIZE)).astype(np.float32)
+    constants = {
+        "time": np.array([1]),
+        "projection": projection / np.sqrt(2 * SPEAKER_BANDS).astype(np.float32),
+        "floor": np.array(1e-6, np.float32),
+    }
+    nodes = [
+        helper.make_node("Mul", ["input", "input"], ["squares"]),
+        helper.make_node("ReduceMean", ["squares", "time"], ["variances"], keepdims=0),
+        helper.make_node("ReduceMax", ["squares", "time"], ["peaks"], keepdims=0),
+        helper.make_node("Concat", ["variances", "peaks"], ["statistics"], axis=1),
+        helper.make_node("Add", ["statistics", "floor"], ["positive"]),
+        helper.make_node("Log", ["positive"], ["levels"]),
+        helper.make_node("MatMul", ["levels", "projection"], ["projected"]),
+        helper.make_node("LpNormalization", ["projected"], ["output"], axis=1, p=2),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "speaker",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["B", "T", SPEAKER_BANDS])],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", SPEAKER_SIZE])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())

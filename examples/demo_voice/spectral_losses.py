@@ -1,0 +1,45 @@
+"""How far two signals are apart, by their spectra: phases are free, and every resolution sees other mistakes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from token2wav_voice.features import PROMPT_BANDS, slaney_filters
+
+_FFT_SIZES = (256, 512, 1024, 2048)
+_FLOOR = 1e-4  # of a magnitude; what is below is not heard
+_MEL_FFT, _MEL_HOP = 1920, 480
+_MEL_WEIGHT = 2.0
+
+
+class SpectralLosses:
+    """Multi-resolution STFT loss (Yamamoto et al., 2020) and L1 of the log-mel.
+
+    Args:
+        rate_hz: of the signals.
+    """
+
+    def __init__(self, rate_hz: int) -> None:
+        filters = slaney_filters(rate_hz, _MEL_FFT, PROMPT_BANDS)
+        self._mel_filters = torch.from_numpy(filters).float()
+        self._windows = {size: torch.hann_window(size) for size in (*_FFT_SIZES, _MEL_FFT)}
+
+    def __call__(self, audio: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Losses of audio (B, N) against target (B, N), each a mean over all resolutions."""
+        shape, level = [], []
+        for size in _FFT_SIZES:
+            found, wanted = (self._magnitude(signal, size, size // 4) for signal in (audio, target))
+            shape.append((found - wanted).norm() / wanted.norm().clamp(min=_FLOOR))
+            level.append(F.l1_loss(found.log(), wanted.log()))
+        mels = (self._mel_filters @ self._magnitude(signal, _MEL_FFT, _MEL_HOP // 2) for signal in (audio, target))
+        found, wanted = (mel.clamp(min=1e-5).log() for mel in mels)
+        return {
+            "convergence": torch.stack(shape).mean(),
+            "magnitude": torch.stack(level).mean(),
+            "mel": _MEL_WEIGHT * F.l1_loss(found, wanted),
+        }
+
+    def _magnitude(self, signal: torch.Tensor, size: int, hop: int) -> torch.Tensor:
+        spectrum = torch.stft(signal, size, hop, window=self._windows[size], return_complex=True)
+        return (spectrum.real.square() + spectrum.imag.square() + _FLOOR**2).sqrt()

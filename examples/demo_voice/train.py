@@ -1,0 +1,47 @@
+"""Trains one network on, from its last checkpoint: `python -m examples.demo_voice.train flow --data DIR --minutes 60`.
+
+SIGTERM saves a checkpoint and ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from examples.demo_voice import corpus, front_end
+from examples.demo_voice.flow_training import FlowTraining
+from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING, write_config
+from examples.demo_voice.training import Training, train
+from examples.demo_voice.vocoder_training import VocoderTraining
+from token2wav.model_config import ModelConfig
+
+
+def main() -> None:
+    """Trains until the time is up."""
+    parser = argparse.ArgumentParser(description="Train one network of the demo voice on.")
+    parser.add_argument("network", choices=("flow", "hift"))
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are")
+    limit = parser.add_mutually_exclusive_group(required=True)
+    limit.add_argument("--minutes", type=float, default=math.inf, help="time to train for")
+    limit.add_argument("--steps", type=int, help="steps to train for")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--nice", type=int, default=19, help="priority, 19 is the lowest (default)")
+    options = parser.parse_args()
+    os.nice(options.nice)
+    torch.set_num_threads(options.threads)
+    recordings = corpus.read(options.data / CORPUS)
+    training: Training
+    if options.network == "flow":
+        heard = front_end.hear(options.data / FRONT_END, recordings)
+        training = FlowTraining(write_config(options.data, options.data / FRONT_END).flow, recordings, heard)
+    else:
+        training = VocoderTraining(ModelConfig.read(TEMPLATE).hift, recordings)
+    train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
+
+
+if __name__ == "__main__":
+    main()

