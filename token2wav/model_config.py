@@ -108,8 +108,8 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
-    chunk_blocks: int = 1  # of a first chunk, where the service doesn't say
-    window_evaluations: int = 1  # of the estimator, one after the other, that a chunk's window reaches through
+    chunk_blocks: int | None = None  # of a first chunk, where the service doesn't say; None: 1
+    window_evaluations: int | None = None  # that a guided chunk's window reaches through; None: 1
     codebooks: CodebookConfig | None = None
 
     def __post_init__(self) -> None:
@@ -139,14 +139,14 @@ class FlowConfig:
         """Tokens after a chunk that it depends on and that must be there before it can run."""
         if self.guided is None:
             return self.pre_lookahead_len
-        return self.guided.future_blocks * self.window_evaluations * self.block_tokens
+        return self.guided.future_blocks * (self.window_evaluations or 1) * self.block_tokens
 
     @property
     def lookbehind_tokens(self) -> int:
         """Tokens before a chunk that it is given along."""
         if self.guided is None:
             return self.lookbehind_len
-        return self.guided.past_blocks * self.window_evaluations * self.block_tokens
+        return self.guided.past_blocks * (self.window_evaluations or 1) * self.block_tokens
 
     @property
     def mel_bands(self) -> int:
@@ -164,7 +164,7 @@ class FlowConfig:
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Tokens of the first and of the longest hop: what the service says, or else what suits the model."""
-        first = stream.hop_tokens or self.chunk_blocks * self.block_tokens
+        first = stream.hop_tokens or (self.chunk_blocks or 1) * self.block_tokens
         growth = 1 if self.guided else _LONGEST_HOP_BLOCKS
         return first, stream.max_hop_tokens or max(first, growth * self.block_tokens)
 

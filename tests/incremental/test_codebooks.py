@@ -112,7 +112,7 @@ def test_hops_in_milliseconds_are_those_in_tokens(folder: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"stream\.hop_tokens: 25 is not a multiple of the attention block, 12 tokens"
     ):
-        Token2Wav.load(folder)
+        Token2Wav.load(folder, stream=StreamConfig(hop_tokens=25))
 
 
 WRONG = {

@@ -36,7 +36,7 @@ def test_the_defaults_are_those_of_the_public_loop() -> None:
 FULL = """
 stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
          left_blocks: 8, keep_prompt: false, align_prompt: true, block_tokens: 50, reach: solution,
-         steps: [10, 4]}
+         steps: [10, 4], hop_ms: 2000, max_hop_ms: 8000}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, lanes: 3, incremental: false,
           cache_mib: 512, cache_storage: int8}
 limits:
@@ -63,6 +63,8 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
             block_tokens=50,
             reach="solution",
             steps=(10, 4),
+            hop_ms=2000,
+            max_hop_ms=8000,
         ),
         RuntimeConfig(
             "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
