@@ -32,7 +32,7 @@ def test_the_defaults_are_those_of_the_public_loop() -> None:
 
 FULL = """
 stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
-         left_blocks: 8, align_prompt: true}
+         left_blocks: 8, align_prompt: true, steps: [8, 4], hop_ms: 2000, max_hop_ms: 8000}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, lanes: 3, incremental: false,
           cache_mib: 512, cache_storage: int8}
 limits:
@@ -52,7 +52,7 @@ limits:
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig("lead", 50, 200, "full", "reference", left_blocks=8, align_prompt=True),
+        StreamConfig("lead", 50, 200, "full", "reference", 8, True, (8, 4), 2000.0, 8000.0),
         RuntimeConfig(
             "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
         ),
