@@ -134,7 +134,13 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "speaker_embedding": ("FP32", ["192"]),
         "voice_id": ("UINT8", ["32"]),
     }
-    assert {item["name"] for item in metadata["outputs"]} == {"audio", "chunk_index", "final"}
+    assert {item["name"] for item in metadata["outputs"]} == {
+        "audio",
+        "chunk_index",
+        "final",
+        "sample_rate",
+        "samples_per_token",
+    }
 
 
 def test_voice_inputs_arrive_unchanged(rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]) -> None:

@@ -27,10 +27,10 @@ def with_one_value(array: Any, value: float) -> Any:
 
 
 BAD: dict[str, tuple[str, Any, str]] = {
-    "tokens in two dimensions": (
+    "tokens in three dimensions": (
         "prompt_tokens",
-        np.zeros((1, 4), np.int32),
-        r"shape \(1, 4\), expected one dimension",
+        np.zeros((1, 1, 4), np.int32),
+        r"shape \(1, 1, 4\), expected one or two dimensions",
     ),
     "fractions as tokens": ("prompt_tokens", [1.0, 2.0], "type float64, expected integers"),
     "ragged tokens": ("prompt_tokens", [[1], [2, 3]], "not an array"),
