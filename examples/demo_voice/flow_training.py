@@ -80,6 +80,7 @@ class FlowTraining(Training):
         flow = self._flow
         right = 0 if last else self._config.pre_lookahead_len
         embedded = flow.input_embedding(self._tokens[starts[:, None] + torch.arange(length + right)])
+        assert flow.pre_lookahead_layer is not None
         hidden = flow.pre_lookahead_layer(embedded, left=0, last=last)
         mu = hidden.repeat_interleave(self._config.token_mel_ratio, dim=1).transpose(1, 2)
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
