@@ -209,12 +209,12 @@ def _measure(name: str, sentences: Sequence[Sentence], speak: Speak, recogniser:
 
 def _line(name: str, row: dict[str, Any]) -> str:
     numbers = [row.get(key) for key in ("wer", "stoi", "pesq", "mcd_db")]
-    borders = [_with_error(row["borders"][key]) for key in ("jumps", "fluxes")]
+    borders = [_with_error(row["borders"].get(key)) for key in ("jumps", "fluxes")]
     return " | ".join([name, *("-" if number is None else f"{number:.3f}" for number in numbers), *borders])
 
 
-def _with_error(found: dict[str, float]) -> str:
-    return f"{found['decibels']:+.1f} ± {found['standard_error']:.1f}" if found["count"] else "-"
+def _with_error(found: dict[str, float] | None) -> str:
+    return f"{found['decibels']:+.1f} ± {found['standard_error']:.1f}" if found else "-"
 
 
 def _provenance(folder: Path) -> dict[str, Any]:

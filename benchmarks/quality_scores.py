@@ -109,12 +109,16 @@ class Borders:
             )
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Of both measures how much larger they are at the ends of chunks, and the standard error of that."""
-        return {name: _difference(*vars(self)[name]) for name in ("jumps", "fluxes")}
+        """Of both measures how much larger they are at the ends of chunks, and the standard error of that.
+
+        Empty where there was only one chunk in every utterance.
+        """
+        measures = {"jumps": self.jumps, "fluxes": self.fluxes}
+        return {name: _difference(*found) for name, found in measures.items() if found[0]}
 
 
 def _difference(here: list[float], elsewhere: list[float]) -> dict[str, float]:
-    error = np.sqrt(sum(np.var(values) / max(1, len(values)) for values in (here, elsewhere)))
+    error = np.sqrt(sum(np.var(values) / len(values) for values in (here, elsewhere)))
     return {
         "decibels": round(float(np.mean(here) - np.mean(elsewhere)), 2),
         "standard_error": round(float(error), 2),
@@ -129,7 +133,7 @@ def _decibels(ratio: float) -> float:
 def _cepstra(mel: NDArray[np.float32]) -> NDArray[np.float64]:
     bands = mel.shape[1]
     order = np.arange(1, _CEPSTRA + 1)
-    basis = np.sqrt(2 / bands) * np.cos(np.pi / bands * order[:, None] * (np.arange(bands) + 0.5))
+    basis = 2 / bands * np.cos(np.pi / bands * order[:, None] * (np.arange(bands) + 0.5))
     return mel @ basis.T
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from examples.demo_voice.folder import FRONT_END, TRAINING, write_config
@@ -41,7 +41,7 @@ def export(data: Path, out: Path) -> None:
     provenance = {}
     for name, module in modules.items():
         weights, step = averaged_weights(data / TRAINING, name)
-        save_file(_narrow(module, weights), out / f"{name}.safetensors")
+        (out / f"{name}.safetensors").write_bytes(save(_narrow(module, weights)))
         provenance[name] = {"steps": step, "parameters": sum(value.numel() for value in module.parameters())}
     for name in (TOKENIZER_FILE, SPEAKER_FILE):
         shutil.copy(data / FRONT_END / name, out)

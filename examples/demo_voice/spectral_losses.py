@@ -32,13 +32,16 @@ class SpectralLosses:
             found, wanted = (self._magnitude(signal, size, size // 4) for signal in (audio, target))
             shape.append((found - wanted).norm() / wanted.norm().clamp(min=_FLOOR))
             level.append(F.l1_loss(found.log(), wanted.log()))
-        mels = (self._mel_filters @ self._magnitude(signal, _MEL_FFT, _MEL_HOP // 2) for signal in (audio, target))
-        found, wanted = (mel.clamp(min=1e-5).log() for mel in mels)
+        found, wanted = self.log_mel(audio), self.log_mel(target)
         return {
             "convergence": torch.stack(shape).mean(),
             "magnitude": torch.stack(level).mean(),
             "mel": _MEL_WEIGHT * F.l1_loss(found, wanted),
         }
+
+    def log_mel(self, audio: torch.Tensor) -> torch.Tensor:
+        """(B, N) to (B, 80, frames), with twice the frames of the model's mel."""
+        return (self._mel_filters @ self._magnitude(audio, _MEL_FFT, _MEL_HOP // 2)).clamp(min=1e-5).log()
 
     def _magnitude(self, signal: torch.Tensor, size: int, hop: int) -> torch.Tensor:
         spectrum = torch.stft(signal, size, hop, window=self._windows[size], return_complex=True)

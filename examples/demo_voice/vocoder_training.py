@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.spectral_losses import SpectralLosses
 from examples.demo_voice.training import Training
+from examples.demo_voice.vocoder_start import start_as_vocoder
 from token2wav.model_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LOOKAHEAD, HiFT, fourier_kernels
 
@@ -15,9 +16,6 @@ _BATCH = 4
 _FRAMES = 32  # of a crop that are compared
 _LEAD_FRAMES = 10  # before them, for the network's reach to the left
 _F0_SCALE_HZ = 100.0
-# Of the bins at the start: so quiet that the limiter stops nothing, and such that every window holds a pulse in its
-# middle. Were they equal it would be at the edge, where the window is zero, because phases keep within one radian.
-_EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE = -1.0, -4.0
 
 
 class VocoderTraining(Training):
@@ -42,29 +40,34 @@ class VocoderTraining(Training):
         self._hift = self.network = HiFT(config)
         self._hift.window = torch.hann_window(config.n_fft)
         self._hift.analysis, self._hift.synthesis = fourier_kernels(self._hift.window)
-        self._initialise()
+        start_as_vocoder(self._hift, self._mel.float().mean(dim=0))
+        self._match_level()
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        network, hop = self._hift, self._config.samples_per_frame
+        audio, target, f0_loss = self._batch(generator)
+        losses = self._compare(audio, target)
+        return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
+
+    def _batch(self, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the vocoder makes of random crops, (B, N), what it should have made, and the loss of its F0."""
+        hift, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
-        whole = made + network.lookahead_frames
-        starts = torch.randint(self._frames - whole, (_BATCH,), generator=generator).tolist()
+        whole = made + hift.lookahead_frames
+        starts = torch.randint(self._frames - whole, (_BATCH,), generator=rng).tolist()
         mel = torch.stack([self._mel[at : at + whole] for at in starts]).float().transpose(1, 2)
         f0 = torch.stack([self._f0[at : at + whole - F0_LOOKAHEAD] for at in starts]).float()
         first, last = _LEAD_FRAMES * hop, made * hop
         target = torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float() / 32768
 
-        found = network.f0_predictor(mel, final=False)
-        f0_loss = F.smooth_l1_loss(found / _F0_SCALE_HZ, f0 / _F0_SCALE_HZ)
-        uniform = torch.rand(f0.shape[1] * hop, self._config.nb_harmonics + 1, generator=generator)
-        source, _ = network.m_source(f0, network.m_source.merged(uniform))
-        audio = network.decode(mel[..., : f0.shape[1]], source, final=False)[:, first:last]
-        losses = self._compare(audio, target)
-        return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
+        f0_loss = F.smooth_l1_loss(hift.f0_predictor(mel, final=False) / _F0_SCALE_HZ, f0 / _F0_SCALE_HZ)
+        uniform = torch.rand(f0.shape[1] * hop, self._config.nb_harmonics + 1, generator=rng)
+        source, _ = hift.m_source(f0, hift.m_source.merged(uniform))
+        audio = hift.decode(mel[..., : f0.shape[1]], source, final=False)[:, first:last]
+        return audio, target, f0_loss
 
     @torch.no_grad()
-    def _initialise(self) -> None:
-        """Starts with quiet pulses, and everything voiced: the absolute value of an F0 of zero would learn nothing."""
-        levels = dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1]
-        levels[0::2], levels[1::2] = _EVEN_LOG_MAGNITUDE, _ODD_LOG_MAGNITUDE
-        self._hift.f0_predictor.classifier.bias.fill_(1.0)
+    def _match_level(self) -> None:
+        """Makes the first output as loud as the recordings."""
+        audio, target, _ = self._batch(torch.Generator().manual_seed(0))
+        louder = (self._compare.log_mel(target) - self._compare.log_mel(audio)).mean()
+        dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1] += louder

@@ -22,6 +22,7 @@ PROGRAMS = {
     "token2wav-voice": ("voices",),
     "token2wav-serve": ("server/token2wav_server",),
     "benchmarks": ("benchmarks",),
+    "examples": ("examples",),
 }
 # Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their own.
 FOREIGN = {"--exit-timeout-secs", "--request-count", "--request-rate-range", "--shm-size", "--warmup-request-count"}
@@ -30,7 +31,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
 _PROGRAM = re.compile(
     r"(?:^|[\s/(])(?P<name>token2wav-(?:client|export|masks|plan|serve|tokenize|voice))(?=\s|$)"
-    r"|-m (?P<module>benchmarks)\."
+    r"|-m (?P<module>benchmarks|examples)\."
 )
 _SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")
 

@@ -1,0 +1,75 @@
+"""The demo voice as it lies in the repository: its size, what it makes of a recording, and the demo itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from examples import demo
+from tests.support.golden import DATA
+from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav_voice import FrontEnd, Recording
+from token2wav_voice.features import prompt_mel
+
+ROOT = DATA.parents[1]
+MAX_BYTES = 20_000_000
+BANDS_APART = 0.6  # of the log-mel of what is spoken from that of the recording; between unlike sentences it is 2
+
+
+@pytest.fixture(scope="module")
+def front_end() -> FrontEnd:
+    return FrontEnd(demo.MODEL)
+
+
+@pytest.fixture(scope="module")
+def voice(front_end: FrontEnd) -> Voice:
+    made = front_end.voice(Recording.load(demo.PROMPT))
+    return Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+
+
+def test_it_is_small() -> None:
+    assert sum(path.stat().st_size for path in demo.MODEL.iterdir()) < MAX_BYTES
+
+
+def test_what_it_speaks_looks_like_the_recording(front_end: FrontEnd, voice: Voice) -> None:
+    model, recording = Token2Wav.load(demo.MODEL), Recording.load(demo.SENTENCE)
+    wanted = prompt_mel(recording.samples)
+    found = prompt_mel(model.synthesize(front_end.tokens(recording), voice))
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).mean() < BANDS_APART
+    assert np.abs(found[::-1] - wanted).mean() > 2 * BANDS_APART
+
+
+def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
+    """Its vocoder has other stages and windows than the public one: a reach of its own."""
+    tokens = front_end.tokens(Recording.load(demo.SENTENCE))
+    model = Token2Wav.load(demo.MODEL, stream=StreamConfig(hop="fixed"))
+    mel = model.mel(tokens, voice)
+    with model.stream(voice) as stream:
+        chunks = [chunk.audio for at in range(0, len(tokens), 7) for chunk in stream.push(tokens[at : at + 7])]
+        chunks += [chunk.audio for chunk in stream.finish()]
+    assert len(chunks) > 2
+    whole, streamed = model.vocode(mel), np.concatenate(chunks)
+    assert 20 * np.log10(np.std(whole) / np.std(whole - streamed)) > 40
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
+    soundfile.write(tmp_path / "part.wav", part, rate)
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py", str(tmp_path / "part.wav")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "960 for each of 37 tokens" in done.stdout
+    assert soundfile.info(demo.WAV).frames == 37 * 960
+    assert demo.PICTURE.stat().st_size > 10_000
