@@ -9,7 +9,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve export export-full gpu-check perf soak docs docs-check clean
+.PHONY: help setup demo test lint format serve export export-full gpu-check perf demo-voice soak docs docs-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,14 @@ perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=]: run perf_analyzer and our own clien
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)
+
+demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the demo voice, and measure it
+	@test -n "$(DATA)" || { echo "make demo-voice: name the recipe's folder: make demo-voice DATA=demo_data" >&2; exit 1; }
+	$(SETUP)
+	@$(BIN)/python -m examples.demo_voice.export --data "$(DATA)"
+	@$(BIN)/python -m benchmarks.quality
+	@$(BIN)/python examples/demo.py
+	@cp out/demo.png docs/demo.png
 
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -125,17 +126,26 @@ def main() -> None:
     texts = held_out()[: len(paths)]
     sentences = [_sentence(front_end, path, text) for path, text in zip(paths, texts, strict=True)]
     recogniser = Recogniser()
-    rows: dict[str, dict[str, Any]] = {}
+    subject = {"model": _provenance(options.model), "sentences": len(sentences)}
+    rows = _rows_so_far(options.name, subject)
     print("mode | WER | STOI | PESQ | MCD dB | jump dB | flux dB")
     for name, speak in _ways(options.model, prompt):
-        if options.only and name not in (*options.only, ORIGINAL):
-            continue
-        with ExitStack() as stack:
-            rows[name] = _measure(name, sentences, speak(stack), recogniser)
-        print(_line(name, rows[name]), flush=True)
-    result = {"environment": describe("jiwer", "pocketsphinx", "pystoi"), "model": _provenance(options.model)}
-    save(options.name, {**result, "sentences": len(sentences), "rows": rows})
+        if name not in rows and (not options.only or name in (*options.only, ORIGINAL)):
+            with ExitStack() as stack:
+                rows[name] = _measure(name, sentences, speak(stack), recogniser)
+            save(options.name, {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows})
+        if name in rows:
+            print(_line(name, rows[name]), flush=True)
     _plot(rows, RESULTS / f"{options.name}.png")
+
+
+def _rows_so_far(name: str, subject: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rows of an earlier run on the same weights and sentences, which can so be stopped and gone on with."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return {}
+    earlier = json.loads(path.read_text(encoding="utf-8"))
+    return earlier["rows"] if all(earlier[key] == value for key, value in subject.items()) else {}
 
 
 def _sentence(front_end: FrontEnd, path: Path, text: str) -> Sentence:
@@ -218,8 +228,11 @@ def _with_error(found: dict[str, float] | None) -> str:
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    path = folder / "training.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    """How long the model was trained, as far as its folder says, and hashes that tell its weights from any others."""
+    weights = sorted(path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}"))
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in weights}
+    training = folder / "training.json"
+    return {**(json.loads(training.read_text(encoding="utf-8")) if training.is_file() else {}), "sha256": hashes}
 
 
 def _plot(rows: dict[str, dict[str, Any]], path: Path) -> None:

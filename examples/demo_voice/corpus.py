@@ -83,13 +83,16 @@ def grow(folder: Path, sentences: int, workers: int) -> None:
     if not missing:
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(_make, folder, index) for index in missing]
+        jobs = [
+            pool.submit(_make, folder, index, min(SHARD_SENTENCES, sentences - index * SHARD_SENTENCES))
+            for index in missing
+        ]
         for job in tqdm(as_completed(jobs), desc="corpus", unit="shard", total=len(jobs)):
             job.result()
 
 
-def _make(folder: Path, index: int) -> None:
-    text = Sentences(dictionary(), _SEED + index).take(SHARD_SENTENCES)
+def _make(folder: Path, index: int, count: int) -> None:
+    text = Sentences(dictionary(), _SEED + index).take(count)
     speaker = Speaker(_SEED + index)
     made = Utterances.of([speaker.say(sentence, vary=True) for sentence in text])
     draft = folder / f".{index}.npz"

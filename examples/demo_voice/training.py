@@ -18,7 +18,8 @@ _LOG_EVERY_STEPS = 10
 _SAVE_EVERY_SECONDS = 180.0
 _WARM_UP_STEPS = 100
 _CLIP = 1.0
-_EMA_HALF_LIFE = 10  # the average forgets half of itself in a tenth of the steps so far, at least
+_AVERAGED_SHARE = 10  # the average reaches back over a tenth of the steps so far, but not over more than
+_AVERAGED_STEPS = 2000
 
 
 class Training(ABC):
@@ -42,15 +43,14 @@ class Training(ABC):
 
 
 class Average:
-    """Exponential moving average of a network's weights, over a share of all steps so far."""
+    """Exponential moving average of a network's weights."""
 
-    def __init__(self, network: nn.Module, slowest: float = 0.9995) -> None:
+    def __init__(self, network: nn.Module) -> None:
         self.weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
-        self._slowest = slowest
 
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
-        keep = min(self._slowest, (1 + step) / (_EMA_HALF_LIFE + step))
+        keep = 1 - 1 / min(_AVERAGED_STEPS, 1 + step / _AVERAGED_SHARE)
         for name, value in network.state_dict().items():
             if value.is_floating_point():
                 self.weights[name].lerp_(value, 1 - keep)

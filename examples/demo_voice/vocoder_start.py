@@ -25,7 +25,7 @@ _ODD_BINS = -4.0
 
 @torch.no_grad()
 def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
-    """Sets the weights of a HiFT with one upsampling stage of rate 2, whose windows are as long as its mel's hop twice.
+    """Sets the weights of a HiFT with one upsampling stage of rate 2 and windows of two mel frames.
 
     Args:
         hift: not frozen yet.
@@ -67,10 +67,10 @@ def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
 
 def _bands_to_bins(config: HiFTConfig) -> torch.Tensor:
     """(bins, bands): interpolates between the centres of mel bands."""
-    filters = slaney_filters(config.sampling_rate, config.n_fft, PROMPT_BANDS)
-    fine = slaney_filters(config.sampling_rate, 8 * config.n_fft, PROMPT_BANDS)
-    centres = fine @ np.arange(fine.shape[1]) / fine.sum(axis=1) / 8
-    bins = np.arange(filters.shape[1])
+    fine = 8  # times the resolution, so that the lowest bands have a centre of their own
+    filters = slaney_filters(config.sampling_rate, fine * config.n_fft, PROMPT_BANDS)
+    centres = filters @ np.arange(filters.shape[1]) / filters.sum(axis=1) / fine
+    bins = np.arange(config.n_fft // 2 + 1)
     spread = np.stack([np.interp(bins, centres, row) for row in np.eye(PROMPT_BANDS)], axis=1)
     return torch.from_numpy(spread).float()
 
