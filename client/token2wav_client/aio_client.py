@@ -79,7 +79,8 @@ class AsyncClient(BaseClient):
             token_batches: each of shape (tokens,), integers. An ordinary iterable must not wait for anything.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open, steps: as in `open`.
+            keep_open: as in `open`.
+            steps: as in `open`.
 
         Raises:
             Exception: as `Client.synthesize` does.

@@ -110,7 +110,8 @@ class Client(BaseClient):
             token_batches: each of shape (tokens,), integers.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
-            keep_open, steps: as in `open`.
+            keep_open: as in `open`.
+            steps: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.

@@ -52,7 +52,8 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(scheduler: S
     closed = Counter()
     voices = [demo_voice(count) for count in (5, 25)]
     counts = (1, 12, 40)
-    references = {(v, n): model.synthesize(demo_tokens(n), voices[v]) for v in range(len(voices)) for n in counts}
+    tokens = {n: demo_tokens(n) for n in counts}
+    references = {(v, n): model.synthesize(tokens[n], voices[v]) for v in range(len(voices)) for n in counts}
     failures: list[str] = []
 
     def client(seed: int) -> None:
@@ -64,7 +65,7 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(scheduler: S
             while at < n:
                 portion = generator.randint(1, 15)
                 replies.append(RecordingReply())
-                scheduler.push(utterance, demo_tokens(n)[at : at + portion], replies[-1], end=at + portion >= n)
+                scheduler.push(utterance, tokens[n][at : at + portion], replies[-1], end=at + portion >= n)
                 at += portion
             if snr_db(joined(*replies), references[v, n]) < SAME_DB:
                 failures.append(f"voice {v}, {n} tokens, seed {seed}")

@@ -87,6 +87,8 @@ class UpConv(nn.Conv1d):
             self.phase_bias = self.bias.repeat_interleave(self.rate)
 
     def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        if self.training:  # the weights are not to be frozen yet
+            return super().forward(F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0)))
         x = F.conv1d(x if history else F.pad(x, (self.reach, 0)), self.phases, self.phase_bias)
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
 
@@ -116,7 +118,7 @@ class Snake(nn.Module):
     def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
         """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
         alpha = self.alpha.detach()
-        if alpha.abs().min() < _LEAST_FOLDED:
+        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:  # on `meta`, where sizes are counted, none is known
             return
         after.weight /= alpha[:, None]
         self._gives_scaled = True
