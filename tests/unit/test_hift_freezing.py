@@ -15,7 +15,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize(("kernel", "rate"), [(16, 8), (11, 5), (7, 3), (3, 2), (1, 4), (5, 1)])
 def test_upsampling_without_repeats(kernel: int, rate: int) -> None:
-    conv, x = UpConv(6, 4, kernel, rate).requires_grad_(False), random(2, 6, 20)
+    conv, x = UpConv(6, 4, kernel, rate).requires_grad_(False).eval(), random(2, 6, 20)
     conv.freeze()
     repeated = F.pad(x.repeat_interleave(rate, dim=2), (kernel - 1, 0))
     expected = F.conv1d(repeated, conv.weight, conv.bias)
