@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.flow.flow import Flow
-from token2wav.model_config import HiFTConfig, ModelConfig
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 

@@ -14,7 +14,8 @@ from torch import nn
 from token2wav.errors import CheckpointError
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
-from token2wav.model_config import HiFTConfig, ModelConfig
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import ModelConfig
 from token2wav.model_folder import weights_file
 from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
 from token2wav.vocoder.bigvgan_weights import read_generator

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import InputError
-from token2wav.model_config import FlowConfig, ModelConfig
+from token2wav.flow_config import FlowConfig
+from token2wav.model_config import ModelConfig
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from examples.demo_voice.training import Training
 from token2wav.flow.dit import AdaNorm
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.model_config import FlowConfig
+from token2wav.flow_config import FlowConfig
 
 _LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS = 600

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from token2wav.model_config import HiFTConfig
+from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.hift import HiFT
 from token2wav_voice.features import PROMPT_BANDS, slaney_filters
 

@@ -9,7 +9,7 @@ from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.spectral_losses import SpectralLosses
 from examples.demo_voice.training import Training
 from examples.demo_voice.vocoder_start import start_as_vocoder
-from token2wav.model_config import HiFTConfig
+from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LOOKAHEAD, HiFT, fourier_kernels
 
 _BATCH = 4

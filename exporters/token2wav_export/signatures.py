@@ -9,7 +9,9 @@ from typing import Literal
 from token2wav.artifacts import Graph, Precision
 from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.flow.dit import CONTEXT_FRAMES
-from token2wav.model_config import EstimatorConfig, HiFTConfig, ModelConfig
+from token2wav.flow_config import EstimatorConfig
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import ModelConfig
 from token2wav_export.errors import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past

@@ -17,8 +17,8 @@ from token2wav.flow.guided import GuidedSolver
 from token2wav.flow.masks import attention_bias
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
+from token2wav.flow_config import EstimatorConfig, FlowConfig
 from token2wav.guided_attention import GuidedAttention
-from token2wav.model_config import EstimatorConfig, FlowConfig
 from token2wav.streaming.accumulator import TokenAccumulator
 from token2wav.streaming.hops import HopSchedule
 

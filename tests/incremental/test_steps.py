@@ -21,7 +21,8 @@ from token2wav.checkpoint import load_flow, load_flow_noise
 from token2wav.engines.packed_solver import PackedChunkSolver
 from token2wav.engines.torch_steps import TorchSteps
 from token2wav.flow.solver import solver_times, time_grid
-from token2wav.model_config import ModelConfig, ScheduleConfig
+from token2wav.flow_config import ScheduleConfig
+from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import Session
 
 COSINE, LINEAR, LIST = "'cosine'", "'linear'", "'cosine'\n                times: [0, 0.4, 0.9, 1]"

@@ -32,8 +32,9 @@ FLOORS = [
     {"token2wav.checkpoint"},
     {"token2wav.vocoder", "token2wav.flow"},
     {"token2wav.artifacts", "token2wav.voice"},
-    {"token2wav.model_config", "token2wav.config"},
-    {"token2wav.bigvgan_config", "token2wav.streamflow_config"},
+    {"token2wav.model_config", "token2wav.model_sections"},
+    {"token2wav.flow_config", "token2wav.hift_config", "token2wav.config"},
+    {"token2wav.bigvgan_config", "token2wav.model_node", "token2wav.streamflow_config"},
     {
         "token2wav.config_values",
         "token2wav.guided_attention",

@@ -12,7 +12,9 @@ import pytest
 from tests.unit.material import FULL_SIZE, TINY, one_line
 from token2wav import ConfigError
 from token2wav.checkpoint import check_model_folder
-from token2wav.model_config import EstimatorConfig, FlowConfig, HiFTConfig, ModelConfig
+from token2wav.flow_config import EstimatorConfig, FlowConfig
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import ModelConfig
 
 FULL_FLOW = FlowConfig(
     vocab_size=6561,

@@ -11,7 +11,8 @@ import onnxruntime
 import torch
 
 from token2wav.errors import EngineUnavailableError
-from token2wav.model_config import HiFTConfig, VocoderConfig
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import VocoderConfig
 
 _TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
 

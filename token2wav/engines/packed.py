@@ -11,7 +11,7 @@ from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.dit import CONTEXT_FRAMES, RotaryEmbedding
 from token2wav.flow.masks import allowed_blocks, attention_bias
-from token2wav.model_config import EstimatorConfig
+from token2wav.flow_config import EstimatorConfig
 
 _NOTHING = 1 << 30  # the block of a key that is only padding: later than any query
 

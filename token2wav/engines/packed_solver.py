@@ -16,7 +16,7 @@ from token2wav.engines.packed import BatchShape, PackedBatch
 from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.solver import OdeTables
-from token2wav.model_config import EstimatorConfig
+from token2wav.flow_config import EstimatorConfig
 
 
 class Steps(Protocol):

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from token2wav.model_config import FlowConfig
+from token2wav.flow_config import FlowConfig
 
 Storage = Literal["float32", "float16", "int8"]
 

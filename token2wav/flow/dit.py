@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.model_config import EstimatorConfig
+from token2wav.flow_config import EstimatorConfig
 
 _CONV_KERNEL = 31
 CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back

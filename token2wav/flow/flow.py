@@ -8,7 +8,7 @@ from torch import nn
 
 from token2wav.flow.dit import DiT
 from token2wav.flow.frontend import PreLookahead, token_embedding
-from token2wav.model_config import FlowConfig
+from token2wav.flow_config import FlowConfig
 
 
 class _Decoder(nn.Module):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.model_config import FlowConfig
+from token2wav.flow_config import FlowConfig
 
 
 class PreLookahead(nn.Module):

@@ -9,7 +9,7 @@ import torch
 
 from token2wav.flow.dit import DiT, Modulation
 from token2wav.flow.masks import attention_bias
-from token2wav.model_config import ScheduleConfig
+from token2wav.flow_config import ScheduleConfig
 
 _COSINE = ScheduleConfig()
 

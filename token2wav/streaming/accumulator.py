@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.engines.base import FlowChunk
-from token2wav.model_config import FlowConfig
+from token2wav.flow_config import FlowConfig
 
 
 class TokenAccumulator:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
-from token2wav.model_config import HiFTConfig
+from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.vocoder.source import HarmonicSource, Phase
 

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from token2wav.model_config import HiFTConfig
+from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase

@@ -8,7 +8,8 @@ from collections import OrderedDict
 import torch
 
 from token2wav.flow.noise import PAGE_FRAMES, PUBLIC_SEED
-from token2wav.model_config import FlowConfig, HiFTConfig
+from token2wav.flow_config import FlowConfig
+from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.source import HarmonicSource
 
 _BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics

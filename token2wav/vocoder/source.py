@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from token2wav.model_config import HiFTConfig
+from token2wav.hift_config import HiFTConfig
 
 Phase = Literal["exact", "reference"]
 

@@ -21,7 +21,8 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.model_config import FlowConfig, ModelConfig
+from token2wav.flow_config import FlowConfig
+from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
