@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.server.rig import Rig
-from tests.support.golden import DATA, GoldenSet
+from tests.support.golden import DATA, GoldenSet, snr_db
+from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 
+SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
 AT_ONCE_SECONDS = 20.0  # below the idle time-out of 30 s, far above the 50 ms at which the server looks
 
 
@@ -50,7 +52,7 @@ def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     rig.wait_until_empty(AT_ONCE_SECONDS)
 
 
-def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav) -> None:
     with Client(rig.server.grpc_url) as client:
         leavers = [client.open(voice) for _ in range(4)]
         stayers = [client.open(voice) for _ in range(4)]
@@ -61,8 +63,8 @@ def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice) 
         for utterance in stayers:
             utterance.finish(golden.tokens[60:])
         audio = [np.concatenate([chunk.audio for chunk in utterance]) for utterance in stayers]
-    assert all(np.array_equal(each, audio[0]) for each in audio)
-    assert len(audio[0]) == 960 * len(golden.tokens)
+    alone = model.synthesize(golden.tokens, golden.voice)
+    assert min(snr_db(each, alone) for each in audio) >= SAME_DB
 
 
 def test_client_that_is_not_kept_open_is_dropped_when_idle(limited: Rig, voice: ClientVoice) -> None:
