@@ -211,6 +211,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="of every stream; the median by flow time is kept")
     parser.add_argument("--name", default="streaming_cost", help="of the result files")
     options = parser.parse_args()
+    if min(options.endless, *options.seconds) < 1:
+        parser.error("--seconds and --endless: streams last at least 1 second")
     with tempfile.TemporaryDirectory() as temporary:
         folders = {name: a_model(Path(temporary) / name, name) for name in options.models}
         jobs = [

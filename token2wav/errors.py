@@ -37,6 +37,11 @@ class InputError(Token2WavError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self._problem = problem
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str]]:
+        """How it gets from one process to another: an exception alone would be made anew of its message."""
+        return type(self), (self.field, self._problem)
 
 
 class StreamClosedError(Token2WavError):
