@@ -37,6 +37,7 @@ FLOORS = [
     {"token2wav.bigvgan_config", "token2wav.model_node", "token2wav.streamflow_config"},
     {
         "token2wav.config_values",
+        "token2wav.groups",
         "token2wav.guided_attention",
         "token2wav.hyperyaml",
         "token2wav.model_folder",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from token2wav.engines.base import CacheUsage, FlowChunk, FlowEngine
 from token2wav.engines.handles import HandleTable
+from token2wav.groups import in_groups
 from token2wav.voice import Voice
 
 
@@ -35,14 +36,11 @@ class SteppedFlowEngine:
 
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """See `FlowEngine.advance`. Chunks with as many steps are computed together."""
-        groups: dict[int, list[int]] = {}
-        for index, (handle, _) in enumerate(batch):
-            groups.setdefault(self._streams[handle][0], []).append(index)
-        mels: dict[int, torch.Tensor] = {}
-        for steps, members in groups.items():
-            own = [(self._streams[batch[index][0]][1], batch[index][1]) for index in members]
-            mels.update(zip(members, self._engines[steps].advance(own), strict=True))
-        return [mels[index] for index in range(len(batch))]
+        return in_groups(batch, lambda each: self._streams[each[0]][0], self._advance_alike)
+
+    def _advance_alike(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        steps, _ = self._streams[batch[0][0]]
+        return self._engines[steps].advance([(self._streams[handle][1], chunk) for handle, chunk in batch])
 
     def close(self, handle: int) -> None:
         stream = self._streams.remove(handle)

@@ -16,6 +16,7 @@ from token2wav.flow.cache import ChunkMemory, KeyValueStore, StepMemory
 from token2wav.flow.dit import Attend, Convolution, DiT
 from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.flow.solver import OdeTables
+from token2wav.groups import groups_of
 
 
 class TorchChunkSolver:
@@ -39,13 +40,10 @@ class TorchChunkSolver:
         """See `ChunkSolver`."""
         if not works:
             return []
-        shapes: dict[tuple[object, ...], list[int]] = {}
-        for index, work in enumerate(works):
-            key = (work.frames, work.start, tuple(work.past.blocks), work.past.prefix_blocks)
-            shapes.setdefault(key, []).append(index)
-        order = [index for members in shapes.values() for index in members]
-        mels = self._solve([[works[index] for index in members] for members in shapes.values()])
-        return [mel for _, mel in sorted(zip(order, mels, strict=True), key=lambda pair: pair[0])]
+        groups = groups_of(works, lambda work: (work.frames, work.start, (*work.past.blocks,), work.past.prefix_blocks))
+        mels = self._solve([[works[index] for index in members] for members in groups])
+        by_index = dict(zip((index for members in groups for index in members), mels, strict=True))
+        return [by_index[index] for index in range(len(works))]
 
     def _solve(self, groups: list[list[ChunkWork]]) -> list[torch.Tensor]:
         """Mels of chunks that were sorted into groups of one shape and one place in their utterances."""

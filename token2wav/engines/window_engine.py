@@ -17,6 +17,7 @@ from token2wav.engines.handles import HandleTable
 from token2wav.flow.flow import Flow
 from token2wav.flow.guided import GuidedSolver
 from token2wav.flow.noise import FlowNoise
+from token2wav.groups import in_groups
 from token2wav.voice import Voice
 
 
@@ -44,14 +45,7 @@ class WindowFlowEngine:
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """See `FlowEngine.advance`. Windows of one shape, which streams at the same hop have, are computed together."""
-        shapes: dict[tuple[int, int, int], list[int]] = {}
-        for index, (_, chunk) in enumerate(batch):
-            shapes.setdefault((len(chunk.tokens), chunk.left, chunk.stop - chunk.start), []).append(index)
-        mels: dict[int, torch.Tensor] = {}
-        for (_, left, tokens), members in shapes.items():
-            solved = self._solve([batch[index] for index in members], self._ratio * left, self._ratio * tokens)
-            mels.update(zip(members, solved, strict=True))
-        return [mels[index] for index in range(len(batch))]
+        return in_groups(batch, lambda each: _shape(each[1]), self._solve)
 
     def close(self, handle: int) -> None:
         self._speakers.remove(handle)
@@ -69,19 +63,26 @@ class WindowFlowEngine:
         handle = self.open(voice)
         try:
             chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
-            return self._solve([(handle, chunk)], 0, self._ratio * len(tokens))[0]
+            return self._solve([(handle, chunk)])[0]
         finally:
             self.close(handle)
 
     def _speaker(self, voice: Voice) -> torch.Tensor:
         return self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
 
-    def _solve(self, batch: Sequence[tuple[int, FlowChunk]], left: int, frames: int) -> torch.Tensor:
-        """(B, bands, frames) of windows of one shape, each with `left` frames before its chunk's."""
+    def _solve(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        """Mels (bands, frames) of chunks whose windows have one shape."""
+        _, left, tokens = _shape(batch[0][1])
+        first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
         mu = torch.stack([self._flow.condition(torch.tensor(chunk.tokens, device=self._device)) for _, chunk in batch])
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts]).to(self._device)
         speakers = torch.stack([self._speakers[handle] for handle, _ in batch])
         positions = torch.tensor(starts, device=self._device)
-        return self._solver.solve(noise, mu, speakers, positions, left, left + frames)
+        return list(self._solver.solve(noise, mu, speakers, positions, first, last))
+
+
+def _shape(chunk: FlowChunk) -> tuple[int, int, int]:
+    """Tokens of a chunk's window, those before the chunk, and its own."""
+    return len(chunk.tokens), chunk.left, chunk.stop - chunk.start

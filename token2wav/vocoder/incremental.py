@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from token2wav.groups import in_groups
 from token2wav.hift_config import HiFTConfig
 from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
@@ -149,17 +150,15 @@ class IncrementalHiFT:
             for index, (state, mel, final) in enumerate(batch)
             if (window := self._window(state, mel, final)) is not None
         }
-        for final, history in sorted({(window.final, window.history) for window in windows.values()}):
-            members = [index for index, window in windows.items() if (window.final, window.history) == (final, history)]
-            rows = run_together(
-                partial(self._network, final=final, history=history),
-                [(windows[index].mel, windows[index].source) for index in members],
-            )
-            for index, audio in zip(members, rows, strict=True):
-                window = windows[index]
-                results[index] = audio[len(audio) - window.first : len(audio) - window.last]
-                batch[index][0].speech_offset += window.first - window.last
+        rows = in_groups(list(windows.values()), lambda window: (window.final, window.history), self._run_alike)
+        for (index, window), audio in zip(windows.items(), rows, strict=True):
+            results[index] = audio[len(audio) - window.first : len(audio) - window.last]
+            batch[index][0].speech_offset += window.first - window.last
         return results
+
+    def _run_alike(self, windows: Sequence[_Window]) -> list[torch.Tensor]:
+        network = partial(self._network, final=windows[0].final, history=windows[0].history)
+        return run_together(network, [(window.mel, window.source) for window in windows])
 
     def _network(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool, history: bool) -> torch.Tensor:
         inputs = self._hift.network_inputs(mel, source, final=final)

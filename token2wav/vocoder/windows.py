@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from token2wav.groups import in_groups
+
 
 def run_together(
     network: Callable[..., torch.Tensor], windows: Sequence[tuple[torch.Tensor, ...]]
@@ -19,11 +21,8 @@ def run_together(
     Returns:
         The rows (...) of the network's output, one for each window.
     """
-    groups: dict[tuple[torch.Size, ...], list[int]] = {}
-    for index, window in enumerate(windows):
-        groups.setdefault(tuple(tensor.shape for tensor in window), []).append(index)
-    rows: dict[int, torch.Tensor] = {}
-    for members in groups.values():
-        batch = (torch.cat(tensors) for tensors in zip(*(windows[index] for index in members), strict=True))
-        rows.update(zip(members, network(*batch), strict=True))
-    return [rows[index] for index in range(len(windows))]
+    return in_groups(
+        windows,
+        lambda window: tuple(tensor.shape for tensor in window),
+        lambda alike: list(network(*map(torch.cat, zip(*alike, strict=True)))),
+    )
