@@ -21,7 +21,7 @@ from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
 from token2wav.vocoder.bigvgan_weights import read_generator
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise, draws_before_source
-from token2wav.weights import fill, fitting_weights, floating_tensors, read_state
+from token2wav.weights import fill, fitting_weights, floating_tensors, read_state, read_tensor
 
 NOISE_FILE = "noise.safetensors"
 _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the weights
@@ -63,7 +63,7 @@ def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
         CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
     """
     bands, path = config.flow.mel_bands, folder / NOISE_FILE
-    buffer = read_state(path).get("cfm.rand_noise") if path.is_file() else None
+    buffer = _noise(path, "cfm.rand_noise")
     if buffer is None:
         return FlowNoise(bands)
     return FlowNoise(bands, _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0])
@@ -72,11 +72,10 @@ def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
 def load_source_noise(folder: Path, config: ModelConfig) -> SourceNoise:
     """Noise of HiFT's source, as `load_flow_noise`."""
     harmonics, path = config.hift.nb_harmonics + 1, folder / NOISE_FILE
-    tensors = read_state(path) if path.is_file() else {}
     source = None
-    if (buffer := tensors.get("sinegen.sine_waves")) is not None:
+    if (buffer := _noise(path, "sinegen.sine_waves")) is not None:
         source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves", torch.float32)[0]
-    elif (buffer := tensors.get("sinegen.sine_waves_u24")) is not None:
+    elif (buffer := _noise(path, "sinegen.sine_waves_u24")) is not None:
         source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24", torch.uint8)
     return SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source)
 
@@ -122,6 +121,10 @@ def _checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
 def _filled(module: _Module, path: Path) -> _Module:
     fill(module, _checked(module, path))
     return module
+
+
+def _noise(path: Path, name: str) -> torch.Tensor | None:
+    return read_tensor(path, name) if path.is_file() else None
 
 
 def _shaped(tensor: torch.Tensor, shape: tuple[int, ...], path: Path, name: str, dtype: torch.dtype) -> torch.Tensor:

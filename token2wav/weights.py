@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -45,6 +46,19 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
     return state
+
+
+def read_tensor(path: Path, name: str) -> torch.Tensor | None:
+    """One tensor of a `.safetensors` file, on the CPU, without reading the others; None if the file has none so named.
+
+    Raises:
+        CheckpointError: unreadable.
+    """
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
+    except Exception as error:
+        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
 def floating_tensors(
