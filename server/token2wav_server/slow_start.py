@@ -15,7 +15,7 @@ def told_if_slow(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Prints once what every thread of this process is doing, if what stands in the block takes longer.
 
     Args:
-        seconds: a model of the public size loads well within the default.
+        seconds: whoever waits longer on purpose, for a slow disk or a large engine, reads it and goes on waiting.
     """
     faulthandler.dump_traceback_later(seconds, file=_STDERR)
     try:
