@@ -123,10 +123,17 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     return replace(report, failures=_failures(report))
 
 
-def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> NDArray[np.float32]:
-    """Mel (bands, 2 * tokens) of an utterance as a stream computes it, chunk by chunk."""
+def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0) -> NDArray[np.float32]:
+    """Mel (bands, 2 * tokens) of an utterance as a stream computes it, chunk by chunk.
+
+    Args:
+        model: that streams.
+        tokens: of the utterance.
+        voice: that speaks.
+        steps: ODE steps, 0 for the usual number.
+    """
     flow, config = model.pipeline.flow, model.config
-    session = Session(voice, config, HopSchedule.of(StreamConfig(), config.flow), flow.open(voice), 0)
+    session = Session(voice, config, HopSchedule.of(StreamConfig(), config.flow), flow.open(voice, steps), 0)
     try:
         session.push(tokens)
         session.end()

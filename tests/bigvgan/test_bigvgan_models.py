@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.bigvgan.rig import GOLDEN
 from tests.support.bigvgan_model import SAMPLES_PER_TOKEN, VOCODER, a_voice, write_model
+from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.artifacts import EngineFolder, Precision, fingerprint
@@ -32,13 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(folder: Path, tmp_path: Path) -> Path:
     """One to be changed."""
     return Path(shutil.copytree(folder, tmp_path / "model"))
-
-
-def edit(folder: Path, old: str, new: str) -> None:
-    path = folder / "cosyvoice3.yaml"
-    text, count = re.subn(old, new, path.read_text())
-    assert count == 1
-    path.write_text(text)
 
 
 def test_rates_follow_from_the_folder(folder: Path) -> None:
@@ -68,7 +61,7 @@ def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
 
     folder = bigvgan_model(tmp_path / "model", SIZES["tiny"])
     shutil.rmtree(folder / "bigvgan")
-    edit(folder, "    folder: bigvgan\n", "")
+    edit_yaml(folder, "    folder: bigvgan\n", "")
     for name in ("config.json", "generator.safetensors"):
         shutil.copy(GOLDEN / name, folder)
     model = Token2Wav.load(folder)
@@ -146,7 +139,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_refused_before_weights_are_read(copied: Path, name: str) -> None:
     old, new, message = WRONG[name]
-    edit(copied, old, new)
+    edit_yaml(copied, old, new)
     for path in (copied / "flow.safetensors", copied / "bigvgan" / "generator.safetensors"):
         path.unlink()
     with pytest.raises(ConfigError) as caught:

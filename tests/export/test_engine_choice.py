@@ -12,6 +12,7 @@ import torch
 from tests.export.rig import TINY, Export
 from tests.incremental.rig import a_voice, some_tokens
 from tests.server.rig import Rig
+from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.artifacts import EngineFolder
@@ -68,18 +69,9 @@ def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
     cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))]
-    sessions = [onnx.pipeline.open(voice) for voice, _ in cases]
-    for session, (_, tokens) in zip(sessions, cases, strict=True):
-        session.push(tokens)
-        session.end()
-    audio: list[list[np.ndarray]] = [[] for _ in cases]
-    while running := [index for index, session in enumerate(sessions) if not session.done]:
-        for index, chunk in zip(running, onnx.pipeline.advance([sessions[i] for i in running]), strict=True):
-            assert not isinstance(chunk, Exception)
-            audio[index].append(chunk.audio)
-    for session, pieces, (voice, tokens) in zip(sessions, audio, cases, strict=True):
-        onnx.pipeline.close(session)
-        assert snr_db(np.concatenate(pieces), onnx.synthesize(tokens, voice)) >= AUDIO_DB
+    audio = spoken_together(onnx.pipeline, [(onnx.pipeline.open(voice), tokens) for voice, tokens in cases])
+    for each, (voice, tokens) in zip(audio, cases, strict=True):
+        assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
 
 
 def test_float16_on_onnx_is_close_and_stores_float16(engines: str, reference: Token2Wav) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from tests.support.codebook_model import (
     write_model,
 )
 from tests.support.golden import TINY, snr_db
+from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.artifacts import fingerprint
@@ -132,10 +132,7 @@ WRONG = {
 def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
     old, new, message = WRONG[name]
     folder = write_model(tmp_path / "model")
-    path = folder / "cosyvoice3.yaml"
-    text, count = re.subn(old, new, path.read_text())
-    assert count == 1
-    path.write_text(text)
+    edit_yaml(folder, old, new)
     with pytest.raises(ConfigError) as caught:
         ModelConfig.read(folder)
     assert message in one_line(caught.value)

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.incremental.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, portions, some_tokens
+from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.errors import EngineError
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push
 
@@ -43,21 +43,10 @@ def test_interleaved_streams(
 
 def test_one_batch_of_several_streams(parts: Parts) -> None:
     model = parts.model(parts.incremental()).model
-    pipeline, lengths = model.pipeline, (28, 60, 4)
-    sessions = [pipeline.open(a_voice(prompt)) for prompt in (0, 28, 41)]
-    for session, length in zip(sessions, lengths, strict=True):
-        session.push(some_tokens(length))
-        session.end()
-    audio: list[list[np.ndarray]] = [[] for _ in sessions]
-    while running := [index for index, session in enumerate(sessions) if not session.done]:
-        chunks = pipeline.advance([sessions[index] for index in running])
-        for index, chunk in zip(running, chunks, strict=True):
-            assert not isinstance(chunk, EngineError)
-            audio[index].append(chunk.audio)
-    for session, length, prompt, pieces in zip(sessions, lengths, (0, 28, 41), audio, strict=True):
-        pipeline.close(session)
-        alone = model.synthesize(some_tokens(length), a_voice(prompt))
-        assert snr_db(np.concatenate(pieces), alone) >= 60
+    cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 28), (28, 60), (41, 4))]
+    audio = spoken_together(model.pipeline, [(model.pipeline.open(voice), tokens) for voice, tokens in cases])
+    for each, (voice, tokens) in zip(audio, cases, strict=True):
+        assert snr_db(each, model.synthesize(tokens, voice)) >= 60
 
 
 def test_streams_of_several_threads(parts: Parts) -> None:

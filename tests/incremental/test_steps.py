@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.incremental.rig import MEL, Mel, Tokens, a_voice, off, some_tokens
+from tests.incremental.rig import MEL, Mel, a_voice, off, some_tokens
+from tests.support.batches import spoken_together
 from tests.support.golden import TINY
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
@@ -23,7 +24,7 @@ from token2wav.engines.torch_steps import TorchSteps
 from token2wav.flow.solver import solver_times, time_grid
 from token2wav.flow_config import ScheduleConfig
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.session import Session
+from token2wav_export.verify import stream_mel
 
 COSINE, LINEAR, LIST = "'cosine'", "'linear'", "'cosine'\n                times: [0, 0.4, 0.9, 1]"
 TOKENS = some_tokens(130)
@@ -64,20 +65,6 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
     return x[0, :, len(voice.prompt_mel) :].numpy()
 
 
-def streamed(model: Token2Wav, voice: Voice, steps: int, tokens: Tokens = TOKENS) -> Mel:
-    """The mel of an utterance chunk by chunk."""
-    pipeline, flow = model.pipeline, model.pipeline.flow
-    session = Session(voice, model.config, pipeline._schedule, flow.open(voice, steps), 0)
-    session.push(tokens)
-    session.end()
-    mels = []
-    while (chunk := session.next_chunk()) is not None:
-        mels += flow.advance([(session.flow_handle, chunk)])
-        session.sent(chunk, np.empty(0, np.float32))
-    flow.close(session.flow_handle)
-    return torch.cat(mels, dim=1)[:, -2 * len(tokens) :].numpy()
-
-
 @pytest.mark.parametrize("incremental", [True, False])
 @pytest.mark.parametrize(
     ("scheduler", "steps", "grid"),
@@ -98,8 +85,8 @@ def test_streams_are_the_public_arithmetic_at_those_times(
     )
     wanted = reference(folder, grid, guidance, voice)
     assert off(model.mel(TOKENS, voice), wanted) <= 10 * MEL  # times in float32, rounded in another order
-    assert off(streamed(model, voice, steps), model.mel(TOKENS, voice)) <= MEL
-    assert off(streamed(model, voice, 0), model.mel(TOKENS, voice, steps=steps)) <= MEL
+    assert off(stream_mel(model, TOKENS, voice, steps), model.mel(TOKENS, voice)) <= MEL
+    assert off(stream_mel(model, TOKENS, voice, 0), model.mel(TOKENS, voice, steps=steps)) <= MEL
 
 
 def test_the_usual_schedule_is_untouched() -> None:
@@ -119,24 +106,14 @@ def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
     voice = a_voice(30)
     usual = Token2Wav.load(TINY)
     assert np.array_equal(model.synthesize(TOKENS, voice), usual.synthesize(TOKENS, voice))
-    assert off(streamed(model, voice, 10), usual.mel(TOKENS, voice)) <= MEL
+    assert off(stream_mel(model, TOKENS, voice, 10), usual.mel(TOKENS, voice)) <= MEL
 
 
 def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -> None:
     cases = [(a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))]
-    sessions = [model.pipeline.open(voice, steps) for voice, steps in cases]
-    for session in sessions:
-        session.push(TOKENS)
-        session.end()
-    audio: list[list[Any]] = [[] for _ in cases]
-    while running := [index for index, session in enumerate(sessions) if not session.done]:
-        for index, chunk in zip(running, model.pipeline.advance([sessions[i] for i in running]), strict=True):
-            assert not isinstance(chunk, Exception)
-            audio[index].append(chunk.audio)
-    for session, pieces, (voice, steps) in zip(sessions, audio, cases, strict=True):
-        model.pipeline.close(session)
-        alone = model.synthesize(TOKENS, voice, steps=steps)
-        assert np.abs(np.concatenate(pieces) - alone).max() <= 1e-3
+    audio = spoken_together(model.pipeline, [(model.pipeline.open(voice, steps), TOKENS) for voice, steps in cases])
+    for each, (voice, steps) in zip(audio, cases, strict=True):
+        assert np.abs(each - model.synthesize(TOKENS, voice, steps=steps)).max() <= 1e-3
     assert model.pipeline.open_streams == 0
 
 
@@ -190,7 +167,7 @@ def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> Non
         -1,
         torch.device("cpu"),
     )
-    assert off(streamed(model, voice, 3), whole) <= MEL
+    assert off(stream_mel(model, TOKENS, voice, 3), whole) <= MEL
 
 
 def test_steps_that_are_not_allowed(model: Token2Wav) -> None:
