@@ -35,6 +35,7 @@ RESERVED = 3  # pages that an exact stream takes when it opens
 
 Tokens = NDArray[np.int32]
 Mel = NDArray[np.float32]
+Utterance = tuple[int, int]  # prompt tokens, tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,3 +284,28 @@ def unreferenced_evicted(engine: CachedFlowEngine) -> int:
     while engine.prompts.evict():
         pass
     return engine.pool.used
+
+
+def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
+    """Mels of utterances whose next chunks always run in one batch."""
+    schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
+    sessions, mels = [], []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        sessions.append(Session(voice, parts.config, schedule, engine.open(voice), 0))
+        sessions[-1].push(some_tokens(length, seed))
+        sessions[-1].end()
+        mels.append([np.empty((80, 0), np.float32)])
+    while running := [i for i, session in enumerate(sessions) if not session.done]:
+        chunks = [sessions[i].next_chunk() for i in running]
+        results = engine.advance([(sessions[i].flow_handle, c) for i, c in zip(running, chunks, strict=True) if c])
+        for i, chunk, mel in zip(running, chunks, results, strict=True):
+            assert chunk is not None
+            mels[i].append(mel.numpy())
+            sessions[i].sent(chunk, np.empty(0, np.float32))
+    for session in sessions:
+        engine.close(session.flow_handle)
+    return [
+        np.concatenate(parts_of, axis=1)[:, -2 * length :]
+        for parts_of, (_, length) in zip(mels, utterances, strict=True)
+    ]

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.incremental.rig import Parts, a_voice, flow_mel, off, some_tokens
+from tests.incremental.rig import Parts, Utterance, a_voice, flow_mel, off, run_together, some_tokens
+from tests.support.packing import on_torch
 from token2wav import StreamConfig
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.packed import BatchShape, likely_shapes
 from token2wav.engines.packed_solver import PackedChunkSolver
-from token2wav.engines.torch_steps import TorchSteps
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 
 BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
 PREPARED = likely_shapes([1, 2, 4], most_past=8, most_streams=4)
 
-Utterance = tuple[int, int]  # prompt tokens, tokens
 UTTERANCES: list[list[Utterance]] = [
     [(0, 30), (0, 30)],
     [(0, 200), (25, 40), (41, 7), (75, 130)],
@@ -31,12 +30,8 @@ def packed(parts: Parts, shapes: list[BatchShape], **options: int) -> CachedFlow
     engine = parts.incremental(**options)  # type: ignore[arg-type]
     store, tables = engine._solver._store, parts.solver.tables  # type: ignore[attr-defined]
     engine._solver = PackedChunkSolver(
-        lambda batch: TorchSteps(batch, parts.flow.estimator, tables, store),
+        on_torch(parts.flow.estimator, parts.config.flow.estimator, tables, store, options.get("left_blocks", -1)),
         tables,
-        store,
-        parts.config.flow.estimator,
-        options.get("left_blocks", -1),
-        torch.device("cpu"),
         shapes=shapes,
     )
     return engine
@@ -47,31 +42,6 @@ def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
     if request.param == "row":
         return parts.incremental()
     return packed(parts, PREPARED if request.param == "prepared" else [])
-
-
-def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
-    """Mels of utterances whose next chunks always run in one batch."""
-    schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
-    sessions, mels = [], []
-    for seed, (prompt, length) in enumerate(utterances):
-        voice = a_voice(prompt)
-        sessions.append(Session(voice, parts.config, schedule, engine.open(voice), 0))
-        sessions[-1].push(some_tokens(length, seed))
-        sessions[-1].end()
-        mels.append([np.empty((80, 0), np.float32)])
-    while running := [i for i, session in enumerate(sessions) if not session.done]:
-        chunks = [sessions[i].next_chunk() for i in running]
-        results = engine.advance([(sessions[i].flow_handle, c) for i, c in zip(running, chunks, strict=True) if c])
-        for i, chunk, mel in zip(running, chunks, results, strict=True):
-            assert chunk is not None
-            mels[i].append(mel.numpy())
-            sessions[i].sent(chunk, np.empty(0, np.float32))
-    for session in sessions:
-        engine.close(session.flow_handle)
-    return [
-        np.concatenate(parts_of, axis=1)[:, -2 * length :]
-        for parts_of, (_, length) in zip(mels, utterances, strict=True)
-    ]
 
 
 @pytest.mark.parametrize("utterances", UTTERANCES)

@@ -16,11 +16,11 @@ import torch
 from tests.incremental.rig import MEL, Mel, a_voice, off, some_tokens
 from tests.support.batches import spoken_together
 from tests.support.golden import TINY
+from tests.support.packing import on_torch
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_flow_noise
 from token2wav.engines.packed_solver import PackedChunkSolver
-from token2wav.engines.torch_steps import TorchSteps
 from token2wav.flow.solver import solver_times, time_grid
 from token2wav.flow_config import ScheduleConfig
 from token2wav.model_config import ModelConfig
@@ -159,14 +159,7 @@ def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> Non
     flow: Any = model.pipeline.flow
     tables, store, module = flow._solver._tables, flow._solver._store, flow._flow
     whole = model.mel(TOKENS, voice)
-    flow._solver = PackedChunkSolver(
-        lambda batch: TorchSteps(batch, module.estimator, tables, store),
-        tables,
-        store,
-        module.config.estimator,
-        -1,
-        torch.device("cpu"),
-    )
+    flow._solver = PackedChunkSolver(on_torch(module.estimator, module.config.estimator, tables, store), tables)
     assert off(stream_mel(model, TOKENS, voice, 3), whole) <= MEL
 
 

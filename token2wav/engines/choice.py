@@ -15,7 +15,7 @@ from token2wav.artifacts import EngineFolder, Precision
 from token2wav.config import RuntimeConfig
 from token2wav.engines.cuda_graphs import graphs_enabled
 from token2wav.engines.exported_steps import ExportedSteps, StepRunner
-from token2wav.engines.packed import PackedBatch, likely_shapes
+from token2wav.engines.packed import Batch, BatchShape, PackedBatch, likely_shapes
 from token2wav.engines.packed_solver import PackedChunkSolver, Steps
 from token2wav.engines.tensorrt_engine import PACKAGES, TensorRTGraph, package, target_of
 from token2wav.engines.torch_engine import TorchChunkSolver
@@ -141,25 +141,21 @@ def chunk_solver(
     capture = graphs_enabled(device) and graphs.engine != "onnx"
     if graphs.engine == "torch" and not capture:
         return TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
+    if graphs.engine == "torch" and importlib.util.find_spec("triton") is not None:
+        from token2wav.engines.fused_solver import fused_solver  # Triton-language kernels
 
-    def steps(batch: PackedBatch) -> Steps:
+        return fused_solver(flow, solver.tables, store, left_blocks, longest_hop)
+
+    def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
+        batch = PackedBatch(shape, config, store, left_blocks, device)
         if graphs.step is None or not graphs.step.takes(ExportedSteps.shapes(batch, store)):
-            return TorchSteps(batch, flow.estimator, solver.tables, store)
-        return ExportedSteps(batch, graphs.step, solver.tables, store)
+            return batch, TorchSteps(batch, flow.estimator, solver.tables, store)
+        return batch, ExportedSteps(batch, graphs.step, solver.tables, store)
 
     block = flow.config.block_tokens
     hops = [1, 2, *range(4, longest_hop // block + 1, 4), longest_hop // block]
     shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if capture else []
-    return PackedChunkSolver(
-        steps,
-        solver.tables,
-        store,
-        config,
-        left_blocks,
-        device,
-        shapes=shapes,
-        capture=capture,
-    )
+    return PackedChunkSolver(prepare, solver.tables, shapes=shapes, capture=capture)
 
 
 def _onnx(host: Host, config: VocoderConfig) -> Graphs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -48,6 +49,25 @@ class BatchShape:
         return self.streams * self.new_blocks * (self.past_blocks + self.new_blocks)
 
 
+class Batch(Protocol):
+    """Tensors of one shape that stay where they are, filled anew for every batch.
+
+    Attributes:
+        shape: room.
+        x: (R, bands, N) state of the ODE. Rows are the conditional ones of all streams, then, with guidance, the
+            unconditional ones.
+    """
+
+    shape: BatchShape
+    x: torch.Tensor
+
+    def fill(self, works: Sequence[ChunkWork]) -> None:
+        """Puts a batch in; it may have fewer streams than there is room for."""
+
+    def take(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
+        """Mels (bands, frames) of the batch once `x` is its state at the end; the streams get their contexts back."""
+
+
 def likely_shapes(hops: Sequence[int], most_past: int, most_streams: int) -> list[BatchShape]:
     """Shapes that take every batch up to some size, not too loosely: powers of two of streams and of past blocks.
 
@@ -73,14 +93,13 @@ def _powers_of_two(first: int, last: int) -> list[int]:
 
 
 class PackedBatch:
-    """Tensors of one shape, filled anew for every batch: R rows, N new frames, S frames of past.
-
-    Rows are the conditional ones of all streams, then, with guidance, the unconditional ones. Padding is masked.
+    """See `Batch`: R rows, N new frames, S frames of past. Padding is masked.
 
     Args:
         shape: room.
         config: of the estimator.
         store: memory of all pages.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
         device: where.
 
     Attributes:
@@ -94,9 +113,17 @@ class PackedBatch:
         new_pages: (streams, new blocks) numbers of pages to write.
     """
 
-    def __init__(self, shape: BatchShape, config: EstimatorConfig, store: KeyValueStore, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: BatchShape,
+        config: EstimatorConfig,
+        store: KeyValueStore,
+        left_blocks: int,
+        device: torch.device,
+    ) -> None:
         self.shape = shape
         self._store = store
+        self._left_blocks = left_blocks
         layout = store.layout
         self._rope = RotaryEmbedding(config.dim_head).to(device)
         rows, size = layout.branches * shape.streams, layout.block_frames
@@ -112,13 +139,8 @@ class PackedBatch:
         self.past_pages = self.visible_pages[:, : shape.past_blocks]
         self.new_pages = torch.full((shape.streams, shape.new_blocks), store.waste, device=device)
 
-    def fill(self, works: Sequence[ChunkWork], left_blocks: int) -> None:
-        """Puts a batch in; it may have fewer streams than there is room for.
-
-        Args:
-            works: at most `shape.streams`.
-            left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
-        """
+    def fill(self, works: Sequence[ChunkWork]) -> None:
+        """See `Batch`."""
         streams = self.shape.streams
         for tensor in (self.x, self.mu, self.cond, self.spks):
             tensor.zero_()
@@ -128,15 +150,15 @@ class PackedBatch:
             self.cond[index, :, : work.frames] = work.cond
             self.spks[index] = work.speaker
             self.contexts[:, :, index::streams] = work.contexts
-        self._place(works, left_blocks)
+        self._place(works)
 
     def take(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
-        """Mels (bands, frames) of the batch once `x` is its state at the end; the streams get their contexts back."""
+        """See `Batch`."""
         for index, work in enumerate(works):
             work.contexts.copy_(self.contexts[:, :, index :: self.shape.streams])
         return [self.x[index, :, : work.frames].clone() for index, work in enumerate(works)]
 
-    def _place(self, works: Sequence[ChunkWork], left_blocks: int) -> None:
+    def _place(self, works: Sequence[ChunkWork]) -> None:
         """Positions, pages and who sees whom. Worked out on the CPU, for it is all small integers."""
         size, zeros, waste = self._store.layout.block_frames, self._store.zeros, self._store.waste
         branches = self._store.layout.branches
@@ -158,7 +180,7 @@ class PackedBatch:
         past = torch.tensor(blocks, dtype=torch.int64).reshape(self.shape.streams, -1)
         key = torch.cat((past.repeat_interleave(size, dim=1), own), dim=1)  # (streams, S + N)
         prefix = torch.tensor([work.past.prefix_blocks for work in works] + [0] * empty)
-        seen = allowed_blocks((position // size)[:, :, None], key[:, None], left_blocks, prefix[:, None, None])
+        seen = allowed_blocks((position // size)[:, :, None], key[:, None], self._left_blocks, prefix[:, None, None])
         self.bias.copy_(attention_bias(seen)[:, None].repeat(branches, 1, 1, 1))
         cos, sin = self._rope(position.to(self.cos.device))
         self.cos.copy_(cos.repeat(branches, 1, 1))

@@ -12,11 +12,10 @@ from typing import Protocol
 import torch
 
 from token2wav.engines.cuda_graphs import CudaGraph
-from token2wav.engines.packed import BatchShape, PackedBatch
+from token2wav.engines.packed import Batch, BatchShape
 from token2wav.engines.work import ChunkWork
-from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.solver import OdeTables
-from token2wav.flow_config import EstimatorConfig
+from token2wav.groups import in_groups
 
 
 class Steps(Protocol):
@@ -30,37 +29,29 @@ class PackedChunkSolver:
     """Runs batches of any size and history, padded to a common shape.
 
     Args:
-        steps: makes the evaluation for a batch's tensors.
+        prepare: makes the tensors of a shape, and the evaluation on them.
         tables: of the schedule.
-        store: memory of all pages.
-        config: of the estimator.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
-        device: where tensors live.
         shapes: to prepare beforehand, and to pad batches to; other batches run in a shape of their own.
         capture: whether shapes become CUDA graphs.
+        apart: whether chunks of different lengths run one length after the other instead of padded to the longest.
     """
 
     def __init__(
         self,
-        steps: Callable[[PackedBatch], Steps],
+        prepare: Callable[[BatchShape], tuple[Batch, Steps]],
         tables: OdeTables,
-        store: KeyValueStore,
-        config: EstimatorConfig,
-        left_blocks: int,
-        device: torch.device,
         *,
         shapes: Sequence[BatchShape] = (),
         capture: bool = False,
+        apart: bool = False,
     ) -> None:
-        self._steps = steps
+        self._prepare = prepare
         self._tables = tables
-        self._store = store
-        self._config = config
-        self._left_blocks = left_blocks
-        self._device = device
+        self._apart = apart
         self._lock = threading.Lock()  # a plan's tensors hold one batch at a time
         # The largest come first, so that all graphs find room in what the first one took.
         self._plans = {shape: self._plan(shape) for shape in sorted(shapes, reverse=True)}
+        self._most_streams = max((shape.streams for shape in shapes), default=None)
         self._latest: _Plan | None = None
         if capture:
             for plan in self._plans.values():
@@ -69,13 +60,18 @@ class PackedChunkSolver:
     @torch.inference_mode()
     def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
         """See `ChunkSolver`."""
-        if not works:
-            return []
         with self._lock:
-            plan = self._plan_for(BatchShape.of(works))
-            plan.batch.fill(works, self._left_blocks)
+            return in_groups(works, lambda work: self._apart and len(work.new), self._solve)
+
+    def _solve(self, works: list[ChunkWork]) -> list[torch.Tensor]:
+        mels = []
+        for first in range(0, len(works), self._most_streams or len(works)):
+            batch = works[first:][: self._most_streams]
+            plan = self._plan_for(BatchShape.of(batch))
+            plan.batch.fill(batch)
             plan.run()
-            return plan.batch.take(works)
+            mels += plan.batch.take(batch)
+        return mels
 
     def _plan_for(self, shape: BatchShape) -> _Plan:
         prepared = [other for other in self._plans if shape.fits(other)]
@@ -88,14 +84,13 @@ class PackedChunkSolver:
 
     @torch.inference_mode()
     def _plan(self, shape: BatchShape) -> _Plan:
-        batch = PackedBatch(shape, self._config, self._store, self._device)
-        return _Plan(batch, self._steps(batch), self._tables)
+        return _Plan(*self._prepare(shape), self._tables)
 
 
 class _Plan:
     """The loop for one shape."""
 
-    def __init__(self, batch: PackedBatch, steps: Steps, tables: OdeTables) -> None:
+    def __init__(self, batch: Batch, steps: Steps, tables: OdeTables) -> None:
         self.batch = batch
         self._steps = steps
         self._tables = tables

@@ -84,6 +84,21 @@ class PageIndex:
     where: slice | torch.Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class LayerPages:
+    """All pages of a store at one step and layer, for kernels that find their way through them by themselves.
+
+    Attributes:
+        keys, values: (branches, pages, block_frames, heads, dim_head), contiguous.
+        key_scales, value_scales: (branches, pages, block_frames, heads) with int8.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None
+    value_scales: torch.Tensor | None
+
+
 class KeyValueStore:
     """Memory of all pages. Which page belongs to whom is not its business (`engines/paging.py`).
 
@@ -140,6 +155,12 @@ class KeyValueStore:
             values = values * _pages(self._scale[step, layer], pages)[..., None]
         k, v = values.to(dtype).flatten(4).flatten(2, 3).unbind()
         return k, v
+
+    def layer(self, step: int, layer: int) -> LayerPages:
+        """Views of the store, to be written, too."""
+        keys, values = self._data[step, layer].unbind()
+        scales = (None, None) if self._scale is None else self._scale[step, layer].unbind()
+        return LayerPages(keys, values, *scales)
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Copies pages (n,) of all layers of one step.

@@ -203,6 +203,15 @@ class Attention(nn.Module):
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return h.transpose(1, 2).flatten(-2)
 
+    def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own become views of it."""
+        parts = (self.to_q, self.to_k, self.to_v)
+        weight, bias = (torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
+        for part, own_weight, own_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight = nn.Parameter(own_weight, requires_grad=False)
+            part.bias = nn.Parameter(own_bias, requires_grad=False)
+        return weight, bias
+
 
 class FeedForward(nn.Module):
     def __init__(self, config: EstimatorConfig) -> None:

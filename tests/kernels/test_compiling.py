@@ -1,0 +1,29 @@
+"""Every kernel compiles for the GPUs that people have, at the size of the public model, and keeps what it works on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compile_kernels.py")
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by compute capability
+
+FEW_BYTES = 32  # of registers, for compilers differ a little
+
+
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path) -> None:
+    # In a process of its own: in this one kernels are interpreted.
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(SCRIPT), str(capability)]
+    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    lines = [line.split() for line in output.splitlines()]
+    assert len(lines) == 15
+    for name, storage, _, spilled, shared in lines:
+        if storage != "float32":  # which is there to compare with
+            assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"
+        assert int(shared) <= SHARED_BYTES[capability]

@@ -1,0 +1,112 @@
+"""Streams on kernels that read pages by themselves equal streams on torch, in batches of any mixture.
+
+Interpreted kernels are slow, so the model here is smaller than tiny: two layers, blocks of 8 frames, two ODE steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.incremental.rig import Tokens
+from tests.support.golden import TINY
+from token2wav import StreamConfig, Voice
+from token2wav.engines.build import cached_flow_engine
+from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.fused_solver import fused_solver
+from token2wav.flow.cache import Storage
+from token2wav.flow.flow import Flow
+from token2wav.flow.noise import FlowNoise
+from token2wav.flow.solver import EulerSolver
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
+MEL = {"float32": 1e-5, "float16": 5e-3}
+BLOCK = 4  # tokens
+UTTERANCES = [(0, 9), (9, 13), (4, 3)]  # tokens of prompt and utterance
+
+
+def a_flow(guidance: float = 0.7) -> Flow:
+    config = ModelConfig.read(TINY).flow
+    estimator = dataclasses.replace(config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK)
+    torch.manual_seed(0)
+    flow = Flow(dataclasses.replace(config, estimator=estimator, n_timesteps=2, inference_cfg_rate=guidance))
+    for name, weight in flow.named_parameters():
+        if "attn.to_" in name:
+            weight.data.mul_(3)  # so that it shows who sees whom
+    return flow.eval().requires_grad_(False).to(DEVICE)
+
+
+def an_engine(
+    flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, fused: bool
+) -> CachedFlowEngine:
+    config = flow.config
+    solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+    if half:
+        flow.estimator.halve()
+    engine = cached_flow_engine(
+        flow,
+        FlowNoise(config.mel_bands),
+        solver,
+        cache_bytes=4 << 20,
+        storage=storage,
+        left_blocks=left_blocks,
+        longest_hop=4 * BLOCK,
+    )
+    if fused and DEVICE.type == "cpu":  # on a GPU it is what an engine has
+        with torch.inference_mode():
+            engine._solver = fused_solver(flow, solver.tables, engine._solver._store, left_blocks, 4 * BLOCK)  # type: ignore[attr-defined]
+    return engine
+
+
+def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
+    """Mels of utterances whose next chunks always run in one batch."""
+    config = dataclasses.replace(ModelConfig.read(TINY), flow=flow.config)
+    schedule = HopSchedule.of(StreamConfig(hop_tokens=BLOCK, max_hop_tokens=4 * BLOCK), flow.config)
+    random = np.random.default_rng(0)
+    sessions, mels = [], []
+    for prompt, length in UTTERANCES:
+        voice = Voice(
+            some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
+        )
+        sessions.append(Session(voice, config, schedule, engine.open(voice), 0))
+        sessions[-1].push(some(random, length))
+        sessions[-1].end()
+        mels.append([np.empty((80, 0), np.float32)])
+    while running := [index for index, session in enumerate(sessions) if not session.done]:
+        chunks = [(index, chunk) for index in running if (chunk := sessions[index].next_chunk()) is not None]
+        batch = [(sessions[index].flow_handle, chunk) for index, chunk in chunks]
+        for (index, chunk), mel in zip(chunks, engine.advance(batch), strict=True):
+            mels[index].append(mel.cpu().numpy())
+            sessions[index].sent(chunk, np.empty(0, np.float32))
+    for session in sessions:
+        engine.close(session.flow_handle)
+    return [np.concatenate(pieces, axis=1) for pieces in mels]
+
+
+def some(random: np.random.Generator, count: int) -> Tokens:
+    return random.integers(0, 6561, count).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("storage", "left_blocks", "guidance", "half"),
+    [
+        ("float32", -1, 0.7, False),
+        ("float32", 1, 0.0, False),
+        ("float16", 0, 0.7, True),
+    ],
+)
+def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidance: float, half: bool) -> None:
+    found, wanted = (
+        spoken(an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, fused=fused), flow)
+        for fused in (True, False)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).max() <= MEL[storage] * other.std()

@@ -1,0 +1,117 @@
+"""The estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four matrix products.
+
+The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read again: gate, sum, norm
+and modulation; rotation, rounding and storing of keys and values; all that attention would copy to find its past.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from token2wav.engines.paged_batch import PagedBatch
+from token2wav.flow.cache import KeyValueStore
+from token2wav.flow.dit import Convolution, DiT, DiTBlock
+from token2wav.flow.solver import OdeTables
+from token2wav.flow.step import with_context
+from token2wav.kernels import chunk_table
+from token2wav.kernels.attention import paged_attention
+from token2wav.kernels.cache_writes import store_keys_values
+from token2wav.kernels.norms import gated_norm, modulated_norm
+
+
+class FusedEstimator:
+    """What batches of all shapes share: weights, and the vectors of every ODE time.
+
+    Args:
+        estimator: the DiT; its weights are used, not copied.
+        tables: of the schedule.
+        store: memory of all pages.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
+    """
+
+    def __init__(self, estimator: DiT, tables: OdeTables, store: KeyValueStore, left_blocks: int) -> None:
+        self.tables = tables
+        self.store = store
+        self.left_blocks = left_blocks
+        self.estimator = estimator
+        self.blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
+        self.projections = [block.attn.projections() for block in self.blocks]
+
+
+class FusedSteps:
+    """See `Steps`.
+
+    Args:
+        batch: whose tensors are used.
+        shared: by all batches.
+    """
+
+    def __init__(self, batch: PagedBatch, shared: FusedEstimator) -> None:
+        self._batch = batch
+        self._shared = shared
+        self._streams = batch.shape.streams
+
+    def __call__(self, step: int) -> torch.Tensor:
+        if step == 0:
+            self._prepare()
+        estimator, modulation = self._shared.estimator, self._shared.tables.modulation[step]
+        x = self._embedded(step)
+        # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and shift of the output.
+        vectors = [row[0].unbind() for row in modulation.blocks]
+        out_scale, out_shift = modulation.out[0].unbind()
+        following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
+
+        h = modulated_norm(x, vectors[0][0], vectors[0][1], estimator.proj_out.weight.dtype)
+        for layer, block in enumerate(self._shared.blocks):
+            _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
+            h = gated_norm(x, self._attended(step, layer, block, h), gate_att, shift_ff, scale_ff)
+            h = gated_norm(x, block.ff(h), gate_ff, *following[layer])
+        return estimator.proj_out(h).float().transpose(1, 2)
+
+    def _prepare(self) -> None:
+        """What is the same in all steps: rotary angles, and what the conditions add to the input projection."""
+        batch, estimator = self._batch, self._shared.estimator
+        frames, bands = batch.mu.shape[2], batch.mu.shape[1]
+        self._frames = chunk_table.valid_frames(batch.table)
+        self._cos, self._sin = estimator.rotary_embed(chunk_table.positions(batch.table, frames))
+        weight, bias = estimator.input_embed.proj.weight, estimator.input_embed.proj.bias
+        self._of_state, of_conditions = weight.split((bands, weight.shape[1] - bands), dim=1)
+        speakers = batch.speakers[:, None].expand(-1, frames, -1)
+        conditions = torch.cat((batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), speakers), dim=2)
+        conditional = F.linear(conditions, of_conditions, bias)
+        # Without conditions only the bias is left.
+        self._rows = conditional.new_empty(self._shared.store.layout.branches, *conditional.shape)
+        self._rows[0] = conditional
+        self._rows[1:] = bias
+
+    def _embedded(self, step: int) -> torch.Tensor:
+        """(R, N, dim) what goes into the first layer."""
+        state = self._batch.x[: self._streams].transpose(1, 2)  # guided and unguided rows have one state
+        h = (self._rows + F.linear(state, self._of_state)).flatten(0, 1)
+        memory = _Contexts(self._batch.contexts[:, step], self._frames.repeat(len(self._rows)))
+        return h.add_(self._shared.estimator.input_embed.conv_pos_embed(h, memory))  # in place, for it is contiguous
+
+    def _attended(self, step: int, layer: int, block: DiTBlock, h: torch.Tensor) -> torch.Tensor:
+        """(R, N, dim) what attention adds to the residual stream."""
+        shared, table = self._shared, self._batch.table
+        pages = shared.store.layer(step, layer)
+        qkv = F.linear(h, *shared.projections[layer])
+        store_keys_values(qkv, pages, self._cos, self._sin, table)
+        seen = paged_attention(qkv, pages, self._cos, self._sin, table, shared.left_blocks)
+        return block.attn.to_out[0](seen)
+
+
+class _Contexts:
+    """The position convolutions' part of the estimator's `Memory`, (streams, 2, branches, dim, CONTEXT_FRAMES)."""
+
+    def __init__(self, contexts: torch.Tensor, frames: torch.Tensor) -> None:
+        self._contexts = contexts
+        self._frames = frames
+
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        """See `Memory`."""
+        rows = self._contexts[:, index].transpose(0, 1)  # (branches, streams, dim, CONTEXT_FRAMES)
+        x, after = with_context(rows.flatten(0, 1), x, self._frames)
+        rows.copy_(after.unflatten(0, rows.shape[:2]))
+        return conv(x)
