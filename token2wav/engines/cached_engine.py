@@ -28,6 +28,7 @@ from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
+from token2wav.groups import in_groups
 from token2wav.voice import Voice
 
 _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
@@ -97,7 +98,8 @@ class CachedFlowEngine:
         sharing: CachedFlowEngine | None = None,
     ) -> None:
         self._flow = flow
-        self._noise = noise
+        self._device = flow.spk_embed_affine_layer.weight.device
+        self._noise = noise.to(self._device)
         self._solver = solver
         self._recompute = recompute
         self._left_blocks = left_blocks
@@ -105,7 +107,6 @@ class CachedFlowEngine:
         self._longest_hop = longest_hop
         self._tail = tail
         self._keeps_tokens = left_blocks < 0 or tail == "full"
-        self._device = flow.spk_embed_affine_layer.weight.device
         self._layout = store.layout
         self.pool: PagePool = sharing.pool if sharing else PagePool(store.pages)
         self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
@@ -203,7 +204,8 @@ class CachedFlowEngine:
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
-        works = [self._work_of(stream, chunk) for stream, chunk in zip(streams, chunks, strict=True)]
+        conditions = self._conditions(chunks)
+        works = [self._work_of(*each) for each in zip(streams, chunks, conditions, strict=True)]
         solved = iter(self._solver.solve([work for work in works if work is not None]))
         mels = []
         for stream, chunk, work in zip(streams, chunks, works, strict=True):
@@ -214,7 +216,18 @@ class CachedFlowEngine:
             mels.append(mel)
         return mels
 
-    def _work_of(self, stream: _Stream, chunk: FlowChunk) -> ChunkWork | None:
+    def _conditions(self, chunks: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        """What the tokens of chunks say of their frames, (bands, frames) of each."""
+        if self._device.type == "cpu":
+            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
+            return [self._condition([chunk])[0] for chunk in chunks]
+        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._condition)
+
+    def _condition(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self._device)
+        return list(self._flow.conditions(tokens, left=alike[0].left, last=alike[0].last))
+
+    def _work_of(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkWork | None:
         """What there is to compute for a chunk, or None if the stream must go on without the cache."""
         first_frame = self._flow.config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
@@ -229,7 +242,7 @@ class CachedFlowEngine:
         blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
         past = self._past(blocks, content.pages + stream.pages, content, chunk.start)
         stream.pages += new
-        return self._work(content, stream.contexts, past, new, chunk)
+        return self._work(content, stream.contexts, past, new, chunk, mu)
 
     def _past(self, blocks: list[int], pages: list[int], prompt: _Prompt, start: int) -> Past:
         """Blocks before a chunk that starts at token `start`, without a prompt's that it cannot see."""
@@ -253,15 +266,21 @@ class CachedFlowEngine:
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
 
-    def _work(self, prompt: _Prompt, contexts: torch.Tensor, past: Past, new: list[int], chunk: FlowChunk) -> ChunkWork:
+    def _work(
+        self,
+        prompt: _Prompt,
+        contexts: torch.Tensor,
+        past: Past,
+        new: list[int],
+        chunk: FlowChunk,
+        mu: torch.Tensor,
+    ) -> ChunkWork:
         """A chunk, ready for the ODE; its keys and values go into the pages `new`, its contexts into `contexts`."""
-        config = self._flow.config
-        mu = self._flow.condition(torch.tensor(chunk.tokens, device=self._device), left=chunk.left, last=chunk.last)
-        start, frames = config.token_mel_ratio * chunk.start, mu.shape[1]
+        start, frames = self._flow.config.token_mel_ratio * chunk.start, mu.shape[1]
         cond = torch.zeros_like(mu)
         given = prompt.prompt_mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
-        noise = self._noise.window(start, start + frames).to(self._device)
+        noise = self._noise.window(start, start + frames)
         return ChunkWork(noise, mu, cond, prompt.speaker, start, past, new, contexts)
 
     def _prefill(self, voice: Voice) -> _Prompt:
@@ -288,7 +307,8 @@ class CachedFlowEngine:
                 window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
                 past = self._past(list(range(done)), pages[:done], prompt, start)
                 chunk = FlowChunk(window, left, start, stop, last=False)
-                self._solver.solve([self._work(prompt, prompt.contexts, past, pages[done:end], chunk)])
+                [mu] = self._conditions([chunk])
+                self._solver.solve([self._work(prompt, prompt.contexts, past, pages[done:end], chunk, mu)])
         except BaseException:
             self.pool.release(pages)
             raise

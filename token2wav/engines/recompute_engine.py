@@ -58,11 +58,11 @@ class RecomputeFlowEngine:
         keep_prompt: bool = True,
     ) -> None:
         self._flow = flow
-        self._noise = noise
+        self._device = flow.spk_embed_affine_layer.weight.device
+        self._noise = noise.to(self._device)
         self._tail = tail
         self._left_blocks = left_blocks
         self._keep_prompt = keep_prompt
-        self._device = flow.spk_embed_affine_layer.weight.device
         self._solver = solver
         self._streams: HandleTable[_History] = HandleTable()
 
@@ -134,7 +134,7 @@ class RecomputeFlowEngine:
         cond = torch.zeros_like(history.mu)
         prompt = history.prompt_mel[:, :frames]
         cond[:, : prompt.shape[1]] = prompt
-        noise = self._noise.window(0, frames).to(self._device)
+        noise = self._noise.window(0, frames)
         mask = None
         if not full:
             block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.kept_blocks)

@@ -32,10 +32,10 @@ class WindowFlowEngine:
 
     def __init__(self, flow: Flow, noise: FlowNoise, solver: GuidedSolver) -> None:
         self._flow = flow
-        self._noise = noise
+        self._device = flow.spk_embed_affine_layer.weight.device
+        self._noise = noise.to(self._device)
         self._solver = solver
         self._ratio = flow.config.token_mel_ratio
-        self._device = flow.spk_embed_affine_layer.weight.device
         self._speakers: HandleTable[torch.Tensor] = HandleTable()
 
     @torch.inference_mode()
@@ -75,9 +75,9 @@ class WindowFlowEngine:
         _, left, tokens = _shape(batch[0][1])
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
-        mu = torch.stack([self._flow.condition(torch.tensor(chunk.tokens, device=self._device)) for _, chunk in batch])
+        mu = self._flow.conditions(torch.tensor(np.stack([chunk.tokens for _, chunk in batch]), device=self._device))
         width = mu.shape[2]
-        noise = torch.stack([self._noise.window(start, start + width) for start in starts]).to(self._device)
+        noise = torch.stack([self._noise.window(start, start + width) for start in starts])
         speakers = torch.stack([self._speakers[handle] for handle, _ in batch])
         positions = torch.tensor(starts, device=self._device)
         return list(self._solver.solve(noise, mu, speakers, positions, first, last))

@@ -181,6 +181,7 @@ class Attention(nn.Module):
         self.to_k = nn.Linear(config.dim, inner)
         self.to_v = nn.Linear(config.dim, inner)
         self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
+        self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
         self,
@@ -206,11 +207,14 @@ class Attention(nn.Module):
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own become views of it."""
         parts = (self.to_q, self.to_k, self.to_v)
+        if self._joined is not None and self._joined[0].data_ptr() == self.to_q.weight.data_ptr():
+            return self._joined
         weight, bias = (torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
         for part, own_weight, own_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
             part.weight = nn.Parameter(own_weight, requires_grad=False)
             part.bias = nn.Parameter(own_bias, requires_grad=False)
-        return weight, bias
+        self._joined = (weight, bias)
+        return self._joined
 
 
 class FeedForward(nn.Module):

@@ -44,23 +44,27 @@ class Flow(nn.Module):
         return self.decoder.estimator
 
     def condition(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
-        """Conditioning of a window of tokens, equal to that part of the whole utterance's.
+        """Conditioning of one window of tokens, (T,) or (T, codebooks), see `conditions`; (mel_bands, ratio * n)."""
+        return self.conditions(tokens[None], left=left, last=last)[0]
+
+    def conditions(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
+        """Conditioning of windows of tokens, equal to those parts of the whole utterances'.
 
         Args:
-            tokens: (left + n + right,) integers, or (left + n + right, codebooks); `right` is the look-ahead, or 0 if
-                `last`.
+            tokens: (B, left + n + right) integers, or (B, left + n + right, codebooks); `right` is the look-ahead, or 0
+                if `last`.
             left: leading tokens that are context only (see `PreLookahead`).
-            last: whether the utterance ends with this window.
+            last: whether the utterances end with these windows.
 
         Returns:
-            mu, (mel_bands, ratio * n).
+            mu, (B, mel_bands, ratio * n).
         """
-        embedded = self.input_embedding(tokens)[None]  # (1, T, C)
+        embedded = self.input_embedding(tokens)  # (B, T, C)
         if self.pre_lookahead_layer is None:
-            hidden = embedded[0, left:]
+            hidden = embedded[:, left:]
         else:
-            hidden = self.pre_lookahead_layer(embedded, left=left, last=last)[0]  # (n, C)
-        return hidden.repeat_interleave(self.config.token_mel_ratio, dim=0).T
+            hidden = self.pre_lookahead_layer(embedded, left=left, last=last)  # (B, n, C)
+        return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Speaker embedding (192,) to the estimator's speaker vector (mel_bands,)."""

@@ -10,11 +10,11 @@ PUBLIC_SEED = 0
 PAGE_FRAMES = 15000  # the public buffer: 300 s at 50 frames per second
 
 
-@lru_cache(maxsize=2)
-def _page(index: int, bands: int) -> torch.Tensor:
+@lru_cache(maxsize=4)
+def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
     """(bands, PAGE_FRAMES). Page 0 is the public buffer; later pages have seeds of their own."""
-    generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
-    return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0]
+    generator = torch.Generator().manual_seed(PUBLIC_SEED + index)  # of the CPU: others draw other numbers
+    return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0].to(device)
 
 
 class FlowNoise:
@@ -26,20 +26,26 @@ class FlowNoise:
     Args:
         bands: mel bands.
         table: (bands, T) that replaces the first T frames, for models that were built with other noise.
+        device: where it is kept.
     """
 
-    def __init__(self, bands: int, table: torch.Tensor | None = None) -> None:
+    def __init__(self, bands: int, table: torch.Tensor | None = None, device: torch.device | str = "cpu") -> None:
         self._bands = bands
-        self._table = table if table is not None else torch.empty(bands, 0)
+        self._device = torch.device(device)
+        self._table = torch.empty(bands, 0, device=device) if table is None else table.to(device)
+
+    def to(self, device: torch.device) -> FlowNoise:
+        """The same noise, kept where it is needed."""
+        return FlowNoise(self._bands, self._table, device)
 
     def window(self, start: int, stop: int) -> torch.Tensor:
-        """(bands, stop - start) float32 on the CPU."""
+        """(bands, stop - start) float32."""
         given = self._table.shape[1]
         parts = [self._table[:, start : min(stop, given)]] if start < given else []
         at = max(start, given)
         while at < stop:
             page, offset = divmod(at, PAGE_FRAMES)
             take = min(stop - at, PAGE_FRAMES - offset)
-            parts.append(_page(page, self._bands)[:, offset : offset + take])
+            parts.append(_page(page, self._bands, self._device)[:, offset : offset + take])
             at += take
-        return torch.cat(parts, dim=1) if parts else torch.empty(self._bands, 0)
+        return torch.cat(parts, dim=1) if parts else self._table[:, :0]
