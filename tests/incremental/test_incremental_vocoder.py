@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.incremental.rig import AUDIO, Parts
-from token2wav.vocoder.hift import F0_LEFT_REACH
+from token2wav.vocoder.f0 import F0_LEFT_REACH
 from token2wav.vocoder.incremental import IncrementalHiFT, VocoderState, left_reach_frames
 from token2wav.vocoder.source import frame_sines
 

@@ -15,7 +15,9 @@ import torch
 
 from token2wav.groups import in_groups
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
+from token2wav.vocoder.convolutions import upsampling_reach
+from token2wav.vocoder.f0 import F0_LEFT_REACH
+from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
 from token2wav.vocoder.windows import run_together
