@@ -195,7 +195,8 @@ class IncrementalHiFT:
         f0 = self._hift.f0_predictor(state.mel[None, :, first:], final)[:, known - first :]
         at = state.mel_start + known
         noise = self._noise.window(at * self._samples, (at + f0.shape[1]) * self._samples)
-        source, state.carry = self._hift.m_source(f0, noise, self._phase, state.carry)
+        source, carries = self._hift.m_source(f0, noise, self._phase, state.carry)
+        state.carry = carries[:, -1]
         state.source = torch.cat((state.source, source), dim=2)
 
     def _forget(self, state: VocoderState, ready: int) -> None:
