@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.demo_voice.export import MODEL as DEMO
-from examples.demo_voice.recordings import PROMPT
+from examples.demo_voice.recordings import PROMPT, SENTENCE
 from token2wav.checkpoint import load_hift, load_source_noise
 from token2wav.model_config import ModelConfig
 from token2wav.vocoder.hift import HiFT
@@ -130,9 +130,10 @@ def _convolutions(kind: str) -> AbstractContextManager[Any]:
 
 
 def subjects(seconds: int) -> list[Subject]:
-    """The model of the golden tests, and a trained voice with its own recording; mels are repeated to that length."""
+    """The model of the golden tests, and a trained voice with its recordings; mels are repeated to that length."""
     golden = load_file(TINY / "golden.safetensors")["flow.mel.streaming"]
-    recording = torch.from_numpy(prompt_mel(Recording.load(PROMPT).at(24000)).T.copy())[None]
+    spoken = np.concatenate([Recording.load(path).at(24000) for path in (PROMPT, SENTENCE)])
+    recording = torch.from_numpy(prompt_mel(spoken).T.copy())[None]
     found = []
     for name, folder, mel in (("tiny, random weights", TINY, golden), ("demo voice, trained", DEMO, recording)):
         config, frames = ModelConfig.read(folder), seconds * _FRAME_RATE

@@ -16,6 +16,7 @@ from token2wav.engines.exact_convolutions import keep_convolutions_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_shapes import likely_windows
+from token2wav.streaming.pipeline import _on_host
 from token2wav.vocoder.incremental import IncrementalHiFT
 from token2wav.vocoder.stream_rows import RowLayout
 
@@ -93,3 +94,9 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(isinstance(plan.run, CudaGraph) for plan in engine._packed._plans.values())
     monkeypatch.setenv(SWITCH, "0")
     assert isinstance(Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder, CachedVocoderEngine)
+
+
+def test_audio_of_a_batch_comes_to_the_host_in_one_copy() -> None:
+    audio = [torch.arange(3.0), torch.empty(0), torch.arange(5.0)]
+    for array, expected in zip(_on_host([samples.cuda() for samples in audio]), audio, strict=True):
+        assert torch.equal(torch.from_numpy(array), expected)

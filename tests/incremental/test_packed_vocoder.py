@@ -11,15 +11,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from examples.demo_voice.export import MODEL as DEMO
 from tests.incremental.rig import AUDIO, Parts, a_voice, some_tokens
 from tests.incremental.test_incremental_vocoder import SAMPLES, a_mel
 from tests.support.golden import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.checkpoint import load_hift, load_source_noise
 from token2wav.engines import build, packed_vocoder
 from token2wav.engines.base import MelChunk
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedStream, PackedVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_shapes import likely_windows
+from token2wav.model_config import ModelConfig
 from token2wav.vocoder.incremental import IncrementalHiFT
 from token2wav.vocoder.stream_rows import RowLayout
 from token2wav.vocoder.window_batch import WASTE, Piece, WindowShape
@@ -27,6 +30,8 @@ from token2wav.vocoder.window_batch import WASTE, Piece, WindowShape
 # The same windows, but longer and side by side: libraries then sum in another order, and F0, which is then off by the
 # last bit of a float32 here and there, integrates into phase. Measured 2e-5.
 PADDED = AUDIO
+
+FORBIDDEN = {"_local_scalar_dense", "item", "lift_fresh", "masked_select", "nonzero", "tensor", "unique"}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +124,16 @@ def test_an_end_that_is_longer_than_prepared_windows(vocoder: PackedHiFT, oracle
     check(oracle, [utterance])
 
 
+def test_another_geometry() -> None:
+    """A vocoder whose windows of the STFT are two frames long, so that an end reaches far back."""
+    config = ModelConfig.read(DEMO)
+    hift, noise = load_hift(DEMO, config), load_source_noise(DEMO, config)
+    shapes = likely_windows(RowLayout(hift), config.flow, config.flow.hops(StreamConfig()), 2)
+    utterances = [Utterance([50, 100, 31], seed=0), Utterance([50, 2], seed=1), Utterance([5, 1], seed=2)]
+    run(PackedHiFT(hift, noise, shapes=shapes), utterances)
+    check(IncrementalHiFT(hift, noise), utterances)
+
+
 def test_the_reference_phase(parts: Parts, shapes: list[WindowShape]) -> None:
     utterance = Utterance([50, 100, 33])
     phase: Literal["reference"] = "reference"
@@ -130,12 +145,12 @@ def test_the_reference_phase(parts: Parts, shapes: list[WindowShape]) -> None:
 def test_mixed_batches(vocoder: PackedHiFT, oracle: IncrementalHiFT) -> None:
     """Firsts, middles and ends of all hops together; buckets that are full, in part and more than full."""
     utterances = [
-        Utterance([50, 100, 200, 31], start=0, seed=0),
-        Utterance([50, 100, 200, 200, 7], start=0, seed=1),
+        Utterance([50, 100, 31], start=0, seed=0),
+        Utterance([50, 100, 200, 7], start=0, seed=1),
         Utterance([98, 100, 1], start=1, seed=2),
         Utterance([13], start=1, seed=3),
-        *(Utterance([50, 50, 50 - index], start=2, seed=4 + index) for index in range(7)),
-        Utterance([5, 9, 17, 33, 65], start=0, seed=11),
+        *(Utterance([50, 50, 50 - index], start=2, seed=4 + index) for index in range(5)),
+        Utterance([5, 9, 17, 33, 65], start=0, seed=9),
     ]
     run(vocoder, utterances)
     check(oracle, utterances)
@@ -175,13 +190,14 @@ def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_row(parts: 
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations; views launch nothing."""
+    """Counts operations; views launch nothing. What would wait for a device, or bring numbers to it, fails."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in FORBIDDEN
         self.count += not func.is_view
         return func(*args, **(kwargs or {}))
 
@@ -203,7 +219,7 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts, shapes: list[Window
 
 def test_engine(parts: Parts, oracle: IncrementalHiFT) -> None:
     vocoder = PackedHiFT(parts.hift, parts.source_noise)
-    engine = PackedVocoderEngine(parts.hift, vocoder)
+    engine = PackedVocoderEngine(vocoder)
     mel, handle, free = a_mel(77), engine.open(), len(vocoder._free)
     parts_of_it = [
         *engine.advance([(handle, MelChunk(mel[:, :50], last=False))]),

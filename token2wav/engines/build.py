@@ -125,7 +125,7 @@ def _vocoder_engine(host: Host, config: ModelConfig, stream: StreamConfig, graph
     if incremental and graphs.vocoder is None and graphs_enabled(host.device):
         shapes = likely_windows(RowLayout(vocoder), config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
         packed = PackedHiFT(vocoder, noise, stream.phase, shapes=shapes, capture=True)
-        return PackedVocoderEngine(vocoder, packed)
+        return PackedVocoderEngine(packed)
     if incremental:
         return CachedVocoderEngine(vocoder, noise, stream.phase, graphs.vocoder)
     return RecomputeVocoderEngine(vocoder, noise, stream.phase)

@@ -76,6 +76,10 @@ class PackedHiFT:
             for plan in self._plans.values():
                 plan.capture()
 
+    @property
+    def device(self) -> torch.device:
+        return self._states.device
+
     @torch.inference_mode()
     def start(self) -> PackedStream:
         with self._lock:
@@ -98,7 +102,7 @@ class PackedHiFT:
     @torch.inference_mode()
     def advance_batch(self, batch: Sequence[tuple[PackedStream, torch.Tensor, bool]]) -> list[torch.Tensor]:
         """See `IncrementalVocoder`. Pieces whose windows get one length go through the network together."""
-        results = [torch.empty(0, device=self._states.device)] * len(batch)
+        results = [torch.empty(0, device=self.device)] * len(batch)
         with self._lock:
             pieces = {
                 index: Piece(self._layout, stream.row, stream.frames, mel, final)
@@ -161,12 +165,11 @@ class PackedVocoderEngine(IncrementalVocoderEngine[PackedStream]):
     """`PackedHiFT` as an engine. The result is that of `RecomputeVocoderEngine` up to float rounding.
 
     Args:
-        hift: on the device that is to be used.
-        vocoder: made of it.
+        vocoder: what computes.
     """
 
-    def __init__(self, hift: HiFT, vocoder: PackedHiFT) -> None:
-        super().__init__(vocoder, hift.window.device)
+    def __init__(self, vocoder: PackedHiFT) -> None:
+        super().__init__(vocoder, vocoder.device)
         self._packed = vocoder
 
     def close(self, handle: int) -> None:

@@ -171,7 +171,7 @@ class WindowBatch:
         kept = self._layout.views(self.before).mel
         place = self._frames - self._cached[:, None]
         is_new = (place >= 0) & (place < self._new[:, None])
-        index = torch.where(is_new, self._first[:, None] + place, 0)[:, self._kept :]
+        index = ((self._first[:, None] + place) * is_new)[:, self._kept :]
         new = self.mels.index_select(0, index.flatten()).unflatten(0, index.shape)
         if self.shape.history:
             return torch.cat((kept, new), dim=1)
