@@ -35,7 +35,7 @@ from token2wav.vocoder.stream_rows import RowLayout
 
 log = logging.getLogger(__name__)
 
-_CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts, whose kernels fill any GPU
+_CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
 def build_engines(

@@ -70,6 +70,9 @@ class PackedHiFT:
         self._most_streams = max((shape.streams for shape in shapes), default=None)
         # The largest come first, so that all graphs find room in what the first one took.
         self._plans = {shape: self._plan(shape) for shape in sorted(shapes, reverse=True)}
+        self._lengths = {
+            history: sorted({shape.frames for shape in shapes if shape.history == history}) for history in (False, True)
+        }
         self._latest: _Plan | None = None
         if capture:
             self._noise.prepare(_PREPARED_BLOCKS)
@@ -129,8 +132,8 @@ class PackedHiFT:
 
     def _frames_for(self, piece: Piece) -> int:
         """Length of the window that a piece runs in."""
-        lengths = [shape.frames for shape in self._plans if shape.history == piece.history]
-        return min((frames for frames in lengths if frames >= piece.needs), default=piece.needs)
+        needs = piece.needs
+        return next((frames for frames in self._lengths[piece.history] if frames >= needs), needs)
 
     def _plan_for(self, shape: WindowShape) -> _Plan:
         prepared = [

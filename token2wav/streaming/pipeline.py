@@ -143,7 +143,7 @@ class Pipeline:
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
     """What a vocoder gave, as arrays. From a GPU in one copy: every copy waits for what runs there."""
-    if not audio or not audio[0].is_cuda:
+    if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]
     return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]
 

@@ -11,7 +11,7 @@ from token2wav.vocoder.source import HarmonicSource
 
 _BLOCK_FRAMES = 50
 _FIRST_BLOCKS = 64
-_MOST_BLOCKS = 300  # five minutes, 29 MB
+_MOST_BLOCKS = 300  # five minutes, 29 MB; more only if one batch needs more
 
 
 class NoiseTable:
@@ -85,7 +85,8 @@ class NoiseTable:
             self._place[self._holds[oldest]] = -1
             return oldest
         count = len(self._holds)
-        self.rows = torch.cat((self.rows, torch.zeros_like(self.rows)))
-        self._holds = np.concatenate((self._holds, np.full(count, -1)))
-        self._used = np.concatenate((self._used, np.zeros(count, np.int64)))
+        more = min(count, _MOST_BLOCKS - count) if count < _MOST_BLOCKS else count
+        self.rows = torch.cat((self.rows, self.rows.new_zeros(more * _BLOCK_FRAMES, self._samples)))
+        self._holds = np.concatenate((self._holds, np.full(more, -1)))
+        self._used = np.concatenate((self._used, np.zeros(more, np.int64)))
         return count

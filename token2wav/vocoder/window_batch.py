@@ -30,7 +30,7 @@ class WindowShape:
     Attributes:
         streams: windows.
         frames: of mel in each.
-        history: whether windows start in the middle of utterances, with all that a stream keeps; else with them.
+        history: whether windows start in the middle of utterances, with all that a stream keeps; else at their start.
     """
 
     streams: int
@@ -113,8 +113,8 @@ class WindowBatch:
         self.mels = torch.zeros(1 + streams * (shape.frames - self._kept), layout.bands, device=device)
         self.before, self.after = (torch.zeros(streams, layout.width, device=device) for _ in range(2))
         self.noise = torch.zeros(streams * self._fresh, layout.samples, device=device)
-        sent = shape.frames - layout.lookahead - (layout.reach if shape.history else 0)
-        self.audio = torch.zeros(streams, sent * layout.samples, device=device)
+        come_out = shape.frames - layout.lookahead - (layout.reach if shape.history else 0)
+        self.audio = torch.zeros(streams, come_out * layout.samples, device=device)
         # All whole numbers of a batch in one tensor, for one copy brings them.
         self._numbers = torch.zeros(streams * (5 + self._fresh), dtype=torch.int64, device=device)
         columns = self._numbers[: 5 * streams].unflatten(0, (5, streams))
