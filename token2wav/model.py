@@ -70,8 +70,6 @@ class Token2Wav:
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
         device = _device(runtime.device)
-        if device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions; it keeps 10 bits of mantissa
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
         flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)

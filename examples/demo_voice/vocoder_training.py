@@ -10,7 +10,9 @@ from examples.demo_voice.spectral_losses import SpectralLosses
 from examples.demo_voice.training import Training
 from examples.demo_voice.vocoder_start import start_as_vocoder
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.hift import F0_LOOKAHEAD, HiFT, fourier_kernels
+from token2wav.vocoder.f0 import F0_LOOKAHEAD
+from token2wav.vocoder.hift import HiFT
+from token2wav.vocoder.stft import fourier_kernels
 
 _BATCH = 4
 _FRAMES = 32  # of a crop that are compared

@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured graphs equal steps run one by one, and both equal the CPU."""
+"""What only a GPU can show of the flow: captured graphs equal steps run one by one, and both equal the CPU."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from tests.parity import tolerances
 from tests.support.golden import TINY, GoldenSet, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.engines.base import MelChunk
+from token2wav.engines.packed_vocoder import PackedVocoderEngine
 from token2wav.engines.recompute_engine import RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.streaming.session import AudioChunk
@@ -25,12 +26,10 @@ class MelRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mels: list[torch.Tensor] = []
-        for engine in (CachedVocoderEngine, RecomputeVocoderEngine):
+        for engine in (CachedVocoderEngine, PackedVocoderEngine, RecomputeVocoderEngine):
             self._record(engine, monkeypatch)
 
-    def _record(
-        self, kind: type[CachedVocoderEngine] | type[RecomputeVocoderEngine], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def _record(self, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         advance = kind.advance
 
         def recording(engine: Any, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:

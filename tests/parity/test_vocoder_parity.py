@@ -6,6 +6,7 @@ import torch
 
 from tests.parity import tolerances
 from tests.support.golden import GoldenSet, snr_db
+from token2wav.engines.packed_vocoder import PackedHiFT
 from token2wav.flow.noise import FlowNoise
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
@@ -86,3 +87,14 @@ def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> 
 def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
     audio = hift.vocode(on_device(hift, golden["flow.mel.streaming"]), noises[1], phase="reference")
     assert off(audio, golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO
+
+
+def test_audio_of_pieces_in_a_packed_batch(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    mel = on_device(hift, golden["flow.mel.streaming"])[0]
+    packed = PackedHiFT(hift, noises[1], "reference")
+    streams, audio = [packed.start(), packed.start()], []
+    for start in range(0, mel.shape[1], 50):
+        piece, final = mel[:, start : start + 50], start + 50 >= mel.shape[1]
+        audio.append(packed.advance_batch([(stream, piece, final) for stream in streams]))
+    for parts in zip(*audio, strict=True):
+        assert off(torch.cat(parts)[None], golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO

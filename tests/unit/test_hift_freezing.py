@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from token2wav.vocoder.hift import CausalConv, ResBlock, Snake, UpConv
+from token2wav.vocoder.convolutions import CausalConv, UpConv
+from token2wav.vocoder.hift import ResBlock, Snake
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

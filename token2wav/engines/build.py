@@ -14,11 +14,15 @@ from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_solver
+from token2wav.engines.cuda_graphs import graphs_enabled
+from token2wav.engines.exact_convolutions import keep_convolutions_exact
 from token2wav.engines.memory import cache_bytes
+from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.stepped_engine import SteppedFlowEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_engine import WindowFlowEngine
+from token2wav.engines.window_shapes import likely_windows
 from token2wav.errors import ConfigError
 from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav.flow.flow import Flow
@@ -27,8 +31,11 @@ from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
+from token2wav.vocoder.stream_rows import RowLayout
 
 log = logging.getLogger(__name__)
+
+_CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
 def build_engines(
@@ -48,6 +55,7 @@ def build_engines(
     _check_engine(config, runtime := host.runtime)
     graphs = choose(host, config.vocoder)  # before weights load: it may refuse
     device = host.device
+    keep_convolutions_exact(device)
     flow = load_flow(host.folder, config).to(device)
     vocoder_engine = _vocoder_engine(host, config, stream, graphs)
     flow_noise = load_flow_noise(host.folder, config)
@@ -114,6 +122,10 @@ def _vocoder_engine(host: Host, config: ModelConfig, stream: StreamConfig, graph
     if isinstance(vocoder, BigVGAN):
         return BigVGANEngine(vocoder, graphs.vocoder) if incremental else RecomputeBigVGANEngine(vocoder)
     noise = load_source_noise(host.folder, config)
+    if incremental and graphs.vocoder is None and graphs_enabled(host.device):
+        shapes = likely_windows(RowLayout(vocoder), config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
+        packed = PackedHiFT(vocoder, noise, stream.phase, shapes=shapes, capture=True)
+        return PackedVocoderEngine(packed)
     if incremental:
         return CachedVocoderEngine(vocoder, noise, stream.phase, graphs.vocoder)
     return RecomputeVocoderEngine(vocoder, noise, stream.phase)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
 from token2wav.errors import EngineError
@@ -118,7 +120,7 @@ class Pipeline:
                 (session.vocoder_handle, MelChunk(mel[:, self._prompt_frames(session, chunk) :], chunk.last))
                 for (session, chunk), mel in zip(chunks, mels, strict=True)
             ]
-            audio = [samples.cpu().numpy() for samples in self.vocoder.advance(new)]
+            audio = _on_host(self.vocoder.advance(new))
         if timed:
             timed(between - start, time.perf_counter() - between)
         return [
@@ -137,6 +139,13 @@ class Pipeline:
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
         """Frames at the start of a chunk that belong to the prompt's last, incomplete block."""
         return max(0, session.prompt_tokens - chunk.start) * self._config.flow.token_mel_ratio
+
+
+def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
+    """What a vocoder gave, as arrays. From a GPU in one copy: every copy waits for what runs there."""
+    if not audio or audio[0].device.type == "cpu":
+        return [samples.numpy() for samples in audio]
+    return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]
 
 
 @contextmanager

@@ -6,8 +6,6 @@ checkpoints rely on; docs/parity.md lists them.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,87 +13,14 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.hift_config import HiFTConfig
+from token2wav.vocoder import stft
+from token2wav.vocoder.convolutions import CausalConv, DownConv, UpConv, ending
+from token2wav.vocoder.f0 import F0_LOOKAHEAD, F0Predictor
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.vocoder.source import HarmonicSource, Phase
 
-F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value needs
-_F0_CAUSAL_CONVS, _F0_KERNEL = 4, 3
-F0_LEFT_REACH = _F0_CAUSAL_CONVS * (_F0_KERNEL - 1)  # mel frames to the left
 _SNAKE_EPS = 1e-9
 _LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
-_MAX_MAGNITUDE = 100.0
-
-
-class CausalConv(nn.Conv1d):
-    """Convolution that sees only the past: as many zeros on the left as the kernel reaches back.
-
-    With `history`, here and below, inputs start in the middle of an utterance: no zeros stand for what was before, and
-    there is no output where it would be needed. Outputs always end with the same position, so they are shorter.
-    """
-
-    @property
-    def reach(self) -> int:
-        return (self.kernel_size[0] - 1) * self.dilation[0]
-
-    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
-        return super().forward(x if history else F.pad(x, (self.reach, 0)))
-
-
-class DownConv(nn.Conv1d):
-    """Strided convolution whose output i ends at input i * stride."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(F.pad(x, (self.stride[0] - 1, 0)))
-
-    def last(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """The last `count` outputs, or as many as there are inputs for, from no more of x than they need."""
-        stride, kernel = self.stride[0], self.kernel_size[0]
-        count = min(count, (x.shape[2] - kernel) // stride + 1)
-        return super().forward(ending(x, (count - 1) * stride + kernel))
-
-
-class UpConv(nn.Conv1d):
-    """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one).
-
-    The kernel lies over few different inputs, each repeated. So there is one short kernel for each of the `rate` places
-    of an output in its repeat, which `freeze` adds up from the published one, and nothing is repeated.
-    """
-
-    phases: torch.Tensor
-    phase_bias: torch.Tensor | None
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int) -> None:
-        super().__init__(inputs, outputs, kernel)
-        self.rate = rate
-        # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
-        self.register_buffer("phases", None, persistent=False)
-        self.register_buffer("phase_bias", None, persistent=False)
-
-    @property
-    def reach(self) -> int:
-        """Inputs to the left that an output depends on."""
-        return upsampling_reach(self.kernel_size[0], self.rate)
-
-    def freeze(self) -> None:
-        outputs, inputs, kernel = self.weight.shape
-        phases = self.weight.new_zeros(outputs, self.rate, inputs, self.reach + 1)
-        for phase in range(self.rate):
-            for tap in range(kernel):
-                phases[:, phase, :, self.reach + (phase + tap - kernel + 1) // self.rate] += self.weight[:, :, tap]
-        self.phases = phases.flatten(0, 1)
-        if self.bias is not None:
-            self.phase_bias = self.bias.repeat_interleave(self.rate)
-
-    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
-        if self.training:  # the weights are not to be frozen yet
-            return super().forward(F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0)))
-        x = F.conv1d(x if history else F.pad(x, (self.reach, 0)), self.phases, self.phase_bias)
-        return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
-
-
-def upsampling_reach(kernel: int, rate: int) -> int:
-    """Inputs to the left that an output of an `UpConv` depends on."""
-    return -(-(kernel - 1) // rate)
 
 
 class Snake(nn.Module):
@@ -168,49 +93,6 @@ class ResBlock(nn.Module):
         return x
 
 
-def ending(x: torch.Tensor, count: int) -> torch.Tensor:
-    """The last `count` positions of x (B, C, T), a view."""
-    return x[:, :, x.shape[2] - count :]
-
-
-class F0Predictor(nn.Module):
-    """Mel to F0 in double precision (Q17): F0 integrates into phase, so its errors grow."""
-
-    def __init__(self, config: HiFTConfig) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [weight_norm(nn.Conv1d(config.in_channels, config.f0_channels, F0_LOOKAHEAD + 1))]
-        for _ in range(_F0_CAUSAL_CONVS):
-            layers += [nn.ELU(), weight_norm(CausalConv(config.f0_channels, config.f0_channels, _F0_KERNEL))]
-        self.condnet = nn.Sequential(*layers, nn.ELU())
-        self.classifier = nn.Linear(config.f0_channels, 1)
-
-    def forward(self, mel: torch.Tensor, final: bool) -> torch.Tensor:
-        """mel (B, bands, T) to F0 in Hz, float32, (B, T); without the last 3 frames unless `final`."""
-        x = mel.to(self.classifier.weight.dtype)
-        if final:
-            x = F.pad(x, (0, F0_LOOKAHEAD))
-        return self.classifier(self.condnet(x).transpose(1, 2)).abs().squeeze(-1).to(mel.dtype)
-
-
-def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine has convolutions.
-
-    Args:
-        window: (n,) of both directions.
-
-    Returns:
-        Analysis and synthesis kernels, (n + 2, 1, n): real parts of all bins, then imaginary parts.
-    """
-    size = len(window)
-    angle = 2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
-    waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
-    # All bins but the first and the last stand for two of the inverse transform, their mirror image included.
-    twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
-    twice[0] = twice[-1] = 1.0
-    inverse = waves * twice.repeat(2)[:, None] / size
-    return (waves * window).float()[:, None], (inverse * window).float()[:, None]
-
-
 class HiFT(nn.Module):
     """The vocoder as one module."""
 
@@ -265,7 +147,7 @@ class HiFT(nn.Module):
             if isinstance(module, Snake | UpConv | ResBlock):
                 module.freeze()
         self.window = torch.hann_window(self.config.n_fft)
-        self.analysis, self.synthesis = fourier_kernels(self.window)
+        self.analysis, self.synthesis = stft.fourier_kernels(self.window)
 
     @torch.inference_mode()
     def vocode(
@@ -319,6 +201,10 @@ class HiFT(nn.Module):
             (B, T * samples_per_frame) audio. With `history` less of it, the last samples; of those the first n_fft lack
             what the windows of the inverse STFT before them would add.
         """
+        return self.waveform(self.features(mel, spectrum, history=history))
+
+    def features(self, mel: torch.Tensor, spectrum: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+        """`network` without the inverse STFT at its end: (B, n_fft + 2, frames), see `stft.waveform`."""
         config = self.config
         x = self.conv_pre(mel)
         last_stage = len(self.ups) - 1
@@ -338,23 +224,13 @@ class HiFT(nn.Module):
             else:
                 parts = [branch(x) for branch in branches]
             x = torch.stack(parts).sum(dim=0) / blocks
-        audio = self.waveform(self.conv_post(F.leaky_relu(x), history=history))  # slope 0.01 here (Q24)
-        return audio.clamp(-config.audio_limit, config.audio_limit)
+        return self.conv_post(F.leaky_relu(x), history=history)  # slope 0.01 here (Q24)
 
     def spectrum(self, source: torch.Tensor) -> torch.Tensor:
         """STFT of the excitation, (B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
-        edge = self.config.n_fft // 2
-        return F.conv1d(F.pad(source, (edge, edge), mode="reflect"), self.analysis, stride=self.config.hop_len)
+        return stft.spectrum(stft.reflected(source, self.config.n_fft), self.analysis, self.config.hop_len)
 
-    def waveform(self, x: torch.Tensor) -> torch.Tensor:
-        """Inverse STFT of log-magnitudes and phases, (B, n_fft + 2, frames) to (B, (frames - 1) * hop)."""
-        hop, edge = self.config.hop_len, self.config.n_fft // 2
-        bins = edge + 1
-        magnitude = x[:, :bins].exp().clamp(max=_MAX_MAGNITUDE)
-        angle = x[:, bins:].sin()  # the sine of the output is the phase, in radians (Q24)
-        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1)
-        # Overlapping windows, and what they add up to.
-        overlap = F.conv_transpose1d(stft, self.synthesis, stride=hop, padding=edge)
-        ones, squared = torch.ones_like(x[:1, :1]), self.window.square()[None, None]
-        weight = F.conv_transpose1d(ones, squared, stride=hop, padding=edge)
-        return (overlap / weight)[:, 0]
+    def waveform(self, x: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+        """Audio of what `features` gives; of those frames that are `valid`, see `stft.waveform`."""
+        audio = stft.waveform(x, self.synthesis, self.window, self.config.hop_len, valid)
+        return audio.clamp(-self.config.audio_limit, self.config.audio_limit)

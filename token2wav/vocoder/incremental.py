@@ -15,7 +15,9 @@ import torch
 
 from token2wav.groups import in_groups
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.hift import F0_LEFT_REACH, HiFT, upsampling_reach
+from token2wav.vocoder.convolutions import upsampling_reach
+from token2wav.vocoder.f0 import F0_LEFT_REACH
+from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.source import Phase
 from token2wav.vocoder.windows import run_together
@@ -193,7 +195,8 @@ class IncrementalHiFT:
         f0 = self._hift.f0_predictor(state.mel[None, :, first:], final)[:, known - first :]
         at = state.mel_start + known
         noise = self._noise.window(at * self._samples, (at + f0.shape[1]) * self._samples)
-        source, state.carry = self._hift.m_source(f0, noise, self._phase, state.carry)
+        source, carries = self._hift.m_source(f0, noise, self._phase, state.carry)
+        state.carry = carries[:, -1]
         state.source = torch.cat((state.source, source), dim=2)
 
     def _forget(self, state: VocoderState, ready: int) -> None:

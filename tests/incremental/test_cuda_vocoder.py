@@ -1,0 +1,102 @@
+"""What only a GPU can show of the vocoder: graphs equal eager runs, both equal the CPU, and nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.incremental.rig import AUDIO, Parts
+from tests.incremental.test_packed_vocoder import Utterance, run
+from tests.support.golden import TINY, snr_db
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.engines.cuda_graphs import SWITCH, CudaGraph
+from token2wav.engines.exact_convolutions import keep_convolutions_exact
+from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
+from token2wav.engines.vocoder_engine import CachedVocoderEngine
+from token2wav.engines.window_shapes import likely_windows
+from token2wav.streaming.pipeline import _on_host
+from token2wav.vocoder.incremental import IncrementalHiFT
+from token2wav.vocoder.stream_rows import RowLayout
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+SNR_DB = 50  # F0 of another library differs in its last bits, which moves phases; see tests/parity/tolerances.py
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> Iterator[Parts]:
+    keep_convolutions_exact(torch.device("cuda"))
+    parts = Parts.load()
+    parts.hift.to("cuda")
+    yield parts
+    torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def vocoders(on_gpu: Parts) -> dict[bool, PackedHiFT]:
+    """By whether they are captured."""
+    flow = on_gpu.config.flow
+    shapes = likely_windows(RowLayout(on_gpu.hift), flow, flow.hops(StreamConfig()), 4)
+    return {
+        capture: PackedHiFT(on_gpu.hift, on_gpu.source_noise, shapes=shapes, capture=capture)
+        for capture in (False, True)
+    }
+
+
+def utterances() -> list[Utterance]:
+    return [
+        Utterance([50, 100, 200, 31], start=0, seed=0, device="cuda"),
+        Utterance([98, 100, 1], start=1, seed=1, device="cuda"),
+        Utterance([13], start=1, seed=2, device="cuda"),
+        *(Utterance([50, 50, 50 - index], start=2, seed=3 + index, device="cuda") for index in range(6)),
+    ]
+
+
+def test_replay_equals_eager(vocoders: dict[bool, PackedHiFT]) -> None:
+    eager, captured = utterances(), utterances()
+    run(vocoders[False], eager)
+    run(vocoders[True], captured)
+    for one, other in zip(eager, captured, strict=True):
+        assert float((torch.cat(one.audio) - torch.cat(other.audio)).abs().max()) <= AUDIO
+
+
+def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, PackedHiFT]) -> None:
+    oracle, streams = IncrementalHiFT(parts.hift, parts.source_noise), utterances()
+    run(vocoders[True], streams)
+    for each in streams:
+        expected = oracle.whole(each.mel.cpu()).numpy()
+        assert snr_db(torch.cat(each.audio).cpu().numpy(), expected) >= SNR_DB
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_nothing_waits_for_the_device(vocoders: dict[bool, PackedHiFT], capture: bool) -> None:
+    vocoder = vocoders[capture]
+    run(vocoder, utterances())  # draws noise, which waits, and takes memory
+    streams, mels = [vocoder.start() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for turn in mels:
+            vocoder.advance_batch([(stream, mel, False) for stream, mel in zip(streams, turn, strict=True)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for stream in streams:
+        vocoder.release(stream)
+
+
+def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = RuntimeConfig(device="cuda", engine="torch", cache_mib=512)
+    engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
+    assert isinstance(engine, PackedVocoderEngine)
+    assert all(isinstance(plan.run, CudaGraph) for plan in engine._packed._plans.values())
+    monkeypatch.setenv(SWITCH, "0")
+    assert isinstance(Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder, CachedVocoderEngine)
+
+
+def test_audio_of_a_batch_comes_to_the_host_in_one_copy() -> None:
+    audio = [torch.arange(3.0), torch.empty(0), torch.arange(5.0)]
+    for array, expected in zip(_on_host([samples.cuda() for samples in audio]), audio, strict=True):
+        assert torch.equal(torch.from_numpy(array), expected)
