@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,46 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from token2wav.kernels import attention, cache_writes, norms
+from token2wav.kernels import attention, cache_writes, norms, position_convolution
 
-SIZES = {"BLOCK_FRAMES": 50, "HEADS": 16, "HEADS_UP": 16, "DIM": 64, "WIDTH": 1024, "QUERIES": 0, "KEYS": 0}
-# How pages are kept: pointers to keys and values, and to their scales.
-STORAGE = {"float32": ("*fp32", "constexpr"), "float16": ("*fp16", "constexpr"), "int8": ("*i8", "*fp32")}
-FLOAT32 = {"x", "gate", "shift", "scale", "cos", "sin"}
+# Types of arguments: those that depend on how pages are kept, and the others that are no int32.
+STORAGE = {
+    "float32": {"data": "*fp32", "scales": "constexpr", "weights": "*fp32"},
+    "float16": {"data": "*fp16", "scales": "constexpr", "weights": "*fp16"},
+    "int8": {"data": "*i8", "scales": "*fp32", "weights": "*fp16"},
+}
+KINDS = {"keys": "data", "values": "data", "key_scales": "scales", "value_scales": "scales"} | dict.fromkeys(
+    ("h", "qkv", "out"), "weights"
+)
+FLOAT32 = ("x", "gate", "shift", "scale", "cos", "sin", "weights", "bias", "contexts", "before", "after")
+
+PAGES = {"BLOCK_FRAMES": 50, "HEADS": 16, "HEADS_UP": 16, "DIM": 64}
+ROW = {"WIDTH": 1024}
+GROUPS = {"TAPS": 31, "TAPS_UP": 32, "GROUPS": 16, "WIDTH": 64, "WIDTH_UP": 64, "TILE": position_convolution._TILE}
+ATTENTION = {"num_warps": attention._WARPS, "num_stages": attention._STAGES}
+CONVOLUTION = {"num_warps": position_convolution._WARPS, "num_stages": position_convolution._STAGES}
+
+Job = tuple[Any, str, dict[str, int], dict[str, int]]  # kernel, storage, constants, options
 
 
-def signature(kernel: Any, storage: str) -> dict[str, str]:
-    """Types of a kernel's arguments, by their names."""
-    data, scales = STORAGE[storage]
-    weights = "*fp32" if storage == "float32" else "*fp16"
-    types = {"keys": data, "values": data, "key_scales": scales, "value_scales": scales, "table": "*i32"}
-    types |= dict.fromkeys(("h", "qkv", "out"), weights) | dict.fromkeys(FLOAT32, "*fp32")
-    types |= dict.fromkeys(SIZES, "constexpr")
-    found = {name: types.get(name, "i32") for name in kernel.arg_names}
-    if "left_blocks" in found:
+def jobs() -> Iterator[Job]:
+    for storage in STORAGE:
+        yield norms._modulated_norm, storage, ROW, {}
+        yield norms._gated_norm, storage, ROW, {}
+        yield cache_writes._store_keys_values, storage, PAGES, {}
+        for queries in (attention._FEW_QUERIES, attention._QUERIES):
+            tile = {"QUERIES": queries, "KEYS": attention._KEYS}
+            yield attention._paged_attention, storage, PAGES | tile, ATTENTION
+    yield position_convolution._convolve, "any", GROUPS, CONVOLUTION
+    yield position_convolution._keep, "any", GROUPS | {"WIDTH": position_convolution._TILE}, {}
+
+
+def types_of(kernel: Any, storage: str, constants: dict[str, int]) -> dict[str, str]:
+    """Of a kernel's arguments, by their names."""
+    types = dict.fromkeys(FLOAT32, "*fp32") | {"table": "*i32"}
+    types |= {name: STORAGE.get(storage, STORAGE["float32"])[kind] for name, kind in KINDS.items()}
+    found = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
+    if kernel is attention._paged_attention:
         found["scale"] = "fp32"  # of the scores
     return found
 
@@ -50,17 +74,12 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 def main() -> None:
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    plain = [norms._modulated_norm, norms._gated_norm, cache_writes._store_keys_values]
-    tiles = [(attention._paged_attention, queries) for queries in (attention._FEW_QUERIES, attention._QUERIES)]
-    for storage in STORAGE:
-        for kernel, queries in [*((kernel, 0) for kernel in plain), *tiles]:
-            types = signature(kernel, storage)
-            sizes = SIZES | {"QUERIES": queries, "KEYS": attention._KEYS}
-            constants = {name: sizes.get(name) for name, kind in types.items() if kind == "constexpr"}
-            options = {"num_warps": attention._WARPS, "num_stages": attention._STAGES} if queries else {}
-            source = ASTSource(kernel, signature=types, constexprs=constants)
-            compiled = triton.compile(source, target=target, options=options)
-            print(kernel.__name__, storage, *resources(compiled.asm["cubin"]), compiled.metadata.shared)
+    for kernel, storage, sizes, options in jobs():
+        types = types_of(kernel, storage, sizes)
+        constants = {name: sizes.get(name) for name, kind in types.items() if kind == "constexpr"}  # None: no scales
+        source = ASTSource(kernel, signature=types, constexprs=constants)
+        compiled = triton.compile(source, target=target, options=options)
+        print(kernel.__name__, storage, *resources(compiled.asm["cubin"]), compiled.metadata.shared)
 
 
 if __name__ == "__main__":

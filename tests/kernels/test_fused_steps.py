@@ -29,7 +29,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
-UTTERANCES = [(0, 9), (9, 13), (4, 3)]  # tokens of prompt and utterance
+UTTERANCES = [(4, 5), (0, 3)]  # tokens of prompt and utterance
 
 
 def a_flow(guidance: float = 0.7) -> Flow:
@@ -98,8 +98,7 @@ def some(random: np.random.Generator, count: int) -> Tokens:
     ("storage", "left_blocks", "guidance", "half"),
     [
         ("float32", -1, 0.7, False),
-        ("float32", 1, 0.0, False),
-        ("float16", 0, 0.7, True),
+        ("float16", 0, 0.0, True),
     ],
 )
 def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidance: float, half: bool) -> None:

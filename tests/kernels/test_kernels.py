@@ -18,6 +18,7 @@ from token2wav.kernels import attention, chunk_table
 from token2wav.kernels.attention import paged_attention
 from token2wav.kernels.cache_writes import store_keys_values
 from token2wav.kernels.norms import gated_norm, modulated_norm
+from token2wav.kernels.position_convolution import PositionConvolution
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EXACT = 2e-6  # of values around 1: sums in another order
@@ -131,6 +132,26 @@ def test_attention_reads_pages(storage: Storage, left_blocks: int, wide: bool, m
         assert (found[:, stream, : work.frames] - wanted).abs().max() <= EXACT
         assert not found[:, stream, work.frames :].any()
     assert not found[:, len(WORKS) :].any()
+
+
+@pytest.mark.parametrize("width", [3, 16])
+def test_position_convolution(width: int) -> None:
+    groups, taps = 4, 31
+    conv = torch.nn.Conv1d(groups * width, groups * width, taps, groups=groups, device=DEVICE).requires_grad_(False)
+    conv.weight.mul_(3)
+    x, table = 4 * random(2 * STREAMS, FRAMES, groups * width), a_table()
+    # As they lie in a batch: of one ODE step and one of two convolutions.
+    before, after = (random(STREAMS, 3, 2, 2, groups * width, taps - 1)[:, 1, 1] for _ in range(2))
+    untouched = after.clone()
+    found = PositionConvolution(conv)(x, before, after, table).unflatten(0, (2, STREAMS))
+    for stream, work in enumerate(WORKS):
+        own = x.unflatten(0, (2, STREAMS))[:, stream, : work.frames].transpose(1, 2)
+        extended = torch.cat((before[stream], own), dim=2)
+        wanted = F.mish(conv(extended)).transpose(1, 2)
+        torch.testing.assert_close(found[:, stream, : work.frames], wanted, atol=1e-5, rtol=1e-5)
+        assert torch.equal(after[stream], extended[:, :, -(taps - 1) :])
+    assert torch.equal(after[2], before[2]), "a stream that is not there"
+    assert not torch.equal(after, untouched)
 
 
 def test_what_cannot_be_seen_may_be_nan() -> None:

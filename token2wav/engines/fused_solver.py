@@ -6,7 +6,7 @@ from token2wav.engines.cuda_graphs import graphs_enabled
 from token2wav.engines.fused_steps import FusedEstimator, FusedSteps
 from token2wav.engines.packed import Batch, BatchShape
 from token2wav.engines.packed_solver import PackedChunkSolver, Steps
-from token2wav.engines.paged_batch import PagedBatch
+from token2wav.engines.paged_batch import PagedBatch, room_for_contexts
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.flow import Flow
 from token2wav.flow.solver import OdeTables
@@ -31,13 +31,19 @@ def fused_solver(
     device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
     shared = FusedEstimator(flow.estimator, tables, store, left_blocks)
 
-    def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
-        batch = PagedBatch(shape, config, store.layout, device)
-        return batch, FusedSteps(batch, shared)
-
     capture = graphs_enabled(device)
     longest = longest_hop // flow.config.block_tokens
     # A first chunk has up to two blocks of the prompt beside its hop, a last one the look-ahead.
     blocks = sorted({1, 2, 4, longest, longest + 2})
     shapes = [BatchShape(streams, new, _PAST) for streams in _STREAMS for new in blocks] if capture else []
+    # Batches run one at a time, so all that are prepared share what is large: 10 MB a stream of the public model.
+    shared_contexts = room_for_contexts(max(_STREAMS) if capture else 0, config, store.layout, device)
+
+    def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
+        contexts = shared_contexts
+        if shape.streams > contexts.shape[1]:
+            contexts = room_for_contexts(shape.streams, config, store.layout, device)
+        batch = PagedBatch(shape, config, store.layout, contexts)
+        return batch, FusedSteps(batch, shared)
+
     return PackedChunkSolver(prepare, tables, shapes=shapes, capture=capture, apart=True)

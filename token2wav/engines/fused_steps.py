@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from token2wav.engines.paged_batch import PagedBatch
 from token2wav.flow.cache import KeyValueStore
-from token2wav.flow.dit import Convolution, DiT, DiTBlock
+from token2wav.flow.dit import DiT, DiTBlock
 from token2wav.flow.solver import OdeTables
-from token2wav.flow.step import with_context
 from token2wav.kernels import chunk_table
 from token2wav.kernels.attention import paged_attention
 from token2wav.kernels.cache_writes import store_keys_values
 from token2wav.kernels.norms import gated_norm, modulated_norm
+from token2wav.kernels.position_convolution import PositionConvolution
 
 
 class FusedEstimator:
@@ -37,6 +37,8 @@ class FusedEstimator:
         self.estimator = estimator
         self.blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
         self.projections = [block.attn.projections() for block in self.blocks]
+        positions = estimator.input_embed.conv_pos_embed
+        self.convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
 
 
 class FusedSteps:
@@ -73,7 +75,6 @@ class FusedSteps:
         """What is the same in all steps: rotary angles, and what the conditions add to the input projection."""
         batch, estimator = self._batch, self._shared.estimator
         frames, bands = batch.mu.shape[2], batch.mu.shape[1]
-        self._frames = chunk_table.valid_frames(batch.table)
         self._cos, self._sin = estimator.rotary_embed(chunk_table.positions(batch.table, frames))
         weight, bias = estimator.input_embed.proj.weight, estimator.input_embed.proj.bias
         self._of_state, of_conditions = weight.split((bands, weight.shape[1] - bands), dim=1)
@@ -89,8 +90,13 @@ class FusedSteps:
         """(R, N, dim) what goes into the first layer."""
         state = self._batch.x[: self._streams].transpose(1, 2)  # guided and unguided rows have one state
         h = (self._rows + F.linear(state, self._of_state)).flatten(0, 1)
-        memory = _Contexts(self._batch.contexts[:, step], self._frames.repeat(len(self._rows)))
-        return h.add_(self._shared.estimator.input_embed.conv_pos_embed(h, memory))  # in place, for it is contiguous
+        placed = h
+        for index, convolution in enumerate(self._shared.convolutions):
+            before, after = (
+                contexts[:, step, index] for contexts in (self._batch.contexts, self._batch.contexts_after)
+            )
+            placed = convolution(placed, before, after, self._batch.table)
+        return h.add_(placed)
 
     def _attended(self, step: int, layer: int, block: DiTBlock, h: torch.Tensor) -> torch.Tensor:
         """(R, N, dim) what attention adds to the residual stream."""
@@ -100,18 +106,3 @@ class FusedSteps:
         store_keys_values(qkv, pages, self._cos, self._sin, table)
         seen = paged_attention(qkv, pages, self._cos, self._sin, table, shared.left_blocks)
         return block.attn.to_out[0](seen)
-
-
-class _Contexts:
-    """The position convolutions' part of the estimator's `Memory`, (streams, 2, branches, dim, CONTEXT_FRAMES)."""
-
-    def __init__(self, contexts: torch.Tensor, frames: torch.Tensor) -> None:
-        self._contexts = contexts
-        self._frames = frames
-
-    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """See `Memory`."""
-        rows = self._contexts[:, index].transpose(0, 1)  # (branches, streams, dim, CONTEXT_FRAMES)
-        x, after = with_context(rows.flatten(0, 1), x, self._frames)
-        rows.copy_(after.unflatten(0, rows.shape[:2]))
-        return conv(x)

@@ -28,26 +28,25 @@ class PagedBatch:
         shape: room.
         config: of the estimator.
         layout: of the pages.
-        device: where.
+        contexts: tensor to use for them, which batches that never run at once may share, (2, streams or more, steps, 2,
+            branches, dim, CONTEXT_FRAMES).
 
     Attributes:
         x: (R, bands, N) state of conditional rows, then of unconditional ones.
         mu, cond: (streams, bands, N); speakers: (streams, bands).
-        contexts: (streams, steps, 2, branches, dim, CONTEXT_FRAMES).
+        contexts, contexts_after: (streams, steps, 2, branches, dim, CONTEXT_FRAMES) before and after the chunks.
         table: (streams, columns) int32, see `kernels/chunk_table.py`.
     """
 
-    def __init__(self, shape: BatchShape, config: EstimatorConfig, layout: CacheLayout, device: torch.device) -> None:
+    def __init__(self, shape: BatchShape, config: EstimatorConfig, layout: CacheLayout, contexts: torch.Tensor) -> None:
         self.shape = shape
         self._layout = layout
-        streams, frames = shape.streams, shape.new_blocks * layout.block_frames
+        streams, frames, device = shape.streams, shape.new_blocks * layout.block_frames, contexts.device
         self._state = torch.zeros(layout.branches, streams, config.mel_dim, frames, device=device)
         self.x = self._state.flatten(0, 1)
         self.mu, self.cond = (torch.zeros(streams, config.mel_dim, frames, device=device) for _ in range(2))
         self.speakers = torch.zeros(streams, config.spk_dim, device=device)
-        self.contexts = torch.zeros(
-            *(streams, layout.steps, 2, layout.branches, config.dim, CONTEXT_FRAMES), device=device
-        )
+        self.contexts, self.contexts_after = contexts[:, :streams]
         width = chunk_table.table_width(shape.past_blocks + shape.new_blocks)
         self.table = torch.zeros(streams, width, dtype=torch.int32, device=device)
         # Copied from memory that the device reads by itself, so that the host need not wait for what runs there.
@@ -71,10 +70,15 @@ class PagedBatch:
 
     def take(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
         """See `Batch`."""
-        for work, after in zip(works, self.contexts.unbind(), strict=False):
+        for work, after in zip(works, self.contexts_after.unbind(), strict=False):
             work.contexts.copy_(after)
         mels = self.x[: len(works)].clone().unbind()
         return [mel[:, : work.frames] for mel, work in zip(mels, works, strict=True)]
+
+
+def room_for_contexts(streams: int, config: EstimatorConfig, layout: CacheLayout, device: torch.device) -> torch.Tensor:
+    """What `PagedBatch` takes as `contexts`."""
+    return torch.zeros(*(2, streams, layout.steps, 2, layout.branches, config.dim, CONTEXT_FRAMES), device=device)
 
 
 def fill_table(table: NDArray[np.int32], works: Sequence[ChunkWork], block_frames: int) -> None:

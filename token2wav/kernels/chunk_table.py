@@ -30,8 +30,3 @@ def pages_of(width: int) -> int:
 def positions(table: torch.Tensor, frames: int) -> torch.Tensor:
     """(streams, frames) positions of the frames of every stream, padding included."""
     return table[:, START.value, None] + torch.arange(frames, device=table.device)
-
-
-def valid_frames(table: torch.Tensor) -> torch.Tensor:
-    """(streams,) int64."""
-    return table[:, FRAMES.value].long()
