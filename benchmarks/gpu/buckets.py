@@ -1,0 +1,192 @@
+"""Padded batches of every prepared shape against the unpadded solver in float32, on one device.
+
+A shape is filled to the last frame, then in part: a stream less where there is room for it, chunks and pasts of
+different length, a last block that is not full. Keys and values of the past are random. Streams read the same pages in
+different order, so that a mix-up of pages or rows would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.settings import Settings
+from token2wav.artifacts import Precision
+from token2wav.checkpoint import load_flow
+from token2wav.engines.cuda_graphs import graphs_enabled
+from token2wav.engines.packed import BatchShape, likely_shapes
+from token2wav.engines.packed_solver import PackedChunkSolver
+from token2wav.engines.torch_engine import TorchChunkSolver
+from token2wav.engines.torch_steps import TorchSteps
+from token2wav.engines.work import ChunkSolver, ChunkWork, Past
+from token2wav.flow.cache import CacheLayout, KeyValueStore
+from token2wav.flow.dit import CONTEXT_FRAMES
+from token2wav.flow.flow import Flow
+from token2wav.flow.solver import EulerSolver, OdeTables
+from token2wav.model_config import ModelConfig
+
+# Of the largest error of the root mean square, relative to the spread: those of `token2wav-export verify`, as ratios.
+BOUNDS: dict[str, float] = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
+HOP_BLOCKS = (1, 2, 4)
+_MISSING_FRAMES = 13  # of a last block that is not full
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two that are compared."""
+
+    flow: Flow
+    tables: OdeTables
+    store: KeyValueStore
+
+
+def check_buckets(
+    folder: Path, settings: Settings, device: torch.device, precision: Precision
+) -> Iterator[dict[str, Any]]:
+    """A row for every shape and filling: relative errors of mel, contexts, and stored keys and values.
+
+    Args:
+        folder: of the model.
+        settings: how far the shapes reach.
+        device: of both sides.
+        precision: of the padded side.
+    """
+    config = ModelConfig.read(folder)
+    shapes = likely_shapes(HOP_BLOCKS, settings.bucket_past, settings.bucket_streams)
+    # Every stream has new pages; the past is shared, and as long as the longest.
+    past = max(shape.past_blocks for shape in shapes)
+    pages = past + max(shape.streams * shape.new_blocks for shape in shapes)
+    torch.backends.cudnn.allow_tf32 = False  # as `Token2Wav.load` has it
+    with torch.inference_mode():
+        exact, padded = (side(folder, config, kind, pages, device) for kind in ("float32", precision))
+        fill_alike(exact.store, padded.store, device)
+        reference = TorchChunkSolver(exact.flow.estimator, exact.tables, exact.store, -1)
+        candidate = PackedChunkSolver(
+            lambda batch: TorchSteps(batch, padded.flow.estimator, padded.tables, padded.store),
+            padded.tables,
+            padded.store,
+            config.flow.estimator,
+            -1,
+            device,
+            shapes=shapes,
+            capture=graphs_enabled(device),
+        )
+        for shape in shapes:
+            for filling, works in fillings(shape, config, past, device):
+                errors = compare(reference, candidate, works, exact.store, padded.store)
+                beyond = [f"{name} {value:.1e}" for name, value in errors.items() if not value <= BOUNDS[precision]]
+                yield {
+                    "shape": [shape.streams, shape.new_blocks, shape.past_blocks],
+                    "precision": precision,
+                    "filling": filling,
+                    **errors,
+                    "bound": BOUNDS[precision],
+                    "problem": f"beyond {BOUNDS[precision]:.1e}: {', '.join(beyond)}" if beyond else None,
+                }
+
+
+def side(folder: Path, config: ModelConfig, precision: Precision, pages: int, device: torch.device) -> Side:
+    """Weights, tables and pages of one precision."""
+    flow = load_flow(folder, config).to(device)
+    steps = config.flow.n_timesteps
+    tables = EulerSolver(flow.estimator, steps, config.flow.inference_cfg_rate, config.schedule).tables
+    flow.estimator.drop_time_weights()
+    if precision == "float16":
+        flow.estimator.halve()
+    return Side(flow, tables, KeyValueStore(CacheLayout.of(config.flow, precision), pages, device))
+
+
+def fill_alike(one: KeyValueStore, other: KeyValueStore, device: torch.device) -> None:
+    """The same random keys and values in both, as float16 holds them."""
+    layout = one.layout
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (layout.layers, 2, layout.branches, 1, layout.block_frames, layout.heads, layout.dim_head)
+    for step in range(layout.steps):
+        for page in range(one.pages):
+            values = torch.randn(shape, generator=generator, device=device).half()
+            for store in (one, other):
+                store.scatter(step, torch.tensor([page], device=device), values)
+
+
+def fillings(
+    shape: BatchShape, config: ModelConfig, longest_past: int, device: torch.device
+) -> Iterator[tuple[str, list[ChunkWork]]]:
+    """Batches that run in a shape: `full`, and `part`."""
+    rest = 1 if shape.streams > 2 else 0  # of 2 streams, one alone would run in a smaller shape
+    size = config.flow.estimator.static_chunk_size
+    for filling in ("full", "part"):
+        generator = torch.Generator(device).manual_seed(1)
+        works = []
+        for index in range(shape.streams - (rest if filling == "part" else 0)):
+            new, past, frames = shape.new_blocks, shape.past_blocks, shape.new_blocks * size
+            if filling == "part":
+                # The first one makes the shape necessary, the others are shorter.
+                new, past = (new, past - 1) if index == 0 else (1, past // 2)
+                frames = new * size - (_MISSING_FRAMES if index == 0 else 0)
+            pages = [(index + block) % shape.past_blocks for block in range(past)]
+            own = [longest_past + index * shape.new_blocks + block for block in range(new)]
+            works.append(_work(config, frames, Past(list(range(past)), pages, 0), own, generator, device))
+        yield filling, works
+
+
+def _work(
+    config: ModelConfig, frames: int, past: Past, new: list[int], generator: torch.Generator, device: torch.device
+) -> ChunkWork:
+    estimator, layout = config.flow.estimator, CacheLayout.of(config.flow)
+    noise, mu, cond = (torch.randn(estimator.mel_dim, frames, generator=generator, device=device) for _ in range(3))
+    contexts = (layout.steps, 2, layout.branches, estimator.dim, CONTEXT_FRAMES)
+    return ChunkWork(
+        noise,
+        mu,
+        cond,
+        torch.randn(estimator.spk_dim, generator=generator, device=device),
+        len(past.blocks) * estimator.static_chunk_size,
+        past,
+        new,
+        torch.randn(contexts, generator=generator, device=device),
+    )
+
+
+def compare(
+    reference: ChunkSolver,
+    candidate: ChunkSolver,
+    works: list[ChunkWork],
+    exact: KeyValueStore,
+    padded: KeyValueStore,
+) -> dict[str, float]:
+    """Runs the same works on both; relative errors of what they return, and of what they leave behind."""
+    copies = [replace(work, contexts=work.contexts.clone()) for work in works]
+    mels, others = reference.solve(works), candidate.solve(copies)
+    errors = {
+        "mel": worst(zip(others, mels, strict=True)),
+        "contexts": worst((copy.contexts, work.contexts) for work, copy in zip(works, copies, strict=True)),
+    }
+    # The last block may end in padding, which is nobody's business.
+    whole = [page for work in works for page in work.new[: work.frames // exact.layout.block_frames]]
+    if whole:
+        errors["stored"] = relative(*(stored(store, whole, mels[0].device) for store in (padded, exact)))
+    return errors
+
+
+def stored(store: KeyValueStore, pages: list[int], device: torch.device) -> torch.Tensor:
+    """Keys and values of pages at the last step, float32."""
+    layout, step = store.layout, store.layout.steps - 1
+    shape = (layout.layers, 2, layout.branches, len(pages), layout.block_frames, layout.heads, layout.dim_head)
+    out = torch.empty(shape, device=device)
+    store.gather(step, torch.tensor(pages, device=device), out)
+    return out
+
+
+def worst(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """The largest relative error of (value, expected); NaN if there is one."""
+    return float(np.max([relative(value, expected) for value, expected in pairs]))
+
+
+def relative(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square of the difference over the spread of what is expected; NaN stays NaN."""
+    return float((value.float() - expected.float()).square().mean().sqrt() / expected.float().std())
