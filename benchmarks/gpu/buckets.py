@@ -1,13 +1,14 @@
 """Padded batches of every prepared shape against the unpadded solver in float32, on one device.
 
 A shape is filled to the last frame, then in part: a stream less where there is room for it, chunks and pasts of
-different length, a last block that is not full. Keys and values of the past are random. Streams read the same pages in
-different order, so that a mix-up of pages or rows would show.
+different length, a last block that is not full. Keys and values of the past are random. Streams share most of its
+pages, to save memory, and each has some that others lack, so that a mix-up would show: the order alone would not, for
+attention is a sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from token2wav.model_config import ModelConfig
 BOUNDS: dict[str, float] = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
 HOP_BLOCKS = (1, 2, 4)
 _MISSING_FRAMES = 13  # of a last block that is not full
+_PAGES_APART = 4  # from the first page of a stream's past to that of the next one's
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,7 @@ def check_buckets(
     """
     config = ModelConfig.read(folder)
     shapes = likely_shapes(HOP_BLOCKS, settings.bucket_past, settings.bucket_streams)
-    # Every stream has new pages; the past is shared, and as long as the longest.
-    past = max(shape.past_blocks for shape in shapes)
+    past = past_pages(shapes)
     pages = past + max(shape.streams * shape.new_blocks for shape in shapes)
     torch.backends.cudnn.allow_tf32 = False  # as `Token2Wav.load` has it
     with torch.inference_mode():
@@ -90,6 +91,11 @@ def check_buckets(
                 }
 
 
+def past_pages(shapes: Sequence[BatchShape]) -> int:
+    """That streams of all shapes read from; behind them come those that they write to."""
+    return max(shape.past_blocks + _PAGES_APART * (shape.streams - 1) for shape in shapes)
+
+
 def side(folder: Path, config: ModelConfig, precision: Precision, pages: int, device: torch.device) -> Side:
     """Weights, tables and pages of one precision."""
     flow = load_flow(folder, config).to(device)
@@ -114,9 +120,9 @@ def fill_alike(one: KeyValueStore, other: KeyValueStore, device: torch.device) -
 
 
 def fillings(
-    shape: BatchShape, config: ModelConfig, longest_past: int, device: torch.device
+    shape: BatchShape, config: ModelConfig, first_new: int, device: torch.device
 ) -> Iterator[tuple[str, list[ChunkWork]]]:
-    """Batches that run in a shape: `full`, and `part`."""
+    """Batches that run in a shape: `full`, and `part`. They write to pages from `first_new` on."""
     rest = 1 if shape.streams > 2 else 0  # of 2 streams, one alone would run in a smaller shape
     size = config.flow.estimator.static_chunk_size
     for filling in ("full", "part"):
@@ -128,8 +134,8 @@ def fillings(
                 # The first one makes the shape necessary, the others are shorter.
                 new, past = (new, past - 1) if index == 0 else (1, past // 2)
                 frames = new * size - (_MISSING_FRAMES if index == 0 else 0)
-            pages = [(index + block) % shape.past_blocks for block in range(past)]
-            own = [longest_past + index * shape.new_blocks + block for block in range(new)]
+            pages = [_PAGES_APART * index + block for block in range(past)]
+            own = [first_new + index * shape.new_blocks + block for block in range(new)]
             works.append(_work(config, frames, Past(list(range(past)), pages, 0), own, generator, device))
         yield filling, works
 

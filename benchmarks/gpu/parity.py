@@ -20,7 +20,6 @@ from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import Settings
 
 _HISTORIES_S = (0.0, 10.0)
-_MOST_STREAMS = 16  # that exported engines are made for, and some
 
 
 def parity(folder: Path, settings: Settings, record: Record) -> None:
@@ -44,9 +43,8 @@ def cases_of(settings: Settings) -> list[Case]:
 
 def in_own_process(folder: Path, case: Case, settings: Settings) -> Result:
     """What `benchmarks.engines` says of a case, or how its process ended."""
-    batches = [count for count in settings.batches if count <= _MOST_STREAMS]
     histories = [history for history in _HISTORIES_S if history <= max(settings.spoken_s)]
-    job = (folder, settings.size, case, settings.device, batches, histories)
+    job = (folder, settings.size, case, settings.device, list(settings.engine_batches), histories)
     with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
         try:
             return pool.submit(run_case, job).result()

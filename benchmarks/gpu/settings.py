@@ -46,6 +46,7 @@ class Settings:
         size: of the model; its name in `benchmarks.engines.model_folder`.
         minutes: after which a section is ended.
         engines: that are compared; empty for all of the device.
+        engine_batches: streams in the chunks that they are timed with.
         batches, spoken_s, hops: streams, seconds of their utterances before the chunk, and tokens of chunks to time.
         repeats: of every timing, after one to warm up.
         drift_chunks, drift_window: length of the windowed stream, and its `left_blocks`.
@@ -68,6 +69,7 @@ class Settings:
     size: str = "full"
     minutes: float = 30.0
     engines: tuple[str, ...] = ()
+    engine_batches: tuple[int, ...] = (1, 4, 16)
     batches: tuple[int, ...] = (1, 4, 16, 64, 128)
     spoken_s: tuple[float, ...] = (2.0, 10.0, 30.0)
     hops: tuple[int, ...] = (25, 50, 100)
@@ -103,6 +105,7 @@ def rehearsal(out: Path) -> Settings:
         cache_mib=256,
         size="tiny",
         engines=("torch",),
+        engine_batches=(1,),
         batches=(1, 2),
         spoken_s=(2.0,),
         hops=(25, 50),
@@ -110,7 +113,7 @@ def rehearsal(out: Path) -> Settings:
         drift_chunks=4,
         drift_window=1,
         bucket_past=4,
-        bucket_streams=2,
+        bucket_streams=1,
         peer_streams=2,
         setups=(EXACT, LEAN),
         stream_s=2.0,

@@ -39,7 +39,7 @@ def test_weights_of_the_full_size() -> None:
     with torch.device("meta"):
         estimator = Flow(FULL.flow).estimator
     estimator.drop_time_weights()
-    assert LAYERS + INPUT == sum(weight.numel() for weight in estimator.parameters() if weight.dim() > 1)
+    assert sum(weight.numel() for weight in estimator.parameters() if weight.dim() > 1) == LAYERS + INPUT
 
 
 def test_blocks_see_none_after_them() -> None:
