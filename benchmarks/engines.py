@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.chunk_batch import ChunkBatch
 from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.gpu.device import release
 from benchmarks.models import SIZES, fill_randomly, random_model
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
@@ -116,6 +117,7 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
     try:
         export(folder, case)
         result.verification = asdict(verify(folder, runtime, seconds=6.0))
+        release(torch.device(device))
         model = Token2Wav.load(folder, runtime=runtime)
         result.rows = list(measure(model, batches, histories))
     except (Token2WavError, RuntimeError) as error:

@@ -63,32 +63,31 @@ def check_buckets(
     past = past_pages(shapes)
     pages = past + max(shape.streams * shape.new_blocks for shape in shapes)
     torch.backends.cudnn.allow_tf32 = False  # as `Token2Wav.load` has it
-    with torch.inference_mode():
-        exact, padded = (side(folder, config, kind, pages, device) for kind in ("float32", precision))
-        fill_alike(exact.store, padded.store, device)
-        reference = TorchChunkSolver(exact.flow.estimator, exact.tables, exact.store, -1)
-        candidate = PackedChunkSolver(
-            lambda batch: TorchSteps(batch, padded.flow.estimator, padded.tables, padded.store),
-            padded.tables,
-            padded.store,
-            config.flow.estimator,
-            -1,
-            device,
-            shapes=shapes,
-            capture=graphs_enabled(device),
-        )
-        for shape in shapes:
-            for filling, works in fillings(shape, config, past, device):
-                errors = compare(reference, candidate, works, exact.store, padded.store)
-                beyond = [f"{name} {value:.1e}" for name, value in errors.items() if not value <= BOUNDS[precision]]
-                yield {
-                    "shape": [shape.streams, shape.new_blocks, shape.past_blocks],
-                    "precision": precision,
-                    "filling": filling,
-                    **errors,
-                    "bound": BOUNDS[precision],
-                    "problem": f"beyond {BOUNDS[precision]:.1e}: {', '.join(beyond)}" if beyond else None,
-                }
+    exact, padded = (side(folder, config, kind, pages, device) for kind in ("float32", precision))
+    fill_alike(exact.store, padded.store, device)
+    reference = TorchChunkSolver(exact.flow.estimator, exact.tables, exact.store, -1)
+    candidate = PackedChunkSolver(
+        lambda batch: TorchSteps(batch, padded.flow.estimator, padded.tables, padded.store),
+        padded.tables,
+        padded.store,
+        config.flow.estimator,
+        -1,
+        device,
+        shapes=shapes,
+        capture=graphs_enabled(device),
+    )
+    for shape in shapes:
+        for filling, works in fillings(shape, config, past, device):
+            errors = compare(reference, candidate, works, exact.store, padded.store)
+            beyond = [f"{name} {value:.1e}" for name, value in errors.items() if not value <= BOUNDS[precision]]
+            yield {
+                "shape": [shape.streams, shape.new_blocks, shape.past_blocks],
+                "precision": precision,
+                "filling": filling,
+                **errors,
+                "bound": BOUNDS[precision],
+                "problem": f"beyond {BOUNDS[precision]:.1e}: {', '.join(beyond)}" if beyond else None,
+            }
 
 
 def past_pages(shapes: Sequence[BatchShape]) -> int:

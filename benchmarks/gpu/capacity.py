@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.chunks import load
-from benchmarks.gpu.device import allocated_bytes, forget_peak
+from benchmarks.gpu.device import allocated_bytes, forget_peak, release
 from benchmarks.gpu.listeners import listen, voices
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import Settings, Setup
@@ -27,9 +26,7 @@ def streams(folder: Path, settings: Settings, record: Record) -> None:
             record.add("capacity", of_setup(folder, setup, settings, record))
         except (Token2WavError, torch.OutOfMemoryError) as error:
             record.add("capacity", {"setup": setup.name, "streams": None, "problem": " ".join(str(error).split())})
-        gc.collect()  # the cache of its model, which makes room for the next one's
-        if settings.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        release(torch.device(settings.device))
 
 
 def of_setup(folder: Path, setup: Setup, settings: Settings, record: Record) -> dict[str, Any]:

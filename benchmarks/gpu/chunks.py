@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.chunk_batch import ChunkBatch
 from benchmarks.engines import Case, Row, export, spread
+from benchmarks.gpu.device import release
 from benchmarks.gpu.floor import Rates, as_row, flow_work, vocoder_work
 from benchmarks.gpu.rates import measure
 from benchmarks.gpu.records import Record, read_records
@@ -46,8 +47,7 @@ def chunks(folder: Path, settings: Settings, record: Record) -> None:
             record.put("results", [{"model": settings.size, "case": asdict(case), "rows": rows}])
             print(as_line(row), flush=True)
     del model
-    if torch.device(settings.device).type == "cuda":
-        torch.cuda.empty_cache()
+    release(torch.device(settings.device))
     record.put("drift", drift(folder, settings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 from typing import Any
@@ -38,6 +39,13 @@ def synchronize(device: torch.device) -> None:
     """Waits for what was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Gives a device back the memory of models that are gone: the next one's cache is a share of what is free."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def allocated_bytes(device: torch.device, *, peak: bool = False) -> int:

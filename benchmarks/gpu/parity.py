@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.engines import CPU_CASES, CUDA_CASES, Case, Result, lines, run_case
 from benchmarks.gpu.buckets import check_buckets
+from benchmarks.gpu.device import release
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import Settings
 
@@ -30,6 +31,7 @@ def parity(folder: Path, settings: Settings, record: Record) -> None:
         print(*lines(result), sep="\n", flush=True)
     device = torch.device(settings.device)
     for precision in ("float32", "float16") if device.type == "cuda" else ("float32",):
+        release(device)
         for row in check_buckets(folder, settings, device, precision):
             record.add("buckets", row)
             if row["problem"]:

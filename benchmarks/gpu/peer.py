@@ -6,7 +6,6 @@ without a graph. Ours: all streams in one batch, from the cache.
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from benchmarks.engines import spread
 from benchmarks.gpu.chunks import load, passes, shortage
+from benchmarks.gpu.device import release
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import Settings
 from token2wav import Token2Wav
@@ -25,9 +25,7 @@ def peer(folder: Path, settings: Settings, record: Record) -> None:
     """Writes `rows`: chunks per second of both at each history, and the ratio."""
     hop = settings.hops[-1]
     ours, problems = in_a_batch(load(folder, settings), settings, hop)
-    gc.collect()  # the model's graphs and cache, before the next one takes their place
-    if settings.device.startswith("cuda"):
-        torch.cuda.empty_cache()
+    release(torch.device(settings.device))
     recompute = load(folder, settings, engine="torch", incremental=False)
     theirs, more = timed(recompute, 1, hop, list(settings.spoken_s), settings)
     problems |= more

@@ -30,7 +30,7 @@ _LATE_MS = 1000.0  # first audio at p99 that is past the knee
 _MOST_ARRIVALS_PER_S = 64.0
 _UNPACED_CLIENTS = (1, 16)
 _PERF_CLIENTS = 16
-_PERF_REQUESTS = 64
+_PERF_REQUESTS = 32
 
 
 def server(folder: Path, settings: Settings, record: Record) -> None:
