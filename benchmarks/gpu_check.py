@@ -13,6 +13,7 @@ to read it.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, of a CPU out/gpu_rehearsal)")
     options = parser.parse_args()
     settings = settings_of(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the section that runs, too
     facts = describe() | {"size": settings.size}
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary), settings.size) if options.sections else Path(temporary)

@@ -53,11 +53,13 @@ def chunks(folder: Path, settings: Settings, record: Record) -> None:
 
 def load(folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
     """The model as a section runs it, its graphs exported if it needs any."""
-    if settings.engine in ("onnx", "tensorrt"):
-        on_gpu = settings.device.startswith("cuda")
-        automatic = "float16" if on_gpu else "float32"
-        export(folder, Case(settings.engine, automatic if settings.precision == "auto" else settings.precision))
+    prepare(folder, settings)
     return Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
+
+
+def prepare(folder: Path, settings: Settings) -> None:
+    """Exports the graphs that the engine needs and that are not there."""
+    export(folder, Case(settings.engine, settings.exact_precision))
 
 
 def known_rates(settings: Settings) -> Rates:

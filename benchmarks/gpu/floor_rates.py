@@ -10,7 +10,6 @@ from benchmarks.gpu.floor import Rates, as_row, flow_work, vocoder_work
 from benchmarks.gpu.rates import measure
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import PROMPT_TOKENS, Settings
-from token2wav.artifacts import Precision
 from token2wav.flow.cache import CacheLayout
 from token2wav.hift_config import HiFTConfig
 from token2wav.model_config import ModelConfig
@@ -28,8 +27,7 @@ def floor(folder: Path, settings: Settings, record: Record) -> None:
     config, rates = ModelConfig.read(folder), Rates.of(measured)
     assert isinstance(config.vocoder, HiFTConfig)  # as all models of the report have
     ratio = config.flow.token_mel_ratio
-    automatic: Precision = "float16" if device.type == "cuda" else "float32"
-    precision = automatic if settings.precision == "auto" else settings.precision
+    precision = settings.exact_precision
     layout = CacheLayout.of(config.flow, precision)
     bandwidth, products = (
         rates.bandwidth / 1e12,

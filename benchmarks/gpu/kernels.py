@@ -64,11 +64,7 @@ def profiled(model: Token2Wav, streams: int, spoken_tokens: int, device: torch.d
             batch.advance(_HOP)
             wall_ms = 1000 * (time.perf_counter() - start)
     if device.type == "cuda":
-        spans = [
-            (event.name, event.time_range.start / 1000, event.time_range.end / 1000)
-            for event in profiler.events() or []
-            if event.device_type.name == "CUDA"
-        ]
+        spans = device_spans(profiler.events() or [])
         by_name: Counter[str] = Counter()
         for name, begin, end in spans:
             by_name[name] += end - begin
@@ -85,6 +81,15 @@ def profiled(model: Token2Wav, streams: int, spoken_tokens: int, device: torch.d
         "hop_tokens": _HOP,
         "wall_ms": round(wall_ms, 3),
     }
+
+
+def device_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
+    """(name, begin, end) in ms of what ran on the GPU; annotations that span kernels are left out."""
+    return [
+        (event.name, event.time_range.start / 1000, event.time_range.end / 1000)
+        for event in events
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]
 
 
 def summary(by_name: Counter[str], calls: Counter[str], idle_ms: float) -> dict[str, Any]:

@@ -37,10 +37,14 @@ def run_section(name: str, folder: Path, settings: Settings, facts: dict[str, An
     process = context.Process(target=_work, args=(name, folder, settings, facts))
     (settings.out / f"{name}.json").unlink(missing_ok=True)
     process.start()
-    process.join(60 * settings.minutes)
     problem = None
-    if process.is_alive():
-        _end(process)
+    try:
+        process.join(60 * settings.minutes)
+    finally:  # also when this process is told to end
+        late = process.is_alive()
+        if late:
+            _end(process)
+    if late:
         problem = f"ended after {settings.minutes:g} minutes; what it had measured by then is here"
     elif process.exitcode:
         problem = _ending(process.exitcode)

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from benchmarks.environment import ROOT
+from benchmarks.gpu.chunks import prepare
 from benchmarks.gpu.listeners import BUFFER_S, TOKENS_PER_PUSH
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import Settings
@@ -35,6 +36,7 @@ _PERF_REQUESTS = 32
 
 def server(folder: Path, settings: Settings, record: Record) -> None:
     """Writes `rows`, one for each load, and `perf_analyzer`: its own, or why there are none."""
+    prepare(folder, settings)
     common = settings_of(settings)
     record.put("settings", server_settings(MODE, common, BUFFER_S))
     options = argparse.Namespace(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from token2wav.artifacts import Precision
 from token2wav.config import RuntimeConfig, StreamConfig
 
 PROMPT_TOKENS = 75  # 3 s
@@ -90,6 +91,13 @@ class Settings:
     arrivals_per_s: float = 0.5
     serving_s: float = 20.0
     serving_utterance_s: float = 20.0
+
+    @property
+    def exact_precision(self) -> Precision:
+        """What `auto` comes to on the device."""
+        if self.precision == "auto":
+            return "float16" if self.device.startswith("cuda") else "float32"
+        return self.precision
 
     def runtime(self, **changes: Any) -> RuntimeConfig:
         """What models of a section run on."""

@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd.profiler_util import FunctionEvent
 
 from benchmarks.gpu.capacity import largest
-from benchmarks.gpu.kernels import OTHER, gaps_ms, kind_of, summary
+from benchmarks.gpu.kernels import OTHER, device_spans, gaps_ms, kind_of, summary
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.serving import loads, past_knee
 from benchmarks.gpu.settings import LEAN, rehearsal
@@ -160,6 +162,19 @@ def test_gaps_between_kernels() -> None:
     random.Random(0).shuffle(spans)
     assert gaps_ms(spans) == 1.5
     assert gaps_ms([]) == 0
+
+
+def test_kernels_are_what_ran_on_the_gpu() -> None:
+    def event(name: str, device: DeviceType, start_us: float, end_us: float, note: bool = False) -> FunctionEvent:
+        return FunctionEvent(0, name, 0, start_us, end_us, device_type=device, is_user_annotation=note)
+
+    events = [
+        event("cudaGraphLaunch", DeviceType.CPU, 0, 900),
+        event("gemm", DeviceType.CUDA, 1000, 3000),
+        event("Memcpy DtoH", DeviceType.CUDA, 4000, 4500),
+        event("## Call CompiledFxGraph ##", DeviceType.CUDA, 1000, 4500, note=True),
+    ]
+    assert device_spans(events) == [("gemm", 1.0, 3.0), ("Memcpy DtoH", 4.0, 4.5)]
 
 
 @pytest.mark.parametrize(
