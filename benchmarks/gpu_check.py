@@ -38,7 +38,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """What the command line asks for: the report, or its rehearsal, with whatever else it says."""
     on_cpu = options.rehearse or options.device == "cpu"
     out = options.out or (ROOT / "out" / "gpu_rehearsal" if on_cpu else RESULTS / "gpu")
-    base = rehearsal(out) if options.rehearse else Settings(out)
+    base = Settings(out, copy_mib=64, matrix=512) if on_cpu else Settings(out)
+    base = rehearsal(out) if options.rehearse else base
     names = ("device", "engine", "precision", "size", "minutes")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(base, **given | ({"batches": tuple(options.batches)} if options.batches else {}))

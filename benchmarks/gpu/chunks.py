@@ -74,8 +74,8 @@ def known_rates(settings: Settings) -> Rates:
 def of_batch(model: Token2Wav, streams: int, settings: Settings) -> Iterator[dict[str, Any]]:
     """A row for a first chunk and for every history and hop; `problem` in place of times where there is no memory."""
     for hop in settings.hops:
-        histories = [0.0] if hop == settings.hops[0] else []
-        for spoken_s in settings.spoken_s:
+        histories = []
+        for spoken_s in ((0.0,) if hop == settings.hops[0] else ()) + settings.spoken_s:
             if problem := shortage(model, streams, round(25 * spoken_s) + hop):
                 yield {"spoken_s": spoken_s, "hop_tokens": hop, "streams": streams, "problem": problem}
             else:
