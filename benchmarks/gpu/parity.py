@@ -1,7 +1,7 @@
 """Section parity: every engine that this host can run, and every shape that a graph is captured for, against torch.
 
 An engine is compared on the way of a stream, stage by stage (`token2wav-export verify`), in a process of its own, and
-timed in passing. A captured shape is compared in `buckets.py`.
+timed in passing. What is served is compared in batches (`batches.py`), a captured shape on its own (`buckets.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.engines import CPU_CASES, CUDA_CASES, Case, Result, lines, run_case
+from benchmarks.gpu.batches import check_batches
 from benchmarks.gpu.buckets import check_buckets
 from benchmarks.gpu.device import release
 from benchmarks.gpu.records import Record
@@ -24,12 +25,15 @@ _HISTORIES_S = (0.0, 10.0)
 
 
 def parity(folder: Path, settings: Settings, record: Record) -> None:
-    """Writes `engines`, a result each, and `buckets`, a row for each shape, filling and precision."""
+    """Writes `engines`, a result each, `batches`, and `buckets`, a row for each shape, filling and precision."""
     for case in cases_of(settings):
         result = in_own_process(folder, case, settings)
         record.add("engines", asdict(result))
         print(*lines(result), sep="\n", flush=True)
     device = torch.device(settings.device)
+    for row in check_batches(folder, settings):
+        record.add("batches", row)
+        print(f"batch of {row['streams']}: {row['note']}", flush=True)
     for precision in ("float32", "float16") if device.type == "cuda" else ("float32",):
         release(device)
         for row in check_buckets(folder, settings, device, precision):

@@ -130,7 +130,24 @@ def _parity(section: Mapping[str, Any]) -> str:
                 "beyond it": sum(row["problem"] is not None for row in own),
             }
         )
-    return f"{table(rows)}\n\nCaptured shapes, against the unpadded solver in float32:\n\n{table(buckets)}"
+    batches = [
+        {
+            "streams": row["streams"],
+            "engine": f"{row['engine']} {row['precision']}",
+            "mel, relative": row["mel"],
+            "audio, largest": row["audio"],
+            "": row["note"],
+        }
+        for row in section.get("batches", [])
+    ]
+    parts = [
+        table(rows),
+        "Batches, against each of their streams alone on torch in float32 without graphs:",
+        table(batches),
+        "Captured shapes, against the unpadded solver in float32:",
+        table(buckets),
+    ]
+    return "\n\n".join(parts)
 
 
 def _chunks(section: Mapping[str, Any]) -> str:

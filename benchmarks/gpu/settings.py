@@ -51,6 +51,7 @@ class Settings:
         batches, spoken_s, hops: streams, seconds of their utterances before the chunk, and tokens of chunks to time.
         repeats: of every timing, after one to warm up.
         drift_chunks, drift_window: length of the windowed stream, and its `left_blocks`.
+        parity_batches: streams that are compared with each of them alone.
         bucket_past, bucket_streams: how far the captured shapes reach; the defaults are what the engine prepares.
         peer_streams: in one batch, against as many one after the other.
         setups: under which real-time streams are counted; the last one is that of the server.
@@ -77,6 +78,7 @@ class Settings:
     repeats: int = 5
     drift_chunks: int = 60
     drift_window: int = 8
+    parity_batches: tuple[int, ...] = (1, 3, 16, 64)
     bucket_past: int = 64
     bucket_streams: int = 4
     peer_streams: int = 64
@@ -120,6 +122,7 @@ def rehearsal(out: Path) -> Settings:
         repeats=1,
         drift_chunks=4,
         drift_window=1,
+        parity_batches=(3,),
         bucket_past=4,
         bucket_streams=1,
         peer_streams=2,

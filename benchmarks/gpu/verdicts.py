@@ -114,6 +114,7 @@ def faults(sections: Sections) -> list[str]:
         found += [f"engine {label}: {failure}" for failure in failures]
         if case["engine"] == "torch" and result["problem"]:  # others may just not be installed
             found.append(f"engine {label}: {result['problem']}")
+    found += [f"batch of {row['streams']}: {row['problem']}" for row in parity.get("batches", []) if row["problem"]]
     found += [
         f"bucket {'x'.join(map(str, row['shape']))} {row['precision']}, {row['filling']}: {row['problem']}"
         for row in parity.get("buckets", [])

@@ -46,6 +46,8 @@ def test_a_rehearsal(tmp_path: Path) -> None:
 
     assert set(records["floor"]["operations_per_s"]) == {"float16", "tf32", "float32", "float64"}
     assert [row["case"]["engine"] for row in records["parity"]["engines"]] == ["torch"]
+    [batch] = records["parity"]["batches"]
+    assert (batch["streams"], batch["problem"]) == (3, None)
     buckets = records["parity"]["buckets"]
     assert {row["filling"] for row in buckets} == {"full", "part"}
     assert len(buckets) == 6

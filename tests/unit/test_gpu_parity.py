@@ -1,4 +1,4 @@
-"""The check of captured shapes: it passes what is right, fills what it says, and sees a mix-up."""
+"""The checks of captured shapes and of batches: they pass what is right, fill what they say, and see a mix-up."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import batches
+from benchmarks.gpu.batches import Plan, Spoken, check_batches, plan, speak
 from benchmarks.gpu.buckets import BOUNDS, HOP_BLOCKS, check_buckets, compare, fill_alike, fillings, past_pages, side
 from benchmarks.gpu.settings import Settings, rehearsal
 from tests.support.golden import TINY
-from token2wav import StreamConfig
+from token2wav import StreamConfig, Token2Wav
 from token2wav.engines import choice
 from token2wav.engines.packed import BatchShape, likely_shapes
 from token2wav.engines.torch_engine import TorchChunkSolver
@@ -83,3 +85,27 @@ def test_a_mix_up_is_beyond_the_bound(spoil: str) -> None:
         errors = compare(reference, _Wrong(candidate, spoil), works, one.store, other.store)
     within = [value <= BOUNDS["float32"] for value in errors.values()]
     assert all(within) == (not spoil)
+
+
+def test_utterances_of_a_batch_differ_in_everything_but_their_number_of_chunks() -> None:
+    plans = [plan(ModelConfig.read(TINY), index) for index in range(9)]
+    assert {len(each.chunks) for each in plans} == {5}
+    assert [chunk.stop - chunk.start for chunk in plans[0].chunks] == [50, 25, 50, 100, 7]
+    assert [chunk.stop - chunk.start for chunk in plans[1].chunks] == [50, 50, 100, 25, 7]
+    assert [chunk.stop - chunk.start for chunk in plans[2].chunks] == [25, 100, 25, 50, 7]
+    assert [each.prompt_frames for each in plans[:3]] == [50, 10, 0]
+
+
+def test_a_batch_that_is_wrong_is_beyond_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(rehearsal(tmp_path), parity_batches=(2,))
+    [row] = check_batches(TINY, settings)
+    assert row["problem"] is None
+    assert row["mel"] < 1e-6
+
+    def swapped(model: Token2Wav, plans: Sequence[Plan], given: Sequence[Spoken] | None = None) -> list[Spoken]:
+        spoken = speak(model, plans, given)
+        return spoken if given is None else [replace(each, audio=-each.audio) for each in spoken]
+
+    monkeypatch.setattr(batches, "speak", swapped)
+    [row] = check_batches(TINY, settings)
+    assert row["problem"].startswith("audio ")
