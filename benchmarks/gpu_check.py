@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from benchmarks.engines import model_folder
 from benchmarks.environment import RESULTS, ROOT, describe
 from benchmarks.gpu.plots import draw
@@ -32,6 +34,13 @@ from benchmarks.gpu.verdicts import faults, verdicts
 from benchmarks.models import SIZES
 from token2wav.artifacts import Precision
 from token2wav.engines.choice import EngineName
+
+
+def positive(text: str) -> int:
+    """For argparse, which says what is wrong with it."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
@@ -67,11 +76,13 @@ def main() -> int:
     parser.add_argument("--size", choices=[*SIZES, "full"], help="of the random model (default: full, the public one)")
     parser.add_argument("--engine", choices=get_args(EngineName), help="that is timed (default: torch)")
     parser.add_argument("--precision", choices=get_args(Precision), help="of it (default: float16 on a GPU)")
-    parser.add_argument("--batches", type=int, nargs="+", help="streams in the chunks that are timed")
+    parser.add_argument("--batches", type=positive, nargs="+", help="streams in the chunks that are timed")
     parser.add_argument("--minutes", type=float, help="after which a section is ended (default: 30)")
     parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, of a CPU out/gpu_rehearsal)")
     options = parser.parse_args()
     settings = settings_of(options)
+    if options.sections and settings.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; --rehearse runs the report in small on a CPU")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the section that runs, too
     facts = describe() | {"size": settings.size}
     with tempfile.TemporaryDirectory() as temporary:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.device import describe_device
-from benchmarks.gpu.records import Record, read_records, write_json
+from benchmarks.gpu.records import UNFINISHED, Record, read_records, write_json
 from benchmarks.gpu.sections import SECTIONS
 from benchmarks.gpu.settings import Settings
 
 _GRACE_S = 60.0  # for a server to drain
+_POLL_S = 0.05
 
 
 def run_section(name: str, folder: Path, settings: Settings, facts: dict[str, Any]) -> str | None:
@@ -35,7 +36,8 @@ def run_section(name: str, folder: Path, settings: Settings, facts: dict[str, An
     context.set_forkserver_preload(["benchmarks.gpu.sections"])
     began = time.monotonic()
     process = context.Process(target=_work, args=(name, folder, settings, facts))
-    (settings.out / f"{name}.json").unlink(missing_ok=True)
+    path = settings.out / f"{name}.json"
+    path.unlink(missing_ok=True)
     process.start()
     problem = None
     try:
@@ -43,24 +45,29 @@ def run_section(name: str, folder: Path, settings: Settings, facts: dict[str, An
     finally:  # also when this process is told to end
         late = process.is_alive()
         if late:
-            _end(process)
+            _end(process, path)
     if late:
         problem = f"ended after {settings.minutes:g} minutes; what it had measured by then is here"
     elif process.exitcode:
         problem = _ending(process.exitcode)
-    content = read_records(settings.out, [name]).get(name, {**facts, "problem": None})
-    content["problem"] = content["problem"] or problem
+    content = read_records(settings.out, [name]).get(name, {**facts, "problem": UNFINISHED})
+    if content["problem"] == UNFINISHED and problem:
+        content["problem"] = problem
     content["took_s"] = round(time.monotonic() - began, 1)
-    write_json(settings.out / f"{name}.json", content)
+    write_json(path, content)
     return content["problem"]
 
 
-def _end(process: BaseProcess) -> None:
+def _end(process: BaseProcess, path: Path) -> None:
     """Interrupts it, so that it ends what it started, a server for one; then kills it and all of its group."""
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
-    process.join(_GRACE_S)
-    with contextlib.suppress(ProcessLookupError):  # nobody is left
+    deadline = time.monotonic() + _GRACE_S
+    while not path.exists() and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)  # a process that has only begun does not hear it
+    with contextlib.suppress(ProcessLookupError):  # it may end by itself at any moment
+        os.kill(process.pid, signal.SIGINT)
+    process.join(max(0.0, deadline - time.monotonic()))
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # where it has not come to make a group of its own
     process.join()
@@ -73,9 +80,10 @@ def _work(name: str, folder: Path, settings: Settings, facts: dict[str, Any]) ->
     try:
         record.facts(describe_device(settings.device))
         SECTIONS[name](folder, settings, record)
+        record.finish()
     except Exception as error:
         traceback.print_exc()
-        record.put("problem", f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+        record.finish(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
         sys.exit(1)
 
 

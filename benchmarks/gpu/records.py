@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+UNFINISHED = "it was interrupted; what it had measured by then is here"
+
 
 class Record:
-    """One section's results.
+    """One section's results; until `finish` they count as interrupted.
 
     Args:
         path: of its JSON.
@@ -17,7 +19,7 @@ class Record:
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         self._path = path
-        self._content: dict[str, Any] = {**facts, "problem": None}
+        self._content: dict[str, Any] = {**facts, "problem": UNFINISHED}
         self._write()
 
     def put(self, name: str, value: Any) -> None:
@@ -34,6 +36,10 @@ class Record:
         """Puts a row at the end of a list."""
         self._content.setdefault(name, []).append(row)
         self._write()
+
+    def finish(self, problem: str | None = None) -> None:
+        """Notes that the section came to its end, or why it did not."""
+        self.put("problem", problem)
 
     def _write(self) -> None:
         write_json(self._path, self._content)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu.processes import run_section
+from benchmarks.gpu.records import Record
 from benchmarks.gpu.settings import rehearsal
-from benchmarks.gpu_check import write_report
+from benchmarks.gpu_check import main, write_report
 from tests.support.golden import ROOT, TINY
 from token2wav_server.plan_compute import read_costs
 
@@ -79,6 +81,32 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     assert all(f"\n## {name}\n" in report for name in SECTIONS)
     assert {path.name for path in tmp_path.glob("*.png")} == {"chunks.png", "capacity.png"}
     assert "no verdict" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rehearse", "--batches", "1", "0"], "argument --batches: 0 is not positive"),
+        (["--device", "cuda:7"], "torch sees no CUDA device; --rehearse runs the report in small on a CPU"),
+    ],
+)
+def test_what_cannot_run_says_so(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
+def test_what_was_interrupted_says_so(tmp_path: Path) -> None:
+    record = Record(tmp_path / "chunks.json", FACTS)
+    record.add("rows", {"streams": 1})
+    assert json.loads((tmp_path / "chunks.json").read_text())["problem"].startswith("it was interrupted")
+    record.finish()
+    content = json.loads((tmp_path / "chunks.json").read_text())
+    assert (content["problem"], content["rows"]) == (None, [{"streams": 1}])
 
 
 def test_a_section_that_fails_is_a_fault_and_the_next_one_runs(tmp_path: Path) -> None:
