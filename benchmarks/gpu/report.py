@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.gpu.verdicts import Sections, faults, verdicts
+from benchmarks.gpu.verdicts import Sections, faults, rehearsed, verdicts
 
 _MOST_FAULTS = 20
 
@@ -46,15 +46,16 @@ def _cell(value: Any) -> str:
 
 def _head(sections: Sections) -> str:
     facts = next(iter(sections.values()), {})
+    rehearsal = "Rehearsal: " if rehearsed(sections) else ""
     if facts.get("gpu"):
-        title = f"# {facts['gpu']}"
+        title = f"# {rehearsal}{facts['gpu']}"
         host = (
             f"Driver {facts['driver']}, CUDA {facts['cuda']}, torch {facts['packages']['torch']}, "
             f"{facts['memory_mib']} MiB, {facts['size']} model with random weights, {facts['cpus']} CPU cores "
             f"({facts['processor']})."
         )
     else:
-        title = "# Rehearsal on a CPU"
+        title = f"# {rehearsal}no GPU"
         host = (
             f"No GPU was there: torch {facts.get('packages', {}).get('torch')}, the {facts.get('size')} model. These "
             "figures say that the report works, and nothing about any GPU."

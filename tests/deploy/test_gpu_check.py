@@ -76,7 +76,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     assert {profile["streams"] for profile in records["profile"]["profiles"]} == {1, 2}
 
     report = (tmp_path / "report.md").read_text()
-    assert report.startswith("# Rehearsal on a CPU")
+    assert report.startswith("# Rehearsal: no GPU")
     assert report.count("| no verdict |") == 5
     assert all(f"\n## {name}\n" in report for name in SECTIONS)
     assert {path.name for path in tmp_path.glob("*.png")} == {"chunks.png", "capacity.png"}

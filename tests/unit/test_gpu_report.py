@@ -124,10 +124,13 @@ def test_what_was_not_measured_says_why() -> None:
     assert "**Ended early:** its process was ended by SIGKILL" in markdown(sections)
 
 
-def test_a_cpu_meets_nothing() -> None:
-    sections = {name: {**section, "gpu": None} for name, section in good().items()}
+@pytest.mark.parametrize(
+    ("facts", "title"), [({"gpu": None}, "# Rehearsal: no GPU"), ({"size": "tiny"}, "# Rehearsal: NVIDIA H200")]
+)
+def test_a_rehearsal_meets_nothing(facts: dict[str, Any], title: str) -> None:
+    sections = {name: {**section, **facts} for name, section in good().items()}
     assert words(sections) == ["no verdict"] * 5
-    assert markdown(sections).startswith("# Rehearsal on a CPU")
+    assert markdown(sections).startswith(title)
 
 
 def test_faults_are_named() -> None:
