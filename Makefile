@@ -50,11 +50,11 @@ export-full: ## export a random model of the public size and measure that (minut
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.export_full
 
-gpu-check: ## on an NVIDIA GPU: its tests, and parity and times of every engine, as one JSON and one table
+gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, as a report in benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
-	$(BIN)/python -m benchmarks.gpu_check
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=]: run perf_analyzer and our own client against a server, into out/perf
 	$(SETUP)

@@ -12,7 +12,6 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,12 +21,13 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
+from benchmarks.chunk_batch import ChunkBatch
 from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.gpu.device import release
 from benchmarks.models import SIZES, fill_randomly, random_model
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.artifacts import EngineFolder
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.engines.cuda_graphs import SWITCH
 from token2wav.errors import Token2WavError
 from token2wav_export.making import Maker
@@ -117,6 +117,7 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
     try:
         export(folder, case)
         result.verification = asdict(verify(folder, runtime, seconds=6.0))
+        release(torch.device(device))
         model = Token2Wav.load(folder, runtime=runtime)
         result.rows = list(measure(model, batches, histories))
     except (Token2WavError, RuntimeError) as error:
@@ -155,46 +156,15 @@ def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
 
 def chunks(model: Token2Wav, streams: int, history_s: float, hop: int) -> Iterator[tuple[float, float]]:
     """Seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
-    flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config.flow
-    random, voice = np.random.default_rng(0), prompt(PROMPT_TOKENS)
-    handles = [(flow.open(voice), vocoder.open()) for _ in range(streams)]
-    position = config.prefix_tokens(PROMPT_TOKENS)
-    first = PROMPT_TOKENS - position
-
-    def advance(length: int) -> tuple[float, float]:
-        nonlocal position
-        left = min(config.lookbehind_len, position)
-        tokens = random.integers(0, config.vocab_size, left + length + config.pre_lookahead_len).astype(np.int32)
-        chunk = FlowChunk(tokens, left, position, position + length, last=False)
-        start = time.perf_counter()
-        mels = flow.advance([(handle, chunk) for handle, _ in handles])
-        synchronize(mels[0])
-        between = time.perf_counter()
-        audio = vocoder.advance(
-            [(handle, MelChunk(mel, False)) for (_, handle), mel in zip(handles, mels, strict=True)]
-        )
-        synchronize(audio[0])
-        position += length
-        return between - start, time.perf_counter() - between
-
-    try:
+    with ChunkBatch(model, streams, prompt(PROMPT_TOKENS)) as batch:
         if not history_s:
-            yield advance(first + hop)
+            yield batch.advance(hop)
             return
-        advance(first + HOPS[0])
-        while position < history_s * 25:
-            advance(HOPS[-1])
+        batch.advance(HOPS[0])
+        while PROMPT_TOKENS + batch.spoken_tokens < history_s * 25:
+            batch.advance(HOPS[-1])
         for _ in range(REPEATS):
-            yield advance(hop)
-    finally:
-        for flow_handle, vocoder_handle in handles:
-            flow.close(flow_handle)
-            vocoder.close(vocoder_handle)
-
-
-def synchronize(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+            yield batch.advance(hop)
 
 
 def lines(result: Result) -> Iterator[str]:

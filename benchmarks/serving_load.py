@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": RO
 GAPS_S = (0.05, 0.1, 0.2)
 PACE = 25.0  # tokens per second of a language model
 AT_ONCE = 1e6
+_MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for another to end
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tu
         with ThreadPoolExecutor(load.clients) as pool:
             list(pool.map(client, np.linspace(0, 1, load.clients, endpoint=False)))
     else:
-        with ThreadPoolExecutor(256) as pool:
+        with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
             while time.monotonic() < start + seconds:
                 time.sleep(float(random.exponential(1 / load.arrivals_per_s)))
                 pool.submit(speak)
@@ -203,17 +204,48 @@ def as_line(result: dict[str, Any]) -> str:
     )
 
 
-def measure(folder: Path, mode: str, loads: list[Load], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All loads on one server."""
-    settings, model = MODES[mode]
+def server_settings(mode: str, common: Mapping[str, Mapping[str, Any]], buffer_s: float) -> dict[str, Any]:
+    """The server's settings in a mode, laid over those that all modes have in common."""
+    # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
+    layers: list[Mapping[str, Mapping[str, Any]]] = [
+        {"stream": {"hop": "lead"}, "limits": {"player_buffer_seconds": buffer_s}},
+        common,
+        MODES[mode][0],
+    ]
+    parts = dict.fromkeys(part for layer in layers for part in layer)
+    return {part: {key: value for layer in layers for key, value in layer.get(part, {}).items()} for part in parts}
+
+
+def measure(
+    folder: Path,
+    mode: str,
+    loads: Iterable[Load],
+    options: argparse.Namespace,
+    common: Mapping[str, Mapping[str, Any]] | None = None,
+    log_file: Path | None = None,
+) -> Iterator[dict[str, Any]]:
+    """All loads on one server, each asked for when the row of the one before has been used.
+
+    Args:
+        folder: of the model.
+        mode: of `MODES`.
+        loads: to put on.
+        options: of the command line, on utterances and time.
+        common: settings of the server beside those of the mode.
+        log_file: for what the server writes, instead of the terminal.
+    """
+    _, model = MODES[mode]
     utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "server.yaml"
-        limits = {"player_buffer_seconds": options.buffer_seconds, **settings.get("limits", {})}
-        # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
-        config.write_text(yaml.safe_dump({**settings, "stream": {"hop": "lead"}, "limits": limits}))
+        config.write_text(yaml.safe_dump(server_settings(mode, common or {}, options.buffer_seconds)))
         with TritonServer(
-            folder, config=config, model_repository=REPOSITORIES[model], ports=Ports.free(), verbose=False
+            folder,
+            config=config,
+            model_repository=REPOSITORIES[model],
+            ports=Ports.free(),
+            log_file=log_file,
+            verbose=False,
         ) as server:
             utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
             for load in loads:

@@ -67,7 +67,9 @@ def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: 
         ConfigError: the file cannot be read.
     """
     if path is None:
-        return Compute(problem="not measured on this GPU: run make gpu-check there, and name its JSON with --costs")
+        return Compute(
+            problem="not measured on this GPU: run make gpu-check there, and name its chunks.json with --costs"
+        )
     try:
         data = json.loads(path.read_bytes())
         host = str(data.get("gpu") or data["processor"])

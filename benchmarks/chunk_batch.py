@@ -1,0 +1,81 @@
+"""Streams that go through their utterances in step, one batch of chunks after another, with a clock at hand."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from token2wav import Token2Wav, Voice
+from token2wav.engines.base import FlowChunk, MelChunk
+
+
+class ChunkBatch:
+    """Opens streams of random tokens in one voice; a context manager that closes them.
+
+    Args:
+        model: what they run on.
+        streams: how many.
+        voice: of all of them; from the first batch on it is cached.
+
+    Attributes:
+        spoken_tokens: of every stream so far.
+        new_tokens: that the latest chunk was long in the flow: a first one has the rest of the prompt in it.
+    """
+
+    def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
+        self.spoken_tokens = self.new_tokens = 0
+        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config.flow
+        self._random = np.random.default_rng(0)
+        self._prompt = len(voice.prompt_tokens)
+        self._position = self._config.prefix_tokens(self._prompt)
+        self._handles: list[tuple[int, int]] = []
+        try:
+            for _ in range(streams):
+                self._handles.append((self._flow.open(voice), self._vocoder.open()))
+        except BaseException:
+            self.close()
+            raise
+
+    def advance(self, hop_tokens: int) -> tuple[float, float]:
+        """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the device's work included."""
+        config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
+        start, stop = self._position, self._position + given + hop_tokens
+        left = min(config.lookbehind_len, start)
+        count = left + stop - start + config.pre_lookahead_len
+        tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
+        chunk = FlowChunk(tokens, left, start, stop, last=False)
+        began = time.perf_counter()
+        mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])
+        _wait(mels[0])
+        between = time.perf_counter()
+        new = [mel[:, given * config.token_mel_ratio :] for mel in mels]
+        audio = self._vocoder.advance(
+            [(handle, MelChunk(mel, False)) for (_, handle), mel in zip(self._handles, new, strict=True)]
+        )
+        _wait(audio[0])
+        ended = time.perf_counter()
+        self._position, self.new_tokens = stop, stop - start
+        self.spoken_tokens += hop_tokens
+        return between - began, ended - between
+
+    def close(self) -> None:
+        for flow_handle, vocoder_handle in self._handles:
+            self._flow.close(flow_handle)
+            self._vocoder.close(vocoder_handle)
+        self._handles.clear()
+
+    def __enter__(self) -> ChunkBatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _wait(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
