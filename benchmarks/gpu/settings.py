@@ -52,7 +52,8 @@ class Settings:
         repeats: of every timing, after one to warm up.
         drift_chunks, drift_window: length of the windowed stream, and its `left_blocks`.
         parity_batches: streams that are compared with each of them alone.
-        bucket_past, bucket_streams: how far the captured shapes reach; the defaults are what the engine prepares.
+        bucket_past, bucket_streams: how far batches reach that fill CUDA graphs; by default those of engines without
+            kernels, which have a graph for every length of the past.
         peer_streams: in one batch, against as many one after the other.
         setups: under which real-time streams are counted; the last one is that of the server.
         stream_s: length of an utterance there.
