@@ -14,9 +14,11 @@ import torch
 from tests.incremental.rig import Tokens
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
+from token2wav.engines import choice
 from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.fused_solver import fused_solver
+from token2wav.flow import dit
 from token2wav.flow.cache import Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
@@ -26,10 +28,17 @@ from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
 # Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
 UTTERANCES = [(4, 5), (0, 3)]  # tokens of prompt and utterance
+
+
+@pytest.fixture(autouse=True)
+def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the position convolutions: each is a program, and there would be 16."""
+    monkeypatch.setattr(dit, "_CONV_GROUPS", 2)
 
 
 def a_flow(guidance: float = 0.7) -> Flow:
@@ -109,3 +118,14 @@ def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidan
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
         assert np.abs(one - other).max() <= MEL[storage] * other.std()
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim_head", "run"), [((9, 0), 64, True), ((7, 5), 64, False), ((9, 0), 48, False)]
+)
+def test_they_run_where_gpu_and_model_allow(
+    capability: tuple[int, int], dim_head: int, run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = dataclasses.replace(ModelConfig.read(TINY).flow.estimator, dim_head=dim_head)
+    assert choice._kernels_run(config, torch.device("cuda")) == run

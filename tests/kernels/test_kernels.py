@@ -21,6 +21,7 @@ from token2wav.kernels.norms import gated_norm, modulated_norm
 from token2wav.kernels.position_convolution import PositionConvolution
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
 EXACT = 2e-6  # of values around 1: sums in another order
 # Of keys and values that are rounded to what the store keeps: the widest step between two numbers around 3.
 STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2}

@@ -25,6 +25,7 @@ from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.flow import Flow
 from token2wav.flow.solver import EulerSolver
+from token2wav.flow_config import EstimatorConfig
 from token2wav.model_config import VocoderConfig
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ _ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("torch", "onnx"), "cuda": (
 
 _CAPTURED_PAST = 64  # blocks: a minute with the prompt; longer histories run without a graph
 _CAPTURED_STREAMS = 4
+_LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
+_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def chunk_solver(
     capture = graphs_enabled(device) and graphs.engine != "onnx"
     if graphs.engine == "torch" and not capture:
         return TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
-    if graphs.engine == "torch" and importlib.util.find_spec("triton") is not None:
+    if graphs.engine == "torch" and _kernels_run(config, device):
         from token2wav.engines.fused_solver import fused_solver  # Triton-language kernels
 
         return fused_solver(flow, solver.tables, store, left_blocks, longest_hop)
@@ -156,6 +159,15 @@ def chunk_solver(
     hops = [1, 2, *range(4, longest_hop // block + 1, 4), longest_hop // block]
     shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if capture else []
     return PackedChunkSolver(prepare, solver.tables, shapes=shapes, capture=capture)
+
+
+def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:
+    """Whether there is the Triton language, and what its kernels ask of GPU and model."""
+    return (
+        importlib.util.find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
+        and config.dim_head in _HEAD_SIZES
+    )
 
 
 def _onnx(host: Host, config: VocoderConfig) -> Graphs:
