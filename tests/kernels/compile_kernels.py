@@ -1,4 +1,6 @@
-"""Compiles every kernel for a GPU that need not be there, at the public model's size: `python compile_kernels.py 90`.
+"""Compiles every kernel for a GPU that need not be there, at the public model's size.
+
+`python compile_kernels.py 90 float16 int8` does so for compute capability 9.0 and two ways to keep pages.
 
 Prints a line for each: its name, how pages are kept, registers of a thread, bytes that it spills, shared memory.
 """
@@ -39,8 +41,8 @@ CONVOLUTION = {"num_warps": position_convolution._WARPS, "num_stages": position_
 Job = tuple[Any, str, dict[str, int], dict[str, int]]  # kernel, storage, constants, options
 
 
-def jobs() -> Iterator[Job]:
-    for storage in STORAGE:
+def jobs(storages: list[str]) -> Iterator[Job]:
+    for storage in storages:
         yield norms._modulated_norm, storage, ROW, {}
         yield norms._gated_norm, storage, ROW, {}
         yield cache_writes._store_keys_values, storage, PAGES, {}
@@ -74,7 +76,7 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 def main() -> None:
     target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    for kernel, storage, sizes, options in jobs():
+    for kernel, storage, sizes, options in jobs(sys.argv[2:]):
         types = types_of(kernel, storage, sizes)
         constants = {name: sizes.get(name) for name, kind in types.items() if kind == "constexpr"}  # None: no scales
         source = ASTSource(kernel, signature=types, constexprs=constants)

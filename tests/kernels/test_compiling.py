@@ -15,14 +15,16 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10}  # that a program can have, by com
 FEW_BYTES = 32  # of registers, for compilers differ a little
 
 
-@pytest.mark.parametrize("capability", SHARED_BYTES)
-def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capability", "storages", "kernels"), [(80, ["float16"], 7), (90, ["float32", "float16", "int8"], 17)]
+)
+def test_kernels_compile_without_a_gpu(capability: int, storages: list[str], kernels: int, tmp_path: Path) -> None:
     # In a process of its own: in this one kernels are interpreted.
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, str(SCRIPT), str(capability)]
+    command = [sys.executable, str(SCRIPT), str(capability), *storages]
     output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     lines = [line.split() for line in output.splitlines()]
-    assert len(lines) == 17
+    assert len(lines) == kernels
     for name, storage, _, spilled, shared in lines:
         if storage != "float32":  # which is there to compare with
             assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"
