@@ -1,7 +1,8 @@
 """A causal grouped convolution over chunks that continue what came before them, with its Mish, and what to keep of it.
 
-Libraries run grouped convolutions in float32 without tensor cores, where they take about as long as half of all matrix
-products. Here a tap is a matrix product of its own, of three TF32 parts each, which loses nothing that float32 has.
+Without TF32, libraries run grouped convolutions in float32 past the tensor cores; with large batches, by count of
+operations and published rates, that is half as long as all matrix products take. Here a tap is a matrix product of its
+own, of three TF32 parts, which together keep float32's precision.
 """
 
 from __future__ import annotations
