@@ -22,13 +22,13 @@ from token2wav.engines.paging import OutOfPagesError, PagePool
 from token2wav.engines.prompts import PromptTable, SharedPrompt
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.work import ChunkSolver, ChunkWork, Past
+from token2wav.engines.work_maker import WorkMaker
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.flow.cache import KeyValueStore
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
-from token2wav.groups import in_groups
 from token2wav.voice import Voice
 
 _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
@@ -99,7 +99,7 @@ class CachedFlowEngine:
     ) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
-        self._noise = noise.to(self._device)
+        self._works = WorkMaker(flow, noise)
         self._solver = solver
         self._recompute = recompute
         self._left_blocks = left_blocks
@@ -204,7 +204,7 @@ class CachedFlowEngine:
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
-        conditions = self._conditions(chunks)
+        conditions = self._works.conditions(chunks)
         works = [self._work_of(*each) for each in zip(streams, chunks, conditions, strict=True)]
         solved = iter(self._solver.solve([work for work in works if work is not None]))
         mels = []
@@ -215,17 +215,6 @@ class CachedFlowEngine:
                 self._finished(stream, chunk)
             mels.append(mel)
         return mels
-
-    def _conditions(self, chunks: Sequence[FlowChunk]) -> list[torch.Tensor]:
-        """What the tokens of chunks say of their frames, (bands, frames) of each."""
-        if self._device.type == "cpu":
-            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
-            return [self._condition([chunk])[0] for chunk in chunks]
-        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._condition)
-
-    def _condition(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
-        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self._device)
-        return list(self._flow.conditions(tokens, left=alike[0].left, last=alike[0].last))
 
     def _work_of(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkWork | None:
         """What there is to compute for a chunk, or None if the stream must go on without the cache."""
@@ -242,7 +231,7 @@ class CachedFlowEngine:
         blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
         past = self._past(blocks, content.pages + stream.pages, content, chunk.start)
         stream.pages += new
-        return self._work(content, stream.contexts, past, new, chunk, mu)
+        return self._works.work(chunk, mu, content.prompt_mel, content.speaker, past, new, stream.contexts)
 
     def _past(self, blocks: list[int], pages: list[int], prompt: _Prompt, start: int) -> Past:
         """Blocks before a chunk that starts at token `start`, without a prompt's that it cannot see."""
@@ -265,23 +254,6 @@ class CachedFlowEngine:
             stream.recomputing = self._start_over(stream, chunk)
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
-
-    def _work(
-        self,
-        prompt: _Prompt,
-        contexts: torch.Tensor,
-        past: Past,
-        new: list[int],
-        chunk: FlowChunk,
-        mu: torch.Tensor,
-    ) -> ChunkWork:
-        """A chunk, ready for the ODE; its keys and values go into the pages `new`, its contexts into `contexts`."""
-        start, frames = self._flow.config.token_mel_ratio * chunk.start, mu.shape[1]
-        cond = torch.zeros_like(mu)
-        given = prompt.prompt_mel[:, start : start + frames]
-        cond[:, : given.shape[1]] = given
-        noise = self._noise.window(start, start + frames)
-        return ChunkWork(noise, mu, cond, prompt.speaker, start, past, new, contexts)
 
     def _prefill(self, voice: Voice) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
@@ -307,8 +279,11 @@ class CachedFlowEngine:
                 window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
                 past = self._past(list(range(done)), pages[:done], prompt, start)
                 chunk = FlowChunk(window, left, start, stop, last=False)
-                [mu] = self._conditions([chunk])
-                self._solver.solve([self._work(prompt, prompt.contexts, past, pages[done:end], chunk, mu)])
+                [mu] = self._works.conditions([chunk])
+                new = pages[done:end]
+                self._solver.solve(
+                    [self._works.work(chunk, mu, prompt.prompt_mel, prompt.speaker, past, new, prompt.contexts)]
+                )
         except BaseException:
             self.pool.release(pages)
             raise
