@@ -91,7 +91,7 @@ def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = RuntimeConfig(device="cuda", engine="torch", cache_mib=512)
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
     assert isinstance(engine, PackedVocoderEngine)
-    assert all(isinstance(plan.run, CudaGraph) for plan in engine._packed._plans.values())
+    assert all(isinstance(plan.run, CudaGraph) for plan in engine._packed._plans._prepared.values())
     monkeypatch.setenv(SWITCH, "0")
     assert isinstance(Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder, CachedVocoderEngine)
 

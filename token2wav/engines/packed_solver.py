@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from token2wav.engines.cuda_graphs import CudaGraph
 from token2wav.engines.packed import Batch, BatchShape
+from token2wav.engines.plans import Plan, Plans
 from token2wav.engines.work import ChunkWork
 from token2wav.flow.solver import OdeTables
 from token2wav.groups import in_groups
@@ -49,13 +50,7 @@ class PackedChunkSolver:
         self._tables = tables
         self._apart = apart
         self._lock = threading.Lock()  # a plan's tensors hold one batch at a time
-        # The largest come first, so that all graphs find room in what the first one took.
-        self._plans = {shape: self._plan(shape) for shape in sorted(shapes, reverse=True)}
-        self._most_streams = max((shape.streams for shape in shapes), default=None)
-        self._latest: _Plan | None = None
-        if capture:
-            for plan in self._plans.values():
-                plan.capture()
+        self._plans = Plans(self._plan, shapes, capture=capture)
 
     @torch.inference_mode()
     def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
@@ -65,44 +60,22 @@ class PackedChunkSolver:
 
     def _solve(self, works: list[ChunkWork]) -> list[torch.Tensor]:
         mels = []
-        for first in range(0, len(works), self._most_streams or len(works)):
-            batch = works[first:][: self._most_streams]
-            plan = self._plan_for(BatchShape.of(batch))
-            plan.batch.fill(batch)
+        for part in self._plans.parts(works):
+            plan = self._plans.of(BatchShape.of(part))
+            plan.batch.fill(part)
             plan.run()
-            mels += plan.batch.take(batch)
+            mels += plan.batch.take(part)
         return mels
 
-    def _plan_for(self, shape: BatchShape) -> _Plan:
-        prepared = [other for other in self._plans if shape.fits(other)]
-        if prepared:
-            return self._plans[min(prepared, key=BatchShape.volume)]
-        if self._latest is None or self._latest.batch.shape != shape:
-            self._latest = None  # frees its tensors before the next are made
-            self._latest = self._plan(shape)
-        return self._latest
-
-    @torch.inference_mode()
-    def _plan(self, shape: BatchShape) -> _Plan:
-        return _Plan(*self._prepare(shape), self._tables)
+    def _plan(self, shape: BatchShape) -> Plan[Batch]:
+        batch, steps = self._prepare(shape)
+        return Plan(batch, partial(integrate, batch, steps, self._tables))
 
 
-class _Plan:
-    """The loop for one shape."""
-
-    def __init__(self, batch: Batch, steps: Steps, tables: OdeTables) -> None:
-        self.batch = batch
-        self._steps = steps
-        self._tables = tables
-        self.run: Callable[[], None] = self._run
-
-    def capture(self) -> None:
-        self.run = CudaGraph(self._run)
-
-    @torch.inference_mode()
-    def _run(self) -> None:
-        """Takes the batch's state from noise to mel."""
-        x, streams = self.batch.x, self.batch.shape.streams
-        for step in range(len(self._tables.widths)):
-            state = self._tables.advance(step, x[:streams], self._steps(step))
-            x.copy_(self._tables.rows(state))
+@torch.inference_mode()
+def integrate(batch: Batch, steps: Steps, tables: OdeTables) -> None:
+    """Takes a batch's state from noise to mel."""
+    x, streams = batch.x, batch.shape.streams
+    for step in range(len(tables.widths)):
+        state = tables.advance(step, x[:streams], steps(step))
+        x.copy_(tables.rows(state))

@@ -7,13 +7,13 @@ writes them back at once; nothing is done stream by stream, and nothing comes fr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from token2wav.engines.cuda_graphs import CudaGraph
 from token2wav.engines.incremental_vocoder import IncrementalVocoderEngine
+from token2wav.engines.plans import Plan, Plans
 from token2wav.groups import in_groups
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
@@ -67,17 +67,12 @@ class PackedHiFT:
         self._states = torch.zeros(_FIRST_ROWS, self._layout.width, device=hift.window.device)
         self._free = list(range(_FIRST_ROWS - 1, WASTE, -1))
         self._lock = threading.Lock()  # rows have one owner, and a plan's tensors hold one batch at a time
-        self._most_streams = max((shape.streams for shape in shapes), default=None)
-        # The largest come first, so that all graphs find room in what the first one took.
-        self._plans = {shape: self._plan(shape) for shape in sorted(shapes, reverse=True)}
         self._lengths = {
             history: sorted({shape.frames for shape in shapes if shape.history == history}) for history in (False, True)
         }
-        self._latest: _Plan | None = None
         if capture:
             self._noise.prepare(_PREPARED_BLOCKS)
-            for plan in self._plans.values():
-                plan.capture()
+        self._plans = Plans(self._plan, shapes, capture=capture)
 
     @property
     def device(self) -> torch.device:
@@ -119,11 +114,10 @@ class PackedHiFT:
         return results
 
     def _run(self, pieces: list[Piece]) -> list[torch.Tensor]:
-        most = self._most_streams or len(pieces)
-        return [audio for at in range(0, len(pieces), most) for audio in self._run_together(pieces[at : at + most])]
+        return [audio for part in self._plans.parts(pieces) for audio in self._run_together(part)]
 
-    def _run_together(self, pieces: list[Piece]) -> list[torch.Tensor]:
-        plan = self._plan_for(WindowShape(len(pieces), self._frames_for(pieces[0]), pieces[0].history))
+    def _run_together(self, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        plan = self._plans.of(WindowShape(len(pieces), self._frames_for(pieces[0]), pieces[0].history))
         plan.batch.fill(pieces, self._states, self._noise)
         plan.run()
         self._states.index_copy_(0, plan.batch.rows, plan.batch.after)
@@ -135,33 +129,9 @@ class PackedHiFT:
         needs = piece.needs
         return next((frames for frames in self._lengths[piece.history] if frames >= needs), needs)
 
-    def _plan_for(self, shape: WindowShape) -> _Plan:
-        prepared = [
-            other
-            for other in self._plans
-            if (other.frames, other.history) == (shape.frames, shape.history) and other.streams >= shape.streams
-        ]
-        if prepared:
-            return self._plans[min(prepared)]
-        if self._latest is None or self._latest.batch.shape != shape:
-            self._latest = None  # frees its tensors before the next are made
-            self._latest = self._plan(shape)
-        return self._latest
-
-    @torch.inference_mode()
-    def _plan(self, shape: WindowShape) -> _Plan:
-        return _Plan(WindowBatch(shape, self._hift, self._layout, self._phase))
-
-
-class _Plan:
-    """How batches of one shape run."""
-
-    def __init__(self, batch: WindowBatch) -> None:
-        self.batch = batch
-        self.run: Callable[[], None] = batch.compute
-
-    def capture(self) -> None:
-        self.run = CudaGraph(self.batch.compute)
+    def _plan(self, shape: WindowShape) -> Plan[WindowBatch]:
+        batch = WindowBatch(shape, self._hift, self._layout, self._phase)
+        return Plan(batch, batch.compute)
 
 
 class PackedVocoderEngine(IncrementalVocoderEngine[PackedStream]):

@@ -37,6 +37,14 @@ class WindowShape:
     frames: int
     history: bool
 
+    def fits(self, other: WindowShape) -> bool:
+        """Whether a batch of this shape can run in another; windows have been padded to one of its lengths before."""
+        return (self.frames, self.history) == (other.frames, other.history) and self.streams <= other.streams
+
+    def volume(self) -> int:
+        """What a batch of it costs, in arbitrary units."""
+        return self.streams * self.frames
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
