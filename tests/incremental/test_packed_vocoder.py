@@ -19,7 +19,7 @@ from tests.incremental.test_incremental_vocoder import SAMPLES, a_mel
 from tests.support.golden import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.checkpoint import load_hift, load_source_noise
-from token2wav.engines import build, packed_vocoder
+from token2wav.engines import build, plans
 from token2wav.engines.base import MelChunk
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedStream, PackedVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
@@ -278,7 +278,7 @@ def test_every_chunk_has_a_prepared_window(parts: Parts, shapes: list[WindowShap
 def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the capture, which needs a GPU: shapes, engine and streams of a model as it is loaded there."""
     monkeypatch.setattr(build, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(packed_vocoder, "CudaGraph", lambda function: function)
+    monkeypatch.setattr(plans, "CudaGraph", lambda function: function)
     runtime = RuntimeConfig(device="cpu", engine="torch")
     packed, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
     assert isinstance(packed.pipeline.vocoder, PackedVocoderEngine)
