@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
@@ -289,23 +290,8 @@ def unreferenced_evicted(engine: CachedFlowEngine) -> int:
 def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
     schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
-    sessions, mels = [], []
-    for seed, (prompt, length) in enumerate(utterances):
-        voice = a_voice(prompt)
-        sessions.append(Session(voice, parts.config, schedule, engine.open(voice), 0))
-        sessions[-1].push(some_tokens(length, seed))
-        sessions[-1].end()
-        mels.append([np.empty((80, 0), np.float32)])
-    while running := [i for i, session in enumerate(sessions) if not session.done]:
-        chunks = [sessions[i].next_chunk() for i in running]
-        results = engine.advance([(sessions[i].flow_handle, c) for i, c in zip(running, chunks, strict=True) if c])
-        for i, chunk, mel in zip(running, chunks, results, strict=True):
-            assert chunk is not None
-            mels[i].append(mel.numpy())
-            sessions[i].sent(chunk, np.empty(0, np.float32))
-    for session in sessions:
-        engine.close(session.flow_handle)
-    return [
-        np.concatenate(parts_of, axis=1)[:, -2 * length :]
-        for parts_of, (_, length) in zip(mels, utterances, strict=True)
-    ]
+    voices = [a_voice(prompt) for prompt, _ in utterances]
+    sessions = [Session(voice, parts.config, schedule, engine.open(voice), 0) for voice in voices]
+    tokens = [some_tokens(length, seed) for seed, (_, length) in enumerate(utterances)]
+    mels = mels_together(engine, list(zip(sessions, tokens, strict=True)))
+    return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

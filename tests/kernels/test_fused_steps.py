@@ -12,14 +12,17 @@ import pytest
 import torch
 
 from tests.incremental.rig import Tokens
+from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
 from token2wav.engines import choice
-from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.fused_solver import fused_solver
+from token2wav.engines.recompute_engine import RecomputeFlowEngine
+from token2wav.engines.torch_engine import TorchChunkSolver
+from token2wav.engines.work import ChunkSolver
 from token2wav.flow import dit
-from token2wav.flow.cache import Storage
+from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
@@ -32,6 +35,8 @@ pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there i
 # Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
+LONGEST = 4 * BLOCK
+PAGES = 32
 UTTERANCES = [(4, 5), (0, 3)]  # tokens of prompt and utterance
 
 
@@ -55,48 +60,32 @@ def a_flow(guidance: float = 0.7) -> Flow:
 def an_engine(
     flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, fused: bool
 ) -> CachedFlowEngine:
+    """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve on the device."""
     config = flow.config
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     if half:
         flow.estimator.halve()
-    engine = cached_flow_engine(
-        flow,
-        FlowNoise(config.mel_bands),
-        solver,
-        cache_bytes=4 << 20,
-        storage=storage,
-        left_blocks=left_blocks,
-        longest_hop=4 * BLOCK,
-    )
-    if fused and DEVICE.type == "cpu":  # on a GPU it is what an engine has
+    store, noise = KeyValueStore(CacheLayout.of(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
+    chunks: ChunkSolver = TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
+    if fused:
         with torch.inference_mode():
-            engine._solver = fused_solver(flow, solver.tables, engine._solver._store, left_blocks, 4 * BLOCK)  # type: ignore[attr-defined]
-    return engine
+            chunks = fused_solver(flow, solver.tables, store, left_blocks, LONGEST)
+    recompute = RecomputeFlowEngine(flow, noise, solver, left_blocks=left_blocks)
+    return CachedFlowEngine(flow, noise, chunks, store, recompute, left_blocks=left_blocks, longest_hop=LONGEST)
 
 
 def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
     config = dataclasses.replace(ModelConfig.read(TINY), flow=flow.config)
-    schedule = HopSchedule.of(StreamConfig(hop_tokens=BLOCK, max_hop_tokens=4 * BLOCK), flow.config)
+    schedule = HopSchedule.of(StreamConfig(hop_tokens=BLOCK, max_hop_tokens=LONGEST), flow.config)
     random = np.random.default_rng(0)
-    sessions, mels = [], []
+    sessions = []
     for prompt, length in UTTERANCES:
         voice = Voice(
             some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
         )
-        sessions.append(Session(voice, config, schedule, engine.open(voice), 0))
-        sessions[-1].push(some(random, length))
-        sessions[-1].end()
-        mels.append([np.empty((80, 0), np.float32)])
-    while running := [index for index, session in enumerate(sessions) if not session.done]:
-        chunks = [(index, chunk) for index in running if (chunk := sessions[index].next_chunk()) is not None]
-        batch = [(sessions[index].flow_handle, chunk) for index, chunk in chunks]
-        for (index, chunk), mel in zip(chunks, engine.advance(batch), strict=True):
-            mels[index].append(mel.cpu().numpy())
-            sessions[index].sent(chunk, np.empty(0, np.float32))
-    for session in sessions:
-        engine.close(session.flow_handle)
-    return [np.concatenate(pieces, axis=1) for pieces in mels]
+        sessions.append((Session(voice, config, schedule, engine.open(voice), 0), some(random, length)))
+    return mels_together(engine, sessions)
 
 
 def some(random: np.random.Generator, count: int) -> Tokens:
