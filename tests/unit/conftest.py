@@ -16,6 +16,8 @@ from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 from token2wav.scheduler import Scheduler
 from token2wav.utterance import Observer
+from token2wav.vocoder.noise import SourceNoise
+from token2wav.vocoder.source import HarmonicSource
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +35,17 @@ def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
     """The tiny model; whatever a test does, nothing may stay open in its engines."""
     yield loaded_model
     assert loaded_model.pipeline.open_streams == 0
+
+
+@pytest.fixture(scope="module")
+def source(config: ModelConfig) -> HarmonicSource:
+    return load_hift(TINY, config).m_source
+
+
+@pytest.fixture
+def raw(source: HarmonicSource) -> SourceNoise:
+    """Noise of the source before it is merged."""
+    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
 
 
 @pytest.fixture(scope="session")

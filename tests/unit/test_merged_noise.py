@@ -7,25 +7,12 @@ import threading
 import pytest
 import torch
 
-from tests.unit.material import TINY
-from token2wav.checkpoint import load_hift
-from token2wav.model_config import ModelConfig
 from token2wav.vocoder import noise as noise_module
 from token2wav.vocoder.noise import _BLOCK_SAMPLES, MergedNoise, SourceNoise
 from token2wav.vocoder.source import HarmonicSource
 
 BLOCK = _BLOCK_SAMPLES
 ROUNDING = 1e-6  # a product of 9 numbers below 1 with weights about 1, summed in another order
-
-
-@pytest.fixture(scope="module")
-def source() -> HarmonicSource:
-    return load_hift(TINY, ModelConfig.read(TINY)).m_source
-
-
-@pytest.fixture
-def raw(source: HarmonicSource) -> SourceNoise:
-    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, BLOCK), (BLOCK - 3, BLOCK + 3), (100, 2 * BLOCK + 1), (7, 7)])

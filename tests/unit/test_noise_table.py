@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.material import TINY
-from token2wav.checkpoint import load_hift
-from token2wav.model_config import ModelConfig
 from token2wav.vocoder import noise_table as module
 from token2wav.vocoder.noise import MergedNoise, SourceNoise
 from token2wav.vocoder.noise_table import NoiseTable
@@ -16,16 +13,6 @@ from token2wav.vocoder.source import HarmonicSource
 
 SAMPLES = 480  # per frame
 BLOCK = 50
-
-
-@pytest.fixture(scope="module")
-def source() -> HarmonicSource:
-    return load_hift(TINY, ModelConfig.read(TINY)).m_source
-
-
-@pytest.fixture
-def raw(source: HarmonicSource) -> SourceNoise:
-    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
 
 
 def found(table: NoiseTable, starts: list[int], counts: list[int], width: int) -> list[torch.Tensor]:
