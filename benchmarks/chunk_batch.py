@@ -6,8 +6,8 @@ import time
 from types import TracebackType
 
 import numpy as np
-import torch
 
+from benchmarks.gpu.device import synchronize
 from token2wav import Token2Wav, Voice
 from token2wav.engines.base import FlowChunk, MelChunk
 
@@ -49,13 +49,13 @@ class ChunkBatch:
         chunk = FlowChunk(tokens, left, start, stop, last=False)
         began = time.perf_counter()
         mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])
-        _wait(mels[0])
+        synchronize(mels[0].device)
         between = time.perf_counter()
         new = [mel[:, given * config.token_mel_ratio :] for mel in mels]
         audio = self._vocoder.advance(
             [(handle, MelChunk(mel, False)) for (_, handle), mel in zip(self._handles, new, strict=True)]
         )
-        _wait(audio[0])
+        synchronize(audio[0].device)
         ended = time.perf_counter()
         self._position, self.new_tokens = stop, stop - start
         self.spoken_tokens += hop_tokens
@@ -74,8 +74,3 @@ class ChunkBatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _wait(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)

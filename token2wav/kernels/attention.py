@@ -15,7 +15,7 @@ import triton.language as tl
 from token2wav.flow.cache import LayerPages
 from token2wav.kernels.chunk_table import FRAMES, HEADER, PAST, PREFIX, START
 
-# Compiled for compute capability 9.0, these are the widest tiles that keep everything in registers.
+# Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep everything in registers.
 _KEYS, _WARPS, _STAGES = 32, 4, 2
 _QUERIES, _FEW_QUERIES = 64, 16
 _ENOUGH_PROGRAMS = 128  # about as many as a large GPU has multiprocessors; below that the tiles are the narrow ones

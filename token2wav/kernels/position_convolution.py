@@ -13,7 +13,7 @@ import triton.language as tl
 
 from token2wav.kernels.chunk_table import FRAMES
 
-# Compiled for compute capabilities 8.0 and 9.0, this is the widest tile of frames that keeps everything in registers.
+# The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
 _NARROWEST = 16  # matrix that the units take; narrower groups are padded
 
