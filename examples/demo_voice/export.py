@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from examples.demo_voice.folder import FRONT_END, TRAINING, write_config
+from examples.demo_voice.folder import FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.training import averaged_weights
 from token2wav import Token2Wav
 from token2wav.flow.flow import Flow
+from token2wav.model_config import MODEL_FILE, ModelConfig
 from token2wav.vocoder.hift import HiFT
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE
 
@@ -36,7 +37,8 @@ def main() -> None:
 def export(data: Path, out: Path) -> None:
     """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder as anybody would."""
     out.mkdir(parents=True, exist_ok=True)
-    config = write_config(data, out)
+    shutil.copy(TEMPLATE / MODEL_FILE, out)
+    config = ModelConfig.read(out)
     modules: dict[str, nn.Module] = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
     provenance = {}
     for name, module in modules.items():

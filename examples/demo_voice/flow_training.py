@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
+from examples.demo_voice.tokenizer_training import Autoencoder
 from examples.demo_voice.training import Training
 from token2wav.flow.dit import AdaNorm
 from token2wav.flow.flow import Flow
@@ -21,7 +22,6 @@ _BATCH_TOKENS = 600
 _CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
 _LONGEST_PROMPT = 0.3  # of a crop
 _SIGMA_MIN = 1e-6
-_LEAST_DEVIATION = 0.1  # of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
 _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
 
 
@@ -31,11 +31,12 @@ class FlowTraining(Training):
     Args:
         config: of the flow.
         corpus: its recordings.
-        heard: tokens and speaker embeddings of them.
+        heard: tokens and speaker embeddings of them, and the tokenizer's network.
     """
 
     name = "flow"
     learning_rate = 1e-3
+    full_rate_steps = 5000
 
     def __init__(self, config: FlowConfig, corpus: Utterances, heard: Heard) -> None:
         torch.manual_seed(0)
@@ -45,7 +46,7 @@ class FlowTraining(Training):
         self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
         self._speakers = torch.from_numpy(heard.speakers)
         self._flow = self.network = Flow(config)
-        self._initialise(torch.from_numpy(heard.mean_mel))
+        self._initialise(heard.network)
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         rng = generator
@@ -110,15 +111,15 @@ class FlowTraining(Training):
         return estimator.velocity(state, mu, spk, prompt, estimator.modulation(t), rope, bias)
 
     @torch.no_grad()
-    def _initialise(self, mean_mel: torch.Tensor) -> None:
-        """Starts where little is to be learned: tokens know their average mel, blocks do nothing, the mean is right."""
+    def _initialise(self, network: Autoencoder) -> None:
+        """Starts where little is to be learned: tokens know what was heard, blocks do nothing, the mean is right."""
         flow = self._flow
-        average = self._mel.float().mean(dim=0)
-        deviation = self._mel.float().std(dim=0).clamp(min=_LEAST_DEVIATION)
-        flow.input_embedding.weight.copy_((mean_mel - average) / deviation)
+        flow.input_embedding.weight.copy_(network.embedding())
+        assert flow.pre_lookahead_layer is not None
+        flow.pre_lookahead_layer.load_state_dict(network.pre_lookahead.state_dict())
         estimator = flow.estimator
         for module in estimator.modules():
             if isinstance(module, AdaNorm):
                 module.linear.weight.mul_(_INITIAL_GAIN)
                 module.linear.bias.zero_()
-        estimator.proj_out.bias.copy_(average)
+        estimator.proj_out.bias.copy_(network.average)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import soxr
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from examples.demo_voice import speaker
 from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
-from examples.demo_voice.tokenizer import Tokenizer
+from examples.demo_voice.tokenizer_training import Autoencoder
+from token2wav.flow_config import FlowConfig
 from token2wav_voice.features import SPEAKER_RATE_HZ, speaker_features
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 
@@ -28,36 +30,36 @@ class Heard:
 
     Attributes:
         tokens: (N,) of all recordings.
-        mean_mel: (vocabulary, 80) average of every token.
         speakers: (n, 192) embeddings of some recordings.
+        network: what made the tokens, and draws mels of them.
     """
 
     tokens: NDArray[np.int32]
-    mean_mel: NDArray[np.float32]
     speakers: NDArray[np.float32]
+    network: Autoencoder
 
 
-def learn(folder: Path, corpus: Utterances, rounds: int) -> None:
-    """Makes both ONNX files from a corpus, unless they are there: a flow is of no use with another tokenizer."""
+def exists(folder: Path) -> bool:
+    """Whether a folder has one: a flow is of no use with another tokenizer, so none is made twice."""
+    return (folder / _STATE).exists()
+
+
+def save(folder: Path, config: FlowConfig, weights: dict[str, torch.Tensor]) -> None:
+    """Writes both ONNX files, and the weights of the tokenizer's training, as they are stored there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / _STATE).exists():
-        return
-    tokenizer = Tokenizer.learn(corpus, rounds)
-    tokenizer.save(folder / TOKENIZER_FILE)
+    network = Autoencoder(config)
+    network.load_state_dict(weights)
+    network.tokenizer.half().float()
+    network.tokenizer.save(folder / TOKENIZER_FILE)
     speaker.save(folder / SPEAKER_FILE)
-    save_file({"kernel": tokenizer.kernel, "centres": tokenizer.centres}, folder / _STATE)
+    save_file(network.state_dict(), folder / _STATE)
 
 
-def vocabulary(folder: Path) -> int:
-    """Tokens that the tokenizer of a folder knows."""
-    return len(load_file(folder / _STATE)["centres"])
-
-
-def hear(folder: Path, corpus: Utterances) -> Heard:
+def hear(folder: Path, config: FlowConfig, corpus: Utterances) -> Heard:
     """Tokens and embeddings of a corpus."""
-    tokenizer = Tokenizer(**load_file(folder / _STATE))
-    tokens = tokenizer.tokens(corpus)
-    return Heard(tokens, tokenizer.mean_mel(corpus, tokens), _speakers(folder, corpus))
+    network = Autoencoder(config)
+    network.load_state_dict(load_file(folder / _STATE))
+    return Heard(network.tokenizer.tokens(corpus), _speakers(folder, corpus), network)
 
 
 def _speakers(folder: Path, corpus: Utterances) -> NDArray[np.float32]:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from examples.demo_voice import corpus, front_end
 from examples.demo_voice.export import MODEL, export
-from examples.demo_voice.folder import CORPUS, FRONT_END, TRAINING
+from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.loss_plot import plot_losses
-
-NETWORKS = ("flow", "hift")
+from examples.demo_voice.training import averaged_weights, trained_steps
+from token2wav.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class Budget:
 
     Attributes:
         sentences: to learn from; 1000 are about 50 minutes.
-        rounds: of k-means.
-        limit: of each training, as its arguments.
+        tokenizer_steps: of training, for good: then it stays as it is.
+        limit: of the other two trainings, as its arguments.
     """
 
     sentences: int
-    rounds: int
+    tokenizer_steps: int
     limit: tuple[str, str]
 
     @classmethod
     def of(cls, text: str) -> Budget:
         """`small`, which shows in a minute that all works, or minutes of training."""
         if text == "small":
-            return cls(sentences=8, rounds=2, limit=("--steps", "40"))
+            return cls(sentences=8, tokenizer_steps=40, limit=("--steps", "40"))
         try:
             minutes = float(text)
         except ValueError:
             minutes = 0.0
         if not 0 < minutes < float("inf"):
             raise argparse.ArgumentTypeError(f"{text!r} is neither 'small' nor a positive number of minutes")
-        return cls(sentences=2000, rounds=8, limit=("--minutes", text))
+        return cls(sentences=3100, tokenizer_steps=4000, limit=("--minutes", text))
 
 
 def main() -> None:
@@ -60,19 +60,32 @@ def main() -> None:
     budget: Budget = options.budget
 
     corpus.grow(options.data / CORPUS, budget.sentences, options.workers)
-    front_end.learn(options.data / FRONT_END, corpus.read(options.data / CORPUS), budget.rounds)
-    _train(options.data, budget)
+    _learn_to_hear(options.data, budget.tokenizer_steps)
+    _train(options.data, ("flow", "hift"), budget.limit)
     plot_losses(options.data / TRAINING)
     export(options.data, options.out)
     print(f"recipe: {options.out}")
 
 
-def _train(data: Path, budget: Budget) -> None:
-    """Both trainings side by side; SIGTERM and Ctrl-C let them save and end."""
+def _learn_to_hear(data: Path, steps: int) -> None:
+    """Trains the tokenizer and freezes it, unless there is one."""
+    if front_end.exists(data / FRONT_END):
+        return
+    missing = steps - trained_steps(data / TRAINING, "tokenizer")
+    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing))):
+        sys.exit("recipe: stopped; the same command goes on")
+    weights, _ = averaged_weights(data / TRAINING, "tokenizer")
+    front_end.save(data / FRONT_END, ModelConfig.read(TEMPLATE).flow, weights)
+
+
+def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str]) -> bool:
+    """Trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
     command = [sys.executable, "-m", "examples.demo_voice.train"]
-    running = [subprocess.Popen([*command, name, "--data", str(data), *budget.limit]) for name in NETWORKS]
+    running = [subprocess.Popen([*command, name, "--data", str(data), *limit]) for name in networks]
+    asked = []
 
     def stop(number: int, _: object) -> None:
+        asked.append(number)
         for process in running:
             process.send_signal(number)
 
@@ -82,6 +95,7 @@ def _train(data: Path, budget: Budget) -> None:
         signal.signal(number, handler)
     if failed:
         sys.exit(f"recipe: {len(failed)} of {len(running)} trainings failed")
+    return bool(asked)
 
 
 if __name__ == "__main__":

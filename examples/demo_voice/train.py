@@ -14,7 +14,8 @@ import torch
 
 from examples.demo_voice import corpus, front_end
 from examples.demo_voice.flow_training import FlowTraining
-from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING, write_config
+from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING
+from examples.demo_voice.tokenizer_training import TokenizerTraining
 from examples.demo_voice.training import Training, train
 from examples.demo_voice.vocoder_training import VocoderTraining
 from token2wav.model_config import ModelConfig
@@ -23,7 +24,7 @@ from token2wav.model_config import ModelConfig
 def main() -> None:
     """Trains until the time is up."""
     parser = argparse.ArgumentParser(description="Train one network of the demo voice on.")
-    parser.add_argument("network", choices=("flow", "hift"))
+    parser.add_argument("network", choices=("tokenizer", "flow", "hift"))
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are")
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument("--minutes", type=float, default=math.inf, help="time to train for")
@@ -34,12 +35,15 @@ def main() -> None:
     os.nice(options.nice)
     torch.set_num_threads(options.threads)
     recordings = corpus.read(options.data / CORPUS)
+    config = ModelConfig.read(TEMPLATE)
     training: Training
-    if options.network == "flow":
-        heard = front_end.hear(options.data / FRONT_END, recordings)
-        training = FlowTraining(write_config(options.data, options.data / FRONT_END).flow, recordings, heard)
+    if options.network == "tokenizer":
+        training = TokenizerTraining(config.flow, recordings)
+    elif options.network == "flow":
+        heard = front_end.hear(options.data / FRONT_END, config.flow, recordings)
+        training = FlowTraining(config.flow, recordings, heard)
     else:
-        training = VocoderTraining(ModelConfig.read(TEMPLATE).hift, recordings)
+        training = VocoderTraining(config.hift, recordings)
     train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
 
 

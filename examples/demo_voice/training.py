@@ -123,6 +123,11 @@ def averaged_weights(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], 
     return state["average"], state["step"]
 
 
+def trained_steps(folder: Path, name: str) -> int:
+    """Steps of the newest checkpoint, 0 where there is none."""
+    return averaged_weights(folder, name)[1] if (folder / f"{name}.pt").exists() else 0
+
+
 def _rate(step: int, full_rate_steps: int) -> float:
     return min(1.0, (step + 1) / _WARM_UP_STEPS, (full_rate_steps / (step + 1)) ** 0.5)
 

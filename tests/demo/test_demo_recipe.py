@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
+import soxr
+import torch
 from numpy.typing import NDArray
 
 from tests.support.golden import DATA
@@ -19,13 +22,16 @@ pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the ex
 
 from benchmarks.quality_scores import RATE_HZ, Borders, intelligibility, mel_cepstral_distortion, word_error_rate
 from examples.demo_voice import speaker
+from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.pitch import pitch
 from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.speech import dictionary
 from examples.demo_voice.text import Sentences, held_out, normal
+from examples.demo_voice.tokenizer import VOCABULARY, Tokenizer, all_digits, number
 from token2wav import Token2Wav, Voice
 from token2wav_voice import FrontEnd, Recording
-from token2wav_voice.onnx_models import SPEAKER_FILE, SpeakerEncoder
+from token2wav_voice.features import TOKENIZER_RATE_HZ, tokenizer_features
+from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE, SpeakerEncoder
 
 ROOT = DATA.parents[1]
 HOP = 480
@@ -36,7 +42,7 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
     command += ["--out", str(tmp_path / "model"), "--budget", "small", "--workers", "1"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)
 
-    for name in ("flow", "hift"):
+    for name in ("tokenizer", "flow", "hift"):
         lines = (tmp_path / "data" / "training" / f"{name}.jsonl").read_text().splitlines()
         losses = [json.loads(line)["loss"] for line in lines]
         assert losses[-1] < 0.9 * losses[0], (name, losses)
@@ -73,6 +79,32 @@ def test_silence_and_noise_have_no_pitch() -> None:
     noise = 0.1 * np.random.default_rng(0).standard_normal(12_000)
     assert not pitch(np.zeros(12_000, np.float32), RATE_HZ, HOP).any()
     assert (pitch(noise.astype(np.float32), RATE_HZ, HOP) > 0).mean() < 0.1
+
+
+def test_the_tokenizers_graph_hears_what_the_network_hears(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Tokenizer()
+    for unit in network.units:
+        torch.nn.init.normal_(unit.get_parameter("mix.weight"), std=0.1)
+    torch.nn.init.normal_(network.digits.weight)
+    network.half().float()  # as the graph stores it
+    network.save(tmp_path / TOKENIZER_FILE)
+    recording = Recording.load(SENTENCE)
+    tokens = network.tokens(Utterances.of([recording.samples]))
+    assert len(set(tokens.tolist())) > 10
+    assert 0 <= tokens.min() <= tokens.max() < VOCABULARY
+    # Where a digit lies within rounding between two levels, either is right: 1 in 100 is more than was ever seen.
+    assert np.mean(tokens != _heard_by(tmp_path / TOKENIZER_FILE, recording)[: len(tokens)]) <= 0.01
+    digits = all_digits()
+    assert number(digits).tolist() == list(range(VOCABULARY))
+
+
+def _heard_by(graph: Path, recording: Recording) -> NDArray[np.int64]:
+    listened = soxr.resample(recording.samples, RATE_HZ, TOKENIZER_RATE_HZ, quality="VHQ")
+    features = tokenizer_features(np.asarray(listened, np.float32))[None]
+    inputs = {"feats": features, "feats_length": np.array([features.shape[2]], np.int32)}
+    (found,) = onnxruntime.InferenceSession(graph).run(None, inputs)
+    return np.asarray(found)[0]
 
 
 def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(tmp_path: Path) -> None:

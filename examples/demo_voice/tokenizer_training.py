@@ -1,0 +1,104 @@
+"""Teaches the tokenizer: its tokens are to carry what a decoder needs to draw the mel of a recording.
+
+The decoder begins with what stands before the flow's estimator, an embedding and the look-ahead. So the flow starts
+with an embedding that says what was heard.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Utterances
+from examples.demo_voice.tokenizer import DIGITS, SLOPE, WIDTH, Tokenizer, Unit, all_digits
+from examples.demo_voice.training import Training
+from token2wav.flow.flow import Flow
+from token2wav.flow.frontend import PreLookahead
+from token2wav.flow_config import FlowConfig
+
+_BATCH, _LENGTH = 16, 100  # crops, and tokens of one
+_UNITS = 3
+_LEAST_DEVIATION = 0.1  # of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
+_MEAN_WEIGHT = 0.5
+_ENVELOPE_BANDS, _ENVELOPE_WEIGHT = 5, 2.0  # vowels and consonants differ in what neighbouring bands have in common
+_QUIET = -6.5  # log-mel of what is heard by half: no digits for the noise between words
+
+
+class Autoencoder(nn.Module):
+    """Tokenizer, and what makes a mel of its tokens again.
+
+    Args:
+        config: of the flow, for the sizes of what they share.
+    """
+
+    average: torch.Tensor
+    deviation: torch.Tensor
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        bands = config.input_size
+        self.tokenizer = Tokenizer()
+        self.embed = nn.Sequential(nn.Linear(DIGITS, WIDTH), nn.LeakyReLU(SLOPE), nn.Linear(WIDTH, bands))
+        look = Flow(config).pre_lookahead_layer
+        assert look is not None
+        self.pre_lookahead: PreLookahead = look
+        self.draw = nn.Sequential(
+            nn.Conv1d(bands, WIDTH, 3, padding=1),
+            *(Unit(WIDTH) for _ in range(_UNITS)),
+            nn.LeakyReLU(SLOPE),
+            nn.Conv1d(WIDTH, MEL_PER_TOKEN * bands, 1),
+        )
+        self.register_buffer("average", torch.zeros(bands))
+        self.register_buffer("deviation", torch.ones(bands))
+
+    def decode(self, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rounded digits (B, 8, n) to what the estimator is given, (B, n, 80), and to a mel (B, n, 2, 80)."""
+        mu = self.pre_lookahead(self.embed(digits.transpose(1, 2)), left=0, last=True)
+        frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
+        return mu, frames * self.deviation + self.average
+
+    @torch.no_grad()
+    def embedding(self) -> torch.Tensor:
+        """(6561, 80) the embedding of every token."""
+        return self.embed(all_digits().T)
+
+
+class TokenizerTraining(Training):
+    """Crops of a corpus, heard, rounded and drawn again.
+
+    Args:
+        config: of the flow.
+        corpus: its recordings.
+    """
+
+    name = "tokenizer"
+    learning_rate = 2e-3
+    full_rate_steps = 1000
+
+    def __init__(self, config: FlowConfig, corpus: Utterances) -> None:
+        torch.manual_seed(0)
+        self._mel = torch.from_numpy(corpus.mel).unflatten(0, (-1, MEL_PER_TOKEN))
+        self._heard = torch.from_numpy(corpus.heard).unflatten(0, (-1, LISTENED_PER_TOKEN))
+        self._network = self.network = Autoencoder(config)
+        frames = self._mel.float().flatten(0, 1)
+        self._network.average.copy_(frames.mean(dim=0))
+        self._network.deviation.copy_(frames.std(dim=0).clamp(min=_LEAST_DEVIATION))
+
+    def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        length, network = min(_LENGTH, len(self._mel) // 2), self._network
+        starts = torch.randint(len(self._mel) - length + 1, (_BATCH,), generator=generator).tolist()
+        heard = torch.stack([self._heard[at : at + length] for at in starts]).float()
+        mel = torch.stack([self._mel[at : at + length] for at in starts]).float()  # (B, n, 2, 80)
+        exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
+        mu, found = network.decode(exact + (exact.round() - exact).detach())  # rounding lets gradients through
+        drawn = _distance(found, mel)
+        mean = _distance((mu * network.deviation + network.average)[:, :, None], mel.mean(dim=2, keepdim=True))
+        return {"drawn": drawn, "mean": mean, "loss": drawn + _MEAN_WEIGHT * mean}
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Squared error of log-mels (B, n, k, 80), of what can be heard, and of its envelope once more."""
+    error = (found - wanted) * torch.sigmoid(wanted - _QUIET)
+    envelope = F.avg_pool1d(error.flatten(1, 2), _ENVELOPE_BANDS, stride=1)
+    return error.square().mean() + _ENVELOPE_WEIGHT * envelope.square().mean()
