@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
-from examples.demo_voice.tokenizer_training import Autoencoder
+from examples.demo_voice.tokenizer_training import Autoencoder, audible, distance
 from examples.demo_voice.training import Training
 from token2wav.flow.dit import AdaNorm
 from token2wav.flow.flow import Flow
@@ -22,6 +22,7 @@ _BATCH_TOKENS = 600
 _CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
 _LONGEST_PROMPT = 0.3  # of a crop
 _SIGMA_MIN = 1e-6
+_UNTOLD = 0.5  # weight of errors where no condition says what is heard
 _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
 
 
@@ -46,6 +47,7 @@ class FlowTraining(Training):
         self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
         self._speakers = torch.from_numpy(heard.speakers)
         self._flow = self.network = Flow(config)
+        self._audible = audible(heard.network.expected(self._tokens))  # (N, 80)
         self._initialise(heard.network)
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -66,7 +68,8 @@ class FlowTraining(Training):
         at = t[:, None, None]
         state = (1 - (1 - _SIGMA_MIN) * at) * noise + at * mel
         velocity = self._velocity(state, mu, spk, prompt, t, streaming)
-        return {"loss": F.mse_loss(velocity, mel - (1 - _SIGMA_MIN) * noise)}
+        error = (velocity - (mel - (1 - _SIGMA_MIN) * noise)).transpose(1, 2)
+        return {"loss": distance(error * self._weight(starts, length, kept))}
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
         """First tokens of crops: anywhere, or such that they end with a recording."""
@@ -87,6 +90,15 @@ class FlowTraining(Training):
         mu = hidden.repeat_interleave(self._config.token_mel_ratio, dim=1).transpose(1, 2)
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
         return mu, flow.spk_embed_affine_layer(F.normalize(chosen, dim=1))
+
+    def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
+        """How much errors count, (B, T, 80): by what the tokens say, so that the mean stays the best answer.
+
+        Where the conditions are dropped they say nothing, and all errors count alike.
+        """
+        weight = torch.stack([self._audible[at : at + length] for at in starts.tolist()])
+        weight = torch.where(kept[:, None, None] > 0, weight, _UNTOLD)
+        return weight.repeat_interleave(MEL_PER_TOKEN, dim=1)
 
     @staticmethod
     def _prompt(mel: torch.Tensor, rng: torch.Generator) -> torch.Tensor:

@@ -13,7 +13,6 @@ from torch import nn
 from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Utterances
 from examples.demo_voice.tokenizer import DIGITS, SLOPE, WIDTH, Tokenizer, Unit, all_digits
 from examples.demo_voice.training import Training
-from token2wav.flow.flow import Flow
 from token2wav.flow.frontend import PreLookahead
 from token2wav.flow_config import FlowConfig
 
@@ -40,9 +39,9 @@ class Autoencoder(nn.Module):
         bands = config.input_size
         self.tokenizer = Tokenizer()
         self.embed = nn.Sequential(nn.Linear(DIGITS, WIDTH), nn.LeakyReLU(SLOPE), nn.Linear(WIDTH, bands))
-        look = Flow(config).pre_lookahead_layer
-        assert look is not None
-        self.pre_lookahead: PreLookahead = look
+        self.pre_lookahead = PreLookahead(
+            bands, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
+        )
         self.draw = nn.Sequential(
             nn.Conv1d(bands, WIDTH, 3, padding=1),
             *(Unit(WIDTH) for _ in range(_UNITS)),
@@ -57,6 +56,12 @@ class Autoencoder(nn.Module):
         mu = self.pre_lookahead(self.embed(digits.transpose(1, 2)), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
         return mu, frames * self.deviation + self.average
+
+    @torch.no_grad()
+    def expected(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers can tell."""
+        mu = self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0]
+        return mu * self.deviation + self.average
 
     @torch.no_grad()
     def embedding(self) -> torch.Tensor:
@@ -92,13 +97,18 @@ class TokenizerTraining(Training):
         mel = torch.stack([self._mel[at : at + length] for at in starts]).float()  # (B, n, 2, 80)
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
         mu, found = network.decode(exact + (exact.round() - exact).detach())  # rounding lets gradients through
-        drawn = _distance(found, mel)
-        mean = _distance((mu * network.deviation + network.average)[:, :, None], mel.mean(dim=2, keepdim=True))
+        drawn = distance((found - mel) * audible(mel))
+        pairs = mel.mean(dim=2)
+        mean = distance((mu * network.deviation + network.average - pairs) * audible(pairs))
         return {"drawn": drawn, "mean": mean, "loss": drawn + _MEAN_WEIGHT * mean}
 
 
-def _distance(found: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Squared error of log-mels (B, n, k, 80), of what can be heard, and of its envelope once more."""
-    error = (found - wanted) * torch.sigmoid(wanted - _QUIET)
-    envelope = F.avg_pool1d(error.flatten(1, 2), _ENVELOPE_BANDS, stride=1)
+def audible(mel: torch.Tensor) -> torch.Tensor:
+    """How much of a log-mel is heard, bin by bin, 0 to 1."""
+    return torch.sigmoid(mel - _QUIET)
+
+
+def distance(error: torch.Tensor) -> torch.Tensor:
+    """Mean square of an error (..., 80), and of its envelope once more."""
+    envelope = F.avg_pool1d(error.flatten(1, -2), _ENVELOPE_BANDS, stride=1)
     return error.square().mean() + _ENVELOPE_WEIGHT * envelope.square().mean()
