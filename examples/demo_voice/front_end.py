@@ -49,7 +49,7 @@ def save(folder: Path, config: FlowConfig, weights: dict[str, torch.Tensor]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     network = Autoencoder(config)
     network.load_state_dict(weights)
-    network.tokenizer.half().float()
+    network.tokenizer.half().float()  # so that training hears what the graph hears
     network.tokenizer.save(folder / TOKENIZER_FILE)
     speaker.save(folder / SPEAKER_FILE)
     save_file(network.state_dict(), folder / _STATE)

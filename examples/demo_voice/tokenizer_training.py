@@ -55,13 +55,16 @@ class Autoencoder(nn.Module):
         """Rounded digits (B, 8, n) to what the estimator is given, (B, n, 80), and to a mel (B, n, 2, 80)."""
         mu = self.pre_lookahead(self.embed(digits.transpose(1, 2)), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
-        return mu, frames * self.deviation + self.average
+        return mu, self.mel(frames)
+
+    def mel(self, normal: torch.Tensor) -> torch.Tensor:
+        """Log-mel (..., 80) of one whose bands have mean 0 and deviation 1."""
+        return normal * self.deviation + self.average
 
     @torch.no_grad()
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
         """The mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers can tell."""
-        mu = self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0]
-        return mu * self.deviation + self.average
+        return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
 
     @torch.no_grad()
     def embedding(self) -> torch.Tensor:
@@ -99,7 +102,7 @@ class TokenizerTraining(Training):
         mu, found = network.decode(exact + (exact.round() - exact).detach())  # rounding lets gradients through
         drawn = distance((found - mel) * audible(mel))
         pairs = mel.mean(dim=2)
-        mean = distance((mu * network.deviation + network.average - pairs) * audible(pairs))
+        mean = distance((network.mel(mu) - pairs) * audible(pairs))
         return {"drawn": drawn, "mean": mean, "loss": drawn + _MEAN_WEIGHT * mean}
 
 
