@@ -1,7 +1,8 @@
 """The speech tokenizer: a few convolutions over Whisper's log-mel, as an ONNX graph.
 
-A token stands for 40 ms. It is eight digits of three levels each: outputs of the network between -1 and 1, rounded
-(finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in CosyVoice3, 6561.
+A token stands for 40 ms. It is four digits of nine levels each: outputs of the network between -4 and 4, rounded
+(finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in CosyVoice3, 6561; its eight digits
+of three levels say less at this size of network.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import nn
 from examples.demo_voice.corpus import LISTENED_PER_TOKEN, Utterances
 from token2wav_voice.features import TOKENIZER_BANDS
 
-DIGITS, LEVELS = 8, 3
+DIGITS, LEVELS = 4, 9
+HIGHEST = LEVELS // 2  # a digit is one of -HIGHEST to HIGHEST
 VOCABULARY = LEVELS**DIGITS
 WIDTH = 192
 SLOPE = 0.1  # of activations where they are negative
@@ -60,9 +62,9 @@ class Tokenizer(nn.Module):
         self.digits = nn.Conv1d(WIDTH, DIGITS, 1)
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
-        """Features (B, 128, 4 * n) to digits before they are rounded, (B, 8, n); the edges go on with their frame."""
+        """Features (B, 128, 4 * n) to digits before they are rounded, (B, 4, n); the edges go on with their frame."""
         padded = F.pad(heard, (_CONTEXT, _CONTEXT), mode="replicate")
-        return torch.tanh(self.digits(F.leaky_relu(self.units(self.listen(padded)), SLOPE)))
+        return HIGHEST * torch.tanh(self.digits(F.leaky_relu(self.units(self.listen(padded)), SLOPE)))
 
     @torch.no_grad()
     def tokens(self, corpus: Utterances) -> NDArray[np.int32]:
@@ -82,20 +84,21 @@ class Tokenizer(nn.Module):
             near = graph.convolution(graph.activation(x), unit.near, pads=[1, 1])
             x = graph.add("Add", x, graph.convolution(graph.activation(near), unit.mix))
         x = graph.add("Tanh", graph.convolution(graph.activation(x), self.digits))
-        digits = graph.add("Add", graph.add("Round", x), graph.tensor(np.ones(1, np.float32)))
+        highest = graph.tensor(np.full(1, HIGHEST, np.float32))
+        digits = graph.add("Add", graph.add("Round", graph.add("Mul", x, highest)), highest)
         places = graph.tensor(_PLACES.numpy().astype(np.float32)[:, None])
         numbers = graph.add("ReduceSum", graph.add("Mul", digits, places), graph.constant(1), keepdims=0)
         graph.write(path, tokens=graph.add("Cast", numbers, to=TensorProto.INT64))
 
 
 def number(digits: torch.Tensor) -> torch.Tensor:
-    """Rounded digits (8, n) to tokens (n,)."""
-    return ((digits.long() + 1) * _PLACES[:, None]).sum(dim=0)
+    """Rounded digits (4, n) to tokens (n,)."""
+    return ((digits.long() + HIGHEST) * _PLACES[:, None]).sum(dim=0)
 
 
 def all_digits() -> torch.Tensor:
-    """(8, 6561): the digits of every token."""
-    return ((torch.arange(VOCABULARY) // _PLACES[:, None]) % LEVELS - 1).float()
+    """(4, 6561): the digits of every token."""
+    return ((torch.arange(VOCABULARY) // _PLACES[:, None]) % LEVELS - HIGHEST).float()
 
 
 class _Graph:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Utterances
-from examples.demo_voice.tokenizer import DIGITS, SLOPE, WIDTH, Tokenizer, Unit, all_digits
+from examples.demo_voice.tokenizer import DIGITS, HIGHEST, SLOPE, WIDTH, Tokenizer, Unit, all_digits
 from examples.demo_voice.training import Training
 from token2wav.flow.frontend import PreLookahead
 from token2wav.flow_config import FlowConfig
@@ -52,8 +52,8 @@ class Autoencoder(nn.Module):
         self.register_buffer("deviation", torch.ones(bands))
 
     def decode(self, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rounded digits (B, 8, n) to what the estimator is given, (B, n, 80), and to a mel (B, n, 2, 80)."""
-        mu = self.pre_lookahead(self.embed(digits.transpose(1, 2)), left=0, last=True)
+        """Rounded digits (B, 4, n) to what the estimator is given, (B, n, 80), and to a mel (B, n, 2, 80)."""
+        mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
         return mu, self.mel(frames)
 
@@ -69,7 +69,7 @@ class Autoencoder(nn.Module):
     @torch.no_grad()
     def embedding(self) -> torch.Tensor:
         """(6561, 80) the embedding of every token."""
-        return self.embed(all_digits().T)
+        return self.embed(all_digits().T / HIGHEST)
 
 
 class TokenizerTraining(Training):
@@ -86,18 +86,19 @@ class TokenizerTraining(Training):
 
     def __init__(self, config: FlowConfig, corpus: Utterances) -> None:
         torch.manual_seed(0)
-        self._mel = torch.from_numpy(corpus.mel).unflatten(0, (-1, MEL_PER_TOKEN))
-        self._heard = torch.from_numpy(corpus.heard).unflatten(0, (-1, LISTENED_PER_TOKEN))
+        self._mel = torch.from_numpy(corpus.mel)
+        self._heard = torch.from_numpy(corpus.heard).unflatten(0, (-1, LISTENED_PER_TOKEN // MEL_PER_TOKEN))
         self._network = self.network = Autoencoder(config)
-        frames = self._mel.float().flatten(0, 1)
+        frames = self._mel.float()
         self._network.average.copy_(frames.mean(dim=0))
         self._network.deviation.copy_(frames.std(dim=0).clamp(min=_LEAST_DEVIATION))
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        length, network = min(_LENGTH, len(self._mel) // 2), self._network
-        starts = torch.randint(len(self._mel) - length + 1, (_BATCH,), generator=generator).tolist()
-        heard = torch.stack([self._heard[at : at + length] for at in starts]).float()
-        mel = torch.stack([self._mel[at : at + length] for at in starts]).float()  # (B, n, 2, 80)
+        network, frames = self._network, min(MEL_PER_TOKEN * _LENGTH, len(self._mel) // 4 * MEL_PER_TOKEN)
+        # A crop may start at any frame of the mel, so more is heard than tokens that begin every second frame.
+        starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
+        heard = torch.stack([self._heard[at : at + frames] for at in starts]).float()
+        mel = torch.stack([self._mel[at : at + frames] for at in starts]).float().unflatten(1, (-1, MEL_PER_TOKEN))
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
         mu, found = network.decode(exact + (exact.round() - exact).detach())  # rounding lets gradients through
         drawn = distance((found - mel) * audible(mel))
