@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from examples.demo_voice.pitch import pitch
-from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker, dictionary
-from examples.demo_voice.text import Sentences
+from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker, dictionary, language_model
+from examples.demo_voice.talk import Talk
+from examples.demo_voice.text import Templates
 from token2wav_voice.features import TOKENIZER_RATE_HZ, prompt_mel, tokenizer_features
 
 MEL_PER_TOKEN = 2
@@ -92,9 +93,10 @@ def grow(folder: Path, sentences: int, workers: int) -> None:
 
 
 def _make(folder: Path, index: int, count: int) -> None:
-    text = Sentences(dictionary(), _SEED + index).take(count)
-    speaker = Speaker(_SEED + index)
-    made = Utterances.of([speaker.say(sentence, vary=True) for sentence in text])
+    seed = _SEED + index
+    sentences = Talk(language_model(), dictionary(), seed) if index % 2 else Templates(dictionary(), seed)
+    speaker = Speaker(seed)
+    made = Utterances.of([speaker.say(sentence, vary=True) for sentence in sentences.take(count)])
     draft = folder / f".{index}.npz"
     np.savez(draft, **vars(made))
     draft.rename(_shard(folder, index))

@@ -52,3 +52,8 @@ class Speaker:
 def dictionary() -> Path:
     """The pronouncing dictionary that comes with pocketsphinx."""
     return Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
+
+
+def language_model() -> Path:
+    """The trigrams of English, spoken and written, that come with pocketsphinx."""
+    return Path(pocketsphinx.get_model_path("en-us/en-us.lm.bin"))

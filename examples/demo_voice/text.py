@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
@@ -83,18 +84,10 @@ Is it the {adjective} one or the {adjective} one?
 """.strip().splitlines()
 
 
-class Sentences:
-    """Endless different sentences, the same for the same seed; those of `held_out` never come.
+class Sentences(ABC):
+    """Endless different sentences; those of `held_out` never come."""
 
-    Args:
-        dictionary: file of the CMU pronouncing dictionary.
-        seed: of the choices.
-    """
-
-    def __init__(self, dictionary: Path, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._any = _dictionary_words(dictionary)
-        self._lists = {kind: words.split("|") if "|" in words else words.split() for kind, words in _WORDS.items()}
+    def __init__(self) -> None:
         self._seen = {normal(sentence) for sentence in held_out()}
 
     def take(self, count: int) -> list[str]:
@@ -106,6 +99,25 @@ class Sentences:
                 self._seen.add(normal(sentence))
                 taken.append(sentence)
         return taken
+
+    @abstractmethod
+    def _make(self) -> str:
+        """Any sentence."""
+
+
+class Templates(Sentences):
+    """Sentences of all kinds, the same for the same seed.
+
+    Args:
+        dictionary: file of the CMU pronouncing dictionary.
+        seed: of the choices.
+    """
+
+    def __init__(self, dictionary: Path, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+        self._any = _dictionary_words(dictionary)
+        self._lists = {kind: words.split("|") if "|" in words else words.split() for kind, words in _WORDS.items()}
 
     def _make(self) -> str:
         template = self._random.choice(_TEMPLATES)

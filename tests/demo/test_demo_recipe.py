@@ -25,8 +25,9 @@ from examples.demo_voice import speaker
 from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.pitch import pitch
 from examples.demo_voice.recordings import SENTENCE
-from examples.demo_voice.speech import dictionary
-from examples.demo_voice.text import Sentences, held_out, normal
+from examples.demo_voice.speech import dictionary, language_model
+from examples.demo_voice.talk import Talk
+from examples.demo_voice.text import Templates, held_out, normal
 from examples.demo_voice.tokenizer import VOCABULARY, Tokenizer, all_digits, number
 from token2wav import Token2Wav, Voice
 from token2wav_voice import FrontEnd, Recording
@@ -56,11 +57,22 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
 
 
 def test_no_sentence_comes_twice_and_none_is_held_out() -> None:
-    taken = [normal(sentence) for sentence in Sentences(dictionary(), seed=3).take(2000)]
+    taken = [normal(sentence) for sentence in Templates(dictionary(), seed=3).take(2000)]
     assert len(set(taken)) == 2000
     assert not {normal(sentence) for sentence in held_out()} & set(taken)
     assert len(held_out()) == len({normal(sentence) for sentence in held_out()}) >= 60
-    assert Sentences(dictionary(), seed=3).take(5) != Sentences(dictionary(), seed=4).take(5)
+    assert Templates(dictionary(), seed=3).take(5) != Templates(dictionary(), seed=4).take(5)
+
+
+def test_talk_is_made_of_common_words_and_comes_again_with_its_seed() -> None:
+    first, again, other = (Talk(language_model(), dictionary(), seed).take(40) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    words = [word for sentence in first for word in normal(sentence).split()]
+    assert len({normal(sentence) for sentence in first}) == 40
+    assert 4 <= len(words) / 40 <= 18
+    small = {"the", "to", "i", "and", "a", "of", "you", "that", "in", "it"}
+    assert sum(word in small for word in words) > len(words) / 10
 
 
 def harmonics(f0_hz: float, seconds: float = 0.5) -> NDArray[np.float32]:
