@@ -1,7 +1,8 @@
 """The whole recipe, from nothing to a model folder: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
 
 Every stage keeps what it made in the data folder: the same command again goes on where it was stopped, and trains on
-from the last checkpoints. The flow and the vocoder are trained at the same time, as processes of their own.
+from the last checkpoints. The flow and the vocoder are trained at the same time, as processes of their own; then the
+vocoder alone, on mels that this flow makes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from examples.demo_voice import corpus, front_end
+from examples.demo_voice import corpus, flow_mels, front_end
 from examples.demo_voice.export import MODEL, export
 from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.loss_plot import plot_losses
@@ -29,24 +30,40 @@ class Budget:
         sentences: to learn from; 1000 are about 46 minutes.
         tokenizer_steps: of training, for good: then it stays as it is.
         limit: of the other two trainings, as its arguments.
+        flow_hours: of speech whose mels the trained flow makes for the vocoder.
+        last_limit: of the vocoder's training on those.
     """
 
     sentences: int
     tokenizer_steps: int
     limit: tuple[str, str]
+    flow_hours: float
+    last_limit: tuple[str, str]
 
     @classmethod
     def of(cls, text: str) -> Budget:
         """`small`, which shows in a minute that all works, or minutes of training."""
         if text == "small":
-            return cls(sentences=8, tokenizer_steps=40, limit=("--steps", "40"))
+            return cls(
+                sentences=8,
+                tokenizer_steps=40,
+                limit=("--steps", "40"),
+                flow_hours=0.0,
+                last_limit=("--steps", "10"),
+            )
         try:
             minutes = float(text)
         except ValueError:
             minutes = 0.0
         if not 0 < minutes < float("inf"):
             raise argparse.ArgumentTypeError(f"{text!r} is neither 'small' nor a positive number of minutes")
-        return cls(sentences=6000, tokenizer_steps=11_400, limit=("--minutes", text))
+        return cls(
+            sentences=6000,
+            tokenizer_steps=11_400,
+            limit=("--minutes", text),
+            flow_hours=1.0,
+            last_limit=("--minutes", str(minutes / 4)),
+        )
 
 
 def main() -> None:
@@ -61,7 +78,9 @@ def main() -> None:
 
     corpus.grow(options.data / CORPUS, budget.sentences, options.workers)
     _learn_to_hear(options.data, budget.tokenizer_steps)
-    _train(options.data, ("flow", "hift"), budget.limit)
+    if not _train(options.data, ("flow", "hift"), budget.limit):
+        flow_mels.make(options.data, budget.flow_hours)
+        _train(options.data, ("hift",), budget.last_limit)
     plot_losses(options.data / TRAINING)
     export(options.data, options.out)
     print(f"recipe: {options.out}")

@@ -10,11 +10,12 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from examples.demo_voice import corpus, front_end
 from examples.demo_voice.flow_training import FlowTraining
-from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING
+from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.tokenizer_training import TokenizerTraining
 from examples.demo_voice.training import Training, train
 from examples.demo_voice.vocoder_training import VocoderTraining
@@ -43,7 +44,8 @@ def main() -> None:
         heard = front_end.hear(options.data / FRONT_END, config.flow, recordings)
         training = FlowTraining(config.flow, recordings, heard)
     else:
-        training = VocoderTraining(config.hift, recordings)
+        made = options.data / FLOW_MELS
+        training = VocoderTraining(config.hift, recordings, np.load(made) if made.exists() else None)
     train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.spectral_losses import SpectralLosses
@@ -26,18 +28,20 @@ class VocoderTraining(Training):
     Args:
         config: of the vocoder.
         corpus: its recordings.
+        flow_mels: (frames, 80) what a flow makes of the first of them; half of the crops are taken from there, so that
+            the vocoder learns to mend what the flow does not do well.
     """
 
     name = "hift"
     learning_rate = 1e-3
 
-    def __init__(self, config: HiFTConfig, corpus: Utterances) -> None:
+    def __init__(self, config: HiFTConfig, corpus: Utterances, flow_mels: NDArray[np.float16] | None = None) -> None:
         torch.manual_seed(0)
         self._config = config
         self._mel = torch.from_numpy(corpus.mel)
         self._f0 = torch.from_numpy(corpus.f0)
         self._audio = torch.from_numpy(corpus.audio)
-        self._frames = len(corpus.mel)
+        self._flow_mels = None if flow_mels is None else torch.from_numpy(flow_mels)
         self._compare = SpectralLosses(config.sampling_rate)
         self._hift = self.network = HiFT(config)
         self._hift.window = torch.hann_window(config.n_fft)
@@ -55,8 +59,12 @@ class VocoderTraining(Training):
         hift, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
         whole = made + hift.lookahead_frames
-        starts = torch.randint(self._frames - whole, (_BATCH,), generator=rng).tolist()
-        mel = torch.stack([self._mel[at : at + whole] for at in starts]).float().transpose(1, 2)
+        mels = [self._mel] * _BATCH
+        if self._flow_mels is not None:
+            mels[: _BATCH // 2] = [self._flow_mels] * (_BATCH // 2)
+        starts = [int(torch.randint(len(source) - whole, (), generator=rng)) for source in mels]
+        mel = torch.stack([source[at : at + whole] for source, at in zip(mels, starts, strict=True)])
+        mel = mel.float().transpose(1, 2)
         f0 = torch.stack([self._f0[at : at + whole - F0_LOOKAHEAD] for at in starts]).float()
         first, last = _LEAD_FRAMES * hop, made * hop
         target = torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float() / 32768

@@ -1,0 +1,92 @@
+"""Mels that the flow makes of the corpus, for the vocoder to learn from: they are not quite those of recordings.
+
+`python -m examples.demo_voice.flow_mels --data DIR --hours 1`, anew when the flow has learned more.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from examples.demo_voice import corpus, front_end
+from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
+from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, TRAINING
+from examples.demo_voice.front_end import Heard
+from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
+from examples.demo_voice.training import averaged_weights
+from token2wav.flow.flow import Flow
+from token2wav.flow.masks import BlockMask
+from token2wav.flow.solver import EulerSolver
+from token2wav.flow_config import FlowConfig
+from token2wav.model_config import ModelConfig
+
+_PROMPT, _MADE = 50, 200  # tokens of a window
+_BATCH = 3
+_STEPS = 10
+
+
+def main() -> None:
+    """Makes the mels of some of the corpus."""
+    parser = argparse.ArgumentParser(description="Make mels with the newest flow, for the vocoder to learn from.")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are")
+    parser.add_argument("--hours", type=float, default=1.0, help="of speech (default: 1)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    make(options.data, options.hours)
+
+
+def make(data: Path, hours: float) -> None:
+    """Writes the mels of the first hours of a corpus, by the newest flow, (frames, 80)."""
+    recordings = corpus.read(data / CORPUS)
+    config = ModelConfig.read(TEMPLATE).flow
+    heard = front_end.hear(data / FRONT_END, config, recordings)
+    weights, _ = averaged_weights(data / TRAINING, "flow")
+    flow = Flow(config)
+    flow.load_state_dict(weights)
+    windows = min(round(hours * 3600 * RATE_HZ / TOKEN_SAMPLES / _MADE), _windows(len(heard.tokens), config))
+    np.save(data / FLOW_MELS, flow_mels(flow.eval(), config, recordings, heard, max(1, windows)))
+
+
+def _windows(tokens: int, config: FlowConfig) -> int:
+    return (tokens - _PROMPT - config.pre_lookahead_len) // _MADE
+
+
+@torch.inference_mode()
+def flow_mels(
+    flow: Flow, config: FlowConfig, recordings: Utterances, heard: Heard, windows: int
+) -> NDArray[np.float16]:
+    """What a flow makes of the corpus's first tokens, as it is served: streamed, each window after a prompt of its own.
+
+    Returns:
+        (frames, 80); those of the first prompt are the recording's.
+    """
+    rng = torch.Generator().manual_seed(0)
+    solver = EulerSolver(flow.estimator, _STEPS, config.inference_cfg_rate)
+    tokens, speakers = torch.from_numpy(heard.tokens).long(), torch.from_numpy(heard.speakers)
+    mel = torch.from_numpy(recordings.mel)
+    frames, shown = MEL_PER_TOKEN * (_PROMPT + _MADE), MEL_PER_TOKEN * _PROMPT
+    mask = BlockMask(flow.estimator.block_frames).whole(frames)
+    made = [mel[:shown]]
+    for first in tqdm(range(0, windows, _BATCH), desc="flow mels", unit="batch"):
+        starts = _MADE * torch.arange(first, min(first + _BATCH, windows))
+        reach = torch.arange(_PROMPT + _MADE + config.pre_lookahead_len)
+        mu = flow.conditions(tokens[starts[:, None] + reach], last=False)
+        prompt = torch.stack([mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * at + frames] for at in starts.tolist()])
+        prompt = F.pad(prompt[:, :shown].float(), (0, 0, 0, frames - shown)).transpose(1, 2)
+        chosen = speakers[torch.randint(len(speakers), (len(starts),), generator=rng)]
+        speaker = flow.spk_embed_affine_layer(F.normalize(chosen, dim=1))
+        noise = torch.randn(mu.shape, generator=rng)
+        found = solver.solve(noise, mu, speaker, prompt, mask)[..., shown:].transpose(1, 2)
+        made.append(found.flatten(0, 1).half())
+    return torch.cat(made).numpy()
+
+
+if __name__ == "__main__":
+    main()
