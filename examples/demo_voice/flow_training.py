@@ -22,6 +22,7 @@ _BATCH_TOKENS = 600
 _CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
 _LONGEST_PROMPT = 0.3  # of a crop
 _SIGMA_MIN = 1e-6
+_DRAWN = 0.5  # where targets lie between the recording and what the tokenizer's decoder draws: less is left to chance
 _UNTOLD = 0.5  # weight of errors where no condition says what is heard
 _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
 
@@ -44,6 +45,7 @@ class FlowTraining(Training):
         self._config = config
         self._tokens = torch.from_numpy(heard.tokens).long()
         self._mel = torch.from_numpy(corpus.mel)
+        self._target = self._mel.float().lerp_(heard.network.drawn(self._tokens), _DRAWN).half()
         self._ends = torch.from_numpy(np.cumsum(corpus.tokens))
         self._speakers = torch.from_numpy(heard.speakers)
         self._flow = self.network = Flow(config)
@@ -56,10 +58,9 @@ class FlowTraining(Training):
         batch = max(1, _BATCH_TOKENS // length)
         last, streaming = bool(torch.rand((), generator=rng) < 0.2), bool(torch.rand((), generator=rng) < 0.5)
         starts = self._starts(batch, length, last, rng)
-        mel = torch.stack([self._mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * (at + length)] for at in starts.tolist()])
-        mel = mel.float().transpose(1, 2)  # (B, 80, T)
+        mel = self._crops(self._target, starts, length)
         mu, spk = self._conditions(starts, length, last, rng)
-        prompt = self._prompt(mel, rng)
+        prompt = self._prompt(self._crops(self._mel, starts, length), rng)
         kept = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
         mu, prompt, spk = mu * kept[:, None, None], prompt * kept[:, None, None], spk * kept[:, None]
 
@@ -70,6 +71,12 @@ class FlowTraining(Training):
         velocity = self._velocity(state, mu, spk, prompt, t, streaming)
         error = (velocity - (mel - (1 - _SIGMA_MIN) * noise)).transpose(1, 2)
         return {"loss": distance(error * self._weight(starts, length, kept))}
+
+    @staticmethod
+    def _crops(mel: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
+        """Crops of a mel of the corpus, (B, 80, T)."""
+        crops = [mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * (at + length)] for at in starts.tolist()]
+        return torch.stack(crops).float().transpose(1, 2)
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
         """First tokens of crops: anywhere, or such that they end with a recording."""

@@ -67,6 +67,12 @@ class Autoencoder(nn.Module):
         return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
 
     @torch.no_grad()
+    def drawn(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The mel that the decoder draws of tokens (N,), (2 * N, 80)."""
+        _, mel = self.decode(all_digits()[:, tokens][None])
+        return mel[0].flatten(0, 1)
+
+    @torch.no_grad()
     def embedding(self) -> torch.Tensor:
         """(6561, 80) the embedding of every token."""
         return self.embed(all_digits().T / HIGHEST)
