@@ -54,7 +54,7 @@ from matplotlib import pyplot as plt
 
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
-FEWER_STEPS = (5, 3, 2)
+STEPS = (10, 5, 3, 2)
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 STREAMING, SERVER = "streaming", "through the server"
 
@@ -80,18 +80,19 @@ class Mode:
     Attributes:
         name: in the table.
         stream, runtime: configuration.
-        steps: of the ODE.
+        steps: of the ODE; None for the model's own.
     """
 
     name: str
     stream: StreamConfig = field(default_factory=StreamConfig)
     runtime: RuntimeConfig = ON_CPU
-    steps: int = 10
+    steps: int | None = None
 
     def load(self, folder: Path) -> Token2Wav:
         """The model of a folder, to be run like this."""
         config = ModelConfig.read(folder)
-        config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=self.steps))
+        steps = self.steps or config.flow.n_timesteps
+        config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=steps))
         host = Host(folder, self.runtime, torch.device("cpu"))
         return Token2Wav(config, *build_engines(host, config, self.stream)[:2], self.stream)
 
@@ -101,7 +102,7 @@ def modes() -> Iterator[Mode]:
     yield Mode(STREAMING)
     for blocks in WINDOWS:
         yield Mode(f"left_blocks {blocks}", StreamConfig(hop="fixed", left_blocks=blocks))
-    for steps in FEWER_STEPS:
+    for steps in STEPS:
         yield Mode(f"{steps} steps", steps=steps)
     yield Mode("float16", runtime=dataclasses.replace(ON_CPU, precision="float16"))
     yield Mode("int8 cache", runtime=dataclasses.replace(ON_CPU, cache_storage="int8"))
@@ -194,12 +195,14 @@ def _served(stack: ExitStack, folder: Path, prompt: PromptVoice) -> Speak:
 def _measure(name: str, sentences: Sequence[Sentence], speak: Speak, recogniser: Recogniser) -> dict[str, Any]:
     heard: list[str] = []
     scores: list[dict[str, float | None]] = []
-    borders = Borders()
+    borders, there = Borders(), Borders()
     for sentence in tqdm(sentences, desc=name, leave=False):
         chunks = speak(sentence)
         audio = np.concatenate(chunks)
         heard.append(recogniser(audio))
-        borders.add(audio, np.cumsum([len(chunk) for chunk in chunks])[:-1].tolist())
+        ends = np.cumsum([len(chunk) for chunk in chunks])[:-1].tolist()
+        borders.add(audio, ends)
+        there.add(sentence.recording[: len(audio)], ends)
         length = min(len(audio), len(sentence.recording))
         if name != ORIGINAL:
             original, result = sentence.recording[:length], audio[:length]
@@ -214,7 +217,8 @@ def _measure(name: str, sentences: Sequence[Sentence], speak: Speak, recogniser:
     for key in scores[0] if scores else ():
         found = [value for score in scores if (value := score[key]) is not None]
         row[key] = round(sum(found) / len(found), 3) if found else None
-    return {**row, "borders": borders.report(), "heard": heard}
+    # Sentences begin and end quietly, chunks end within them: what recordings have at the same places is no border.
+    return {**row, "borders": borders.report(), "recording_there": there.report(), "heard": heard}
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

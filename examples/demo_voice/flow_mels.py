@@ -28,7 +28,6 @@ from token2wav.model_config import ModelConfig
 
 _PROMPT, _MADE = 50, 200  # tokens of a window
 _BATCH = 3
-_STEPS = 10
 
 
 def main() -> None:
@@ -68,7 +67,7 @@ def flow_mels(
         (frames, 80); those of the first prompt are the recording's.
     """
     rng = torch.Generator().manual_seed(0)
-    solver = EulerSolver(flow.estimator, _STEPS, config.inference_cfg_rate)
+    solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     tokens, speakers = torch.from_numpy(heard.tokens).long(), torch.from_numpy(heard.speakers)
     mel = torch.from_numpy(recordings.mel)
     frames, shown = MEL_PER_TOKEN * (_PROMPT + _MADE), MEL_PER_TOKEN * _PROMPT
