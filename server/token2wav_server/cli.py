@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from token2wav.checkpoint import check_model_folder
 from token2wav.config import load_server_config
 from token2wav.errors import Token2WavError
 from token2wav_server.access import Access, Certificates, read_or_make_key
@@ -56,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
+    from token2wav.checkpoint import check_model_folder  # torch: seconds that neither --help nor a typing error need
+
     check_model_folder(options.model)
     load_server_config(options.config)
     server = TritonServer(

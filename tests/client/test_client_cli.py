@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientVoice, InputError, ServerUnavailable, __version__
 from token2wav_client.cli import main
 from token2wav_client.errors import EXIT_CODES
@@ -156,7 +157,7 @@ def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str
         connection, _ = mute_port.accept()  # it is up and waits for the server
         with connection:
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130
     assert errors == "token2wav-client: interrupted\n"
 

@@ -12,6 +12,7 @@ import soundfile
 
 from examples import demo
 from tests.support.golden import DATA
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav_voice import FrontEnd, Recording
 from token2wav_voice.features import prompt_mel
@@ -66,7 +67,7 @@ def test_the_demo(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server.ports import Ports
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docker" / "balancer" / "haproxy.cfg"
 NAME = "replicas.test"
-_PATIENCE_SECONDS = 120.0
 _TYPE_A, _CLASS_INTERNET = 1, 1
 
 
@@ -125,7 +125,7 @@ class Balancer:
 
     def wait_for(self, *states: str) -> None:
         """Waits until its replicas are in these states, in any order."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 found = sorted(self.states().values())

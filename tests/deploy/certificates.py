@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
+
 SCRIPT = Path(__file__).resolve().parents[2] / "docker" / "tls" / "make_certificates.sh"
 
 
@@ -23,7 +25,7 @@ class Authority:
         """Names are those of servers; there is always one client, `client`."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed: apt-get install openssl")
-        subprocess.run(["bash", SCRIPT, folder, *names], check=True, capture_output=True, timeout=60)
+        subprocess.run(["bash", SCRIPT, folder, *names], check=True, capture_output=True, timeout=PATIENCE_SECONDS)
         return cls(folder)
 
     @property

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
-PATIENCE_SECONDS = 120.0
 
 # Arguments: how many paths are kept, those paths, the command. As docker does it: nothing can be written but small
 # temporary folders from which nothing can be run; a user without a name, no capability and no way to get one.

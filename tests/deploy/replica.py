@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.launcher.traces import Traces
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import guard
 from token2wav_server.ports import Ports
-
-PATIENCE_SECONDS = 300.0  # a start imports torch, on a machine that may be busy with other tests
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from tests.deploy.balancer import CONFIGURATION
+from tests.support.patience import PATIENCE_SECONDS
 
 DOCKER = CONFIGURATION.parents[1]
 
@@ -42,7 +43,9 @@ def test_it_fits_what_it_adds_to() -> None:
 
 def test_servers_take_their_options() -> None:
     program = Path(sys.executable).with_name("token2wav-serve")
-    known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    known = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    ).stdout
     for name, service in read(CONFIGURATION.with_name("docker-compose.yml"))["services"].items():
         if name == "balancer":
             continue

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.models import SIZES, random_model
 from tests.deploy.container import ENTRYPOINT, image_environment
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav.artifacts import MANIFEST, Artifact, EngineFolder, fingerprint
 
 
@@ -59,7 +60,12 @@ def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
 
     def build() -> list[str]:
         done = subprocess.run(
-            [str(ENTRYPOINT), "engines"], env=environment, capture_output=True, text=True, timeout=300, check=False
+            [str(ENTRYPOINT), "engines"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()

@@ -27,6 +27,7 @@ from tests.deploy.container import (
 from tests.deploy.queries import Query, queries
 from tests.server.serving import Speaker, speak
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.ports import Ports
 
@@ -84,7 +85,7 @@ def life(tmp_path_factory: pytest.TempPathFactory, golden: GoldenSet, voice: Cli
             list(client.synthesize([[9999]], voice))
         health = _health(server["healthcheck"]["test"], ports, environment)
         [speaker] = speak(url, voice, golden.tokens[:TOKENS], streams=1)
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics", timeout=PATIENCE_SECONDS) as response:
             metrics = response.read().decode()
         user = _status(container.process.pid)
         container.process.send_signal(signal.SIGTERM)
@@ -99,7 +100,7 @@ def _health(test: list[str], ports: Ports, environment: dict[str, str]) -> subpr
     assert program, f"{test[1]} is not on the image's PATH"
     arguments = [word.replace(f":{Ports.grpc}", f":{ports.grpc}") for word in test[2:]]
     return subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [program, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
 
 

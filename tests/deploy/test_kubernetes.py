@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.deploy.balancer import needs_haproxy
+from tests.support.patience import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -31,7 +32,7 @@ def manifests(request: pytest.FixtureRequest) -> Manifests:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
     command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / request.param)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert built.returncode == 0, built.stderr
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built.stdout)}
 
@@ -144,7 +145,7 @@ def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path
         ],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     (tmp_path / "tokens").write_text("")
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
@@ -157,7 +158,7 @@ def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path
         env=os.environ | given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert checked.returncode == 0, checked.stderr
@@ -182,7 +183,9 @@ def _options(arguments: list[str]) -> dict[str, str]:
 @cache
 def _help(program: str, *command: str) -> str:
     path = Path(sys.executable).with_name(program)
-    return subprocess.run([path, *command, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        [path, *command, "--help"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    ).stdout
 
 
 def _configuration_name(manifests: Manifests) -> str:

@@ -17,10 +17,11 @@ import soundfile
 from numpy.typing import NDArray
 
 from tests.deploy.balancer import Balancer, needs_haproxy
-from tests.deploy.replica import PATIENCE_SECONDS, Replica
+from tests.deploy.replica import Replica
 from tests.server.serving import Speaker, speak
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_client.voice import FIELDS

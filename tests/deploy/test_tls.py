@@ -24,6 +24,7 @@ from tests.deploy.certificates import Authority
 from tests.deploy.replica import Replica
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
@@ -192,7 +193,9 @@ def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
 def test_http_tells_its_health_and_nothing_that_matters(server: Replica) -> None:
     def status(path: str, body: bytes | None = None) -> int:
         try:
-            with urllib.request.urlopen(f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, timeout=30) as answer:
+            with urllib.request.urlopen(
+                f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, timeout=PATIENCE_SECONDS
+            ) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -298,7 +301,9 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
 def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
     program = Path(sys.executable).with_name("token2wav-serve")
     arguments = ["--model", str(TINY), "--tls-certificate", str(authority.certificate("token2wav.test"))]
-    completed = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    completed = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert completed.returncode == 2
     assert completed.stderr == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
 
@@ -322,6 +327,8 @@ def _admin(key: Path) -> tuple[tuple[str, str], ...]:
 def _encrypted(key: Path, folder: Path) -> Path:
     out = folder / "encrypted.key"
     subprocess.run(
-        ["openssl", "pkcs8", "-topk8", "-in", key, "-out", out, "-passout", "pass:secret"], check=True, timeout=30
+        ["openssl", "pkcs8", "-topk8", "-in", key, "-out", out, "-passout", "pass:secret"],
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
     return out

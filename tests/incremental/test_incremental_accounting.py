@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.incremental.rig import a_voice
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav.engines.paging import OutOfPagesError, PagePool
 from token2wav.engines.prompts import PromptTable, SharedPrompt
@@ -77,7 +78,7 @@ def test_pool_used_by_many_threads() -> None:
     start = threading.Barrier(8)
 
     def work(_: int) -> None:
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_SECONDS)
         for count in (1, 2, 3, 4, 5) * 40:
             pages = pool.acquire(count)
             assert len(set(pages)) == count
@@ -152,7 +153,7 @@ def test_twenty_threads_compute_once() -> None:
     table = PromptTable(contents.compute, contents.free)
 
     def acquire(_: int) -> SharedPrompt[int]:
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_SECONDS)
         return table.acquire(VOICES[0])
 
     with ThreadPoolExecutor(20) as threads:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.incremental.rig import CountingSolver, FlowStream, Parts, a_voice, some_tokens, unreferenced_evicted
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamClosedError
 from token2wav.engines.cached_engine import CachedFlowEngine
 
@@ -31,7 +32,7 @@ class Held:
     def _before(self, call: int) -> None:
         if call == 2:
             self.computing.set()
-            assert self.go_on.wait(timeout=30)
+            assert self.go_on.wait(timeout=PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -47,13 +48,13 @@ def test_pages_are_released_once_and_after_the_computation(parts: Parts, held: H
     used = engine.pool.used
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(stream.push, some_tokens(40))
-        assert held.computing.wait(timeout=30)
+        assert held.computing.wait(timeout=PATIENCE_SECONDS)
         for _ in range(2):
             stream.close()
         assert (engine.open_streams, engine.pool.used, held.released) == (0, used, [])
         assert engine.prompts.referenced == 1
         held.go_on.set()
-        running.result(timeout=30)
+        running.result(timeout=PATIENCE_SECONDS)
     assert len(held.released) == len(set(held.released)) == used - 1  # the prompt's page stays
     stream.close()
     assert (engine.prompts.referenced, len(held.released)) == (0, used - 1)

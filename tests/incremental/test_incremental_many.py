@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.incremental.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, portions, some_tokens
 from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav.engines.cached_engine import CachedFlowEngine
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push
@@ -54,7 +55,7 @@ def test_streams_of_several_threads(parts: Parts) -> None:
     start = threading.Barrier(8)
 
     def run(seed: int) -> np.ndarray:
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_SECONDS)
         return flow_mel(parts, engine, portions(some_tokens(60, seed), [9]), a_voice((0, 28, 41)[seed % 3]))
 
     with ThreadPoolExecutor(8) as threads:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.incremental.rig import MEL, RESERVED, CountingSolver, Parts, a_voice, flow_mel, off, some_tokens
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 
 PREFILLED = 128  # tokens: 5 blocks and their look-ahead; more than are computed at once
@@ -73,7 +74,7 @@ def test_voice_opened_by_20_threads_is_computed_once(parts: Parts) -> None:
     start = threading.Barrier(20)
 
     def open_stream(_: int) -> int:
-        start.wait(timeout=30)
+        start.wait(timeout=PATIENCE_SECONDS)
         return engine.open(a_voice(28))
 
     with ThreadPoolExecutor(20) as threads:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import Ports, TritonServer, cli
 
 from .traces import Traces
@@ -41,7 +42,7 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
 def test_stops_on_request(repository: Path) -> None:
     with serving(repository) as (process, traces):
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert errors == "", "Triton's own noise is kept away"
     assert traces.remaining() == []

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError
 from token2wav_server.ports import Ports
 from token2wav_server.status import Status, StatusPort
@@ -15,7 +16,7 @@ from token2wav_server.status import Status, StatusPort
 
 def asked(port: int) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError, Ports, ServerCrashedError, ServerError, ServerStartError, TritonServer
 
 from .traces import Traces
 
-PATIENCE_SECONDS = 60.0
 GRACE_SECONDS = 8.0  # that a server which is stopped in good order may take
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_server import ServerStartError
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 
 _TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
-_PATIENCE_SECONDS = 30.0
 _START_SECONDS = 150.0
 
 
@@ -68,7 +68,7 @@ class Rig:
 
     def metrics(self) -> str:
         """All that the metrics port says."""
-        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=_PATIENCE_SECONDS) as response:
+        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=PATIENCE_SECONDS) as response:
             return response.read().decode()
 
     def open_streams(self) -> dict[str, int]:
@@ -78,7 +78,7 @@ class Rig:
             for holder, value in re.findall(r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', self.metrics())
         }
 
-    def wait_until_empty(self, seconds: float = _PATIENCE_SECONDS) -> None:
+    def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not (streams := self.open_streams()) or any(streams.values()):
             assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
@@ -145,7 +145,7 @@ class Connection:
         """Reads until so many requests are finished or failed."""
         answers = Answers()
         while requests:
-            result, error = self.inbox.get(timeout=_PATIENCE_SECONDS)
+            result, error = self.inbox.get(timeout=PATIENCE_SECONDS)
             if error is not None:
                 answers.errors.append(error.message())
                 requests -= 1

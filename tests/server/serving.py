@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.launcher.traces import Traces
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.ports import Ports
 
-PATIENCE_SECONDS = 60.0
 TOKENS_PER_SECOND = 25
 
 
@@ -146,8 +146,8 @@ def command(model: Path, ports: Ports) -> list[str]:
 
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url, "--connect-timeout=30", "--timeout=30"]
-    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url, "--connect-timeout=60", "--timeout=60"]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
 
 def _children(process: int) -> list[int]:

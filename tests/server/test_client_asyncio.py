@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.server.rig import Rig
-from tests.server.serving import PATIENCE_SECONDS
 from tests.support.golden import GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,

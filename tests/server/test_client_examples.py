@@ -12,6 +12,7 @@ import soundfile
 from examples.llm_stream import tokens_in
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT
+from tests.support.patience import PATIENCE_SECONDS
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
 TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
@@ -19,7 +20,7 @@ TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
 
 def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, input=text, capture_output=True, timeout=120, check=False)
+    return subprocess.run(words, input=text, capture_output=True, timeout=PATIENCE_SECONDS, check=False)
 
 
 def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
@@ -49,7 +50,9 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     np.save(tokens, TOKENS)
     command = f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} --quiet --out - "
     command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 2
     assert done.stderr == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
 

@@ -14,8 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.server.rig import Rig
-from tests.server.serving import PATIENCE_SECONDS, Serving
+from tests.server.serving import Serving
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.golden import DATA, TINY
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server.ports import Ports
 
 CLIENT_UNAVAILABLE, SERVE_USAGE = 3, 2
@@ -23,13 +24,13 @@ def serve(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ports = Ports.free()
     command = [str(Path(sys.executable).with_name("token2wav-serve")), "--model", str(model)]
     command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
 
 def synth(url: str, out: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--out", str(out)]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
 
 def one_sentence(completed: subprocess.CompletedProcess[str], program: str) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.server.serving import Serving, command, speak
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
 from token2wav_server.ports import Ports
@@ -97,7 +98,9 @@ def test_a_damaged_model_folder(damage: str, tmp_path: Path, monkeypatch: pytest
     private = tmp_path / "tmp"
     private.mkdir()
     monkeypatch.setenv("TMPDIR", str(private))
-    completed = subprocess.run(command(folder, Ports.free()), capture_output=True, text=True, timeout=60, check=False)
+    completed = subprocess.run(
+        command(folder, Ports.free()), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert completed.returncode in (2, 3)
     error = [line for line in completed.stderr.splitlines() if line.startswith("token2wav-serve: error: ")]
     assert len(error) == 1, completed.stderr

@@ -14,6 +14,7 @@ import pytest
 from tests.server.rig import Connection, Rig
 from tests.server.test_named_voices import named
 from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
 from token2wav_server import drain
@@ -25,7 +26,6 @@ runtime: {cache_mib: 20}
 """
 PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2  # float32, keys and values, layers, width, frames, steps, branches
 CAPACITY = 20 * 2**20 // PAGE_BYTES
-PATIENCE_SECONDS = 30.0
 # By stream, in the order in which they are admitted: how it ends, and its tokens.
 STREAMS = {
     1: ("finished", 150),

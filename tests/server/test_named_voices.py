@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tests.server.rig import Rig, voice_inputs
 from tests.support.golden import DATA, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError, VoiceError
 
@@ -53,7 +54,7 @@ def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
 def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", rig.server.grpc_url, "--voice-id", UNKNOWN]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--out", str(tmp_path / "out.wav")]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert completed.returncode == 4
     assert "is not registered here; send the voice itself once" in completed.stderr
 

@@ -18,6 +18,7 @@ from tests.parity.tolerances import SNR_DB
 from tests.server.rig import Rig
 from tests.support.codebook_model import HOPS, SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
 from tests.support.golden import ROOT, snr_db
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, TokenError
 
@@ -74,7 +75,13 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(served: Rig, name: str, t
         command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
         command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--subtype", "FLOAT", "--json"]
         done = subprocess.run(
-            command, cwd=tmp_path, input=text.getvalue(), capture_output=True, text=True, timeout=60, check=True
+            command,
+            cwd=tmp_path,
+            input=text.getvalue(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
         )
         assert json.loads(done.stdout)["audio_s"] == pytest.approx(len(CODES) / 12.5)
         heard.append(soundfile.read(tmp_path / "out.wav", dtype="float32")[0])

@@ -16,6 +16,7 @@ import soundfile
 from tests.parity.tolerances import SNR_DB
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT, TINY, GoldenSet, snr_db
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamConfig, Token2Wav
 from token2wav_client import Client, ClientVoice, InputError, ServerError
 
@@ -63,10 +64,14 @@ def test_the_command_asks_for_them(served: Rig, name: str, both: Token2Wav, gold
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
     command += ["--out", "out.wav", "--subtype", "FLOAT", "--json", "--steps"]
-    done = subprocess.run([*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
     assert json.loads(done.stdout)["audio_s"] > 0
     assert np.isfinite(soundfile.read(tmp_path / "out.wav")[0]).all()
-    refused = subprocess.run([*command, "4"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(
+        [*command, "4"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert refused.returncode == 4
     assert "steps: 4 is not one of 10, 3" in refused.stderr
 

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from tests.server.rig import Rig
 from tests.support.bigvgan_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from tests.support.golden import ROOT, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
@@ -65,7 +66,7 @@ def test_the_wav_and_the_report_have_the_rate_of_the_answers(served: Rig, name: 
     save_file(arrays, tmp_path / "voice.safetensors")
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
     command += ["--tokens", "tokens.npy", "--voice", "voice.safetensors", "--out", "out.wav", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
     report = json.loads(done.stdout)
     seconds = len(TOKENS) * SAMPLES_PER_TOKEN / SAMPLE_RATE
     assert report["audio_s"] == pytest.approx(seconds)

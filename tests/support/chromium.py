@@ -19,7 +19,8 @@ import pytest
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-_PATIENCE_SECONDS = 60.0
+from tests.support.patience import PATIENCE_SECONDS
+
 _FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -57,7 +58,7 @@ class Page:
         return str(self.evaluate(f"document.getElementById({element!r}).textContent"))
 
     def wait_for(self, condition: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, condition
             time.sleep(0.1)
@@ -69,7 +70,7 @@ class Page:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self._socket.recv(timeout=_PATIENCE_SECONDS))
+            message = json.loads(self._socket.recv(timeout=PATIENCE_SECONDS))
             if message.get("method") == "Runtime.exceptionThrown":
                 self.errors.append(message["params"]["exceptionDetails"]["exception"]["description"])
             if message.get("id") == number:
@@ -91,13 +92,13 @@ def chromium(profile: Path) -> Iterator[Page]:
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PATIENCE_SECONDS)
+                process.wait(PATIENCE_SECONDS)
             process.kill()
 
 
 def _debugger(profile: Path) -> str:
     """Where the page listens; the browser writes its port into its profile once it does."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
             port = int((profile / "DevToolsActivePort").read_text().splitlines()[0])

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.voice import graphs, reference
 from tests.voice.material import WriteWav, speechlike
 from token2wav import Token2Wav, Voice
@@ -173,7 +174,7 @@ def test_it_needs_neither_torch_nor_the_client(folder: Path, write_wav: WriteWav
         "sys.exit(main())"
     )
     arguments = ["create", "--model", str(folder), "--wav", str(wav), "--out", str(tmp_path / "v.safetensors")]
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=PATIENCE_SECONDS)
     assert len(ClientVoice.load(tmp_path / "v.safetensors").prompt_tokens) == 25
 
 
