@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -49,8 +49,8 @@ def make(data: Path, hours: float) -> None:
     weights, _ = averaged_weights(data / TRAINING, "flow")
     flow = Flow(config)
     flow.load_state_dict(weights)
-    windows = min(round(hours * 3600 * RATE_HZ / TOKEN_SAMPLES / _MADE), _windows(len(heard.tokens), config))
-    np.save(data / FLOW_MELS, flow_mels(flow.eval(), config, recordings, heard, max(1, windows)))
+    windows = min(math.ceil(hours * 3600 * RATE_HZ / TOKEN_SAMPLES / _MADE), _windows(len(heard.tokens), config))
+    np.save(data / FLOW_MELS, flow_mels(flow.eval(), config, recordings, heard, windows))
 
 
 def _windows(tokens: int, config: FlowConfig) -> int:
@@ -77,12 +77,12 @@ def flow_mels(
         starts = _MADE * torch.arange(first, min(first + _BATCH, windows))
         reach = torch.arange(_PROMPT + _MADE + config.pre_lookahead_len)
         mu = flow.conditions(tokens[starts[:, None] + reach], last=False)
-        prompt = torch.stack([mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * at + frames] for at in starts.tolist()])
-        prompt = F.pad(prompt[:, :shown].float(), (0, 0, 0, frames - shown)).transpose(1, 2)
-        chosen = speakers[torch.randint(len(speakers), (len(starts),), generator=rng)]
-        speaker = flow.spk_embed_affine_layer(F.normalize(chosen, dim=1))
+        prompt = torch.zeros_like(mu)
+        for row, at in enumerate(starts.tolist()):
+            prompt[row, :, :shown] = mel[MEL_PER_TOKEN * at :][:shown].T
+        speaker = speakers[torch.randint(len(speakers), (len(starts),), generator=rng)]
         noise = torch.randn(mu.shape, generator=rng)
-        found = solver.solve(noise, mu, speaker, prompt, mask)[..., shown:].transpose(1, 2)
+        found = solver.solve(noise, mu, flow.speaker(speaker), prompt, mask)[..., shown:].transpose(1, 2)
         made.append(found.flatten(0, 1).half())
     return torch.cat(made).numpy()
 

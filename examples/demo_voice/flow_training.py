@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
@@ -89,14 +88,10 @@ class FlowTraining(Training):
         self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """mu (B, 80, T) and speaker (B, 80)."""
-        flow = self._flow
         right = 0 if last else self._config.pre_lookahead_len
-        embedded = flow.input_embedding(self._tokens[starts[:, None] + torch.arange(length + right)])
-        assert flow.pre_lookahead_layer is not None
-        hidden = flow.pre_lookahead_layer(embedded, left=0, last=last)
-        mu = hidden.repeat_interleave(self._config.token_mel_ratio, dim=1).transpose(1, 2)
+        mu = self._flow.conditions(self._tokens[starts[:, None] + torch.arange(length + right)], last=last)
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
-        return mu, flow.spk_embed_affine_layer(F.normalize(chosen, dim=1))
+        return mu, self._flow.speaker(chosen)
 
     def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
         """How much errors count, (B, T, 80): by what the tokens say, so that the mean stays the best answer.

@@ -48,7 +48,7 @@ class Budget:
                 sentences=8,
                 tokenizer_steps=40,
                 limit=("--steps", "40"),
-                flow_hours=0.0,
+                flow_hours=1 / 3600,
                 last_limit=("--steps", "10"),
             )
         try:

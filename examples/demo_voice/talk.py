@@ -12,29 +12,12 @@ from pathlib import Path
 import numpy as np
 from pocketsphinx import Config, LogMath, NGramModel
 
-from examples.demo_voice.text import Sentences
+from examples.demo_voice.text import Sentences, dictionary_words
 
 _CANDIDATES = 600  # for every word: so many are drawn by how common they are, then weighed by the words before them
 _SHORTEST, _LONGEST = 4, 18  # words
 _UNKNOWN = -100.0  # natural logarithm; words that the model lacks are far below
-_LOG_STEP = 1e6  # LogMath takes whole numbers
-_ASKS = {
-    "who",
-    "what",
-    "where",
-    "when",
-    "why",
-    "how",
-    "do",
-    "does",
-    "did",
-    "is",
-    "are",
-    "can",
-    "could",
-    "would",
-    "will",
-}
+_ASKS = re.compile("who|what|where|when|why|how|do|does|did|is|are|can|could|would|will")
 
 
 class Talk(Sentences):
@@ -49,11 +32,9 @@ class Talk(Sentences):
     def __init__(self, language_model: Path, dictionary: Path, seed: int) -> None:
         super().__init__()
         self._random = np.random.default_rng(seed)
-        logs = LogMath()
-        self._unit = logs.log_to_ln(round(_LOG_STEP)) / _LOG_STEP
-        self._model = NGramModel(Config(), logs, str(language_model))
-        lines = dictionary.read_text(encoding="utf-8").splitlines()
-        words = [word for word in (line.split(maxsplit=1)[0] for line in lines) if re.fullmatch(r"[a-z']+", word)]
+        self._logs = LogMath()
+        self._model = NGramModel(Config(), self._logs, str(language_model))
+        words = dictionary_words(dictionary, r"[a-z']+")
         common = np.array([self._log(word, []) for word in words])
         known = common > _UNKNOWN
         self._words = np.array(words)[known]
@@ -62,13 +43,10 @@ class Talk(Sentences):
 
     def _make(self) -> str:
         said: list[str] = []
-        while len(said) <= _LONGEST:
-            word = self._next(said)
-            if word is None:
-                sentence = " ".join("I" + word[1:] if re.match(r"i(\b|')", word) else word for word in said)
-                return sentence[0].upper() + sentence[1:] + ("?" if said[0] in _ASKS else ".")
-            said.append(word)
-        return self._make()
+        while (word := self._next(said)) is not None:
+            said = [*said, word] if len(said) < _LONGEST else []  # longer than one breath: another one
+        sentence = " ".join("I" + word[1:] if word == "i" or word.startswith("i'") else word for word in said)
+        return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(said[0]) else ".")
 
     def _next(self, said: list[str]) -> str | None:
         """A word to follow; None where the sentence ends."""
@@ -83,4 +61,4 @@ class Talk(Sentences):
 
     def _log(self, word: str, before: list[str]) -> float:
         """Natural logarithm of a word's probability after others, the newest first."""
-        return float(self._model.prob([word, *before]) * self._unit)
+        return float(self._logs.log_to_ln(self._model.prob([word, *before])))

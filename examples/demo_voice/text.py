@@ -116,7 +116,7 @@ class Templates(Sentences):
     def __init__(self, dictionary: Path, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
-        self._any = _dictionary_words(dictionary)
+        self._any = dictionary_words(dictionary, r"[a-z]{4,11}")
         self._lists = {kind: words.split("|") if "|" in words else words.split() for kind, words in _WORDS.items()}
 
     def _make(self) -> str:
@@ -150,6 +150,7 @@ def normal(sentence: str) -> str:
     return " ".join(re.findall(r"[a-z0-9']+", sentence.lower()))
 
 
-def _dictionary_words(path: Path) -> list[str]:
+def dictionary_words(path: Path, pattern: str) -> list[str]:
+    """All words of a file of the CMU pronouncing dictionary that are such a pattern."""
     words = (line.split(maxsplit=1)[0] for line in path.read_text(encoding="utf-8").splitlines())
-    return [word for word in words if re.fullmatch(r"[a-z]{4,11}", word)]
+    return [word for word in words if re.fullmatch(pattern, word)]

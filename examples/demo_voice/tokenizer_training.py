@@ -100,8 +100,8 @@ class TokenizerTraining(Training):
         self._network.deviation.copy_(frames.std(dim=0).clamp(min=_LEAST_DEVIATION))
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        network, frames = self._network, min(MEL_PER_TOKEN * _LENGTH, len(self._mel) // 4 * MEL_PER_TOKEN)
-        # A crop may start at any frame of the mel, so more is heard than tokens that begin every second frame.
+        network, frames = self._network, MEL_PER_TOKEN * min(_LENGTH, len(self._mel) // 4)
+        # At any frame, though tokens begin at every second one: twice as many alignments to learn from.
         starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
         heard = torch.stack([self._heard[at : at + frames] for at in starts]).float()
         mel = torch.stack([self._mel[at : at + frames] for at in starts]).float().unflatten(1, (-1, MEL_PER_TOKEN))

@@ -67,5 +67,5 @@ class Flow(nn.Module):
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Speaker embedding (192,) to the estimator's speaker vector (mel_bands,)."""
-        return self.spk_embed_affine_layer(F.normalize(embedding, dim=0))
+        """Speaker embedding (..., 192) to the estimator's speaker vector (..., mel_bands)."""
+        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
