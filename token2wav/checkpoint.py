@@ -21,7 +21,7 @@ from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
 from token2wav.vocoder.bigvgan_weights import read_generator
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise, draws_before_source
-from token2wav.weights import fill, fitting_weights, floating_tensors, read_state, read_tensor
+from token2wav.weights import Blank, fill, fitting_weights, floating_tensors, read_state, read_tensor
 
 NOISE_FILE = "noise.safetensors"
 _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the weights
@@ -35,14 +35,14 @@ def load_flow(folder: Path, config: ModelConfig) -> Flow:
     Raises:
         CheckpointError: no file, unreadable, or its parameters are not those of the configuration.
     """
-    with torch.device("meta"):
+    with Blank():
         module = Flow(config.flow)
     return _filled(module, weights_file(folder, "flow")).eval().requires_grad_(False)
 
 
 def load_hift(folder: Path, config: ModelConfig) -> HiFT:
     """The vocoder of a model folder with HiFT, as `load_flow`."""
-    with torch.device("meta"):
+    with Blank():
         module = HiFT(config.hift)
     module = _filled(module, weights_file(folder, "hift"))
     module.freeze()
@@ -87,7 +87,8 @@ def check_model_folder(folder: Path) -> None:
         Token2WavError: the folder cannot be served, and why.
     """
     config = ModelConfig.read(folder)
-    flow, vocoder = meta_modules(config)
+    with Blank():
+        flow, vocoder = modules(config)
     flow_file, vocoder_file = config.weights_file(folder, "flow"), config.weights_file(folder, "hift")
     _checked(flow, flow_file)
     if isinstance(vocoder, BigVGAN):
@@ -98,11 +99,10 @@ def check_model_folder(folder: Path) -> None:
     load_flow_noise(folder, config)
 
 
-def meta_modules(config: ModelConfig) -> tuple[Flow, HiFT | BigVGAN]:
-    """Flow and vocoder of a model as shapes without content."""
+def modules(config: ModelConfig) -> tuple[Flow, HiFT | BigVGAN]:
+    """Flow and vocoder of a model before they have weights of a folder."""
     vocoder = config.vocoder
-    with torch.device("meta"):
-        return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
+    return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
 def _current_name(name: str) -> str:

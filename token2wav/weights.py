@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from token2wav.errors import CheckpointError
 
@@ -95,8 +96,22 @@ def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path
     return widened
 
 
+class Blank(TorchFunctionMode):
+    """Modules that are made within have weights that nobody has written, for `fill` to replace.
+
+    They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two seconds of a start.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives a module, which may be on the meta device, its weights."""
+    """Gives a module its weights; what it had is not looked at."""
     # Copied, because what was read is a view of the file, and models are replaced under running servers.
     module.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
 

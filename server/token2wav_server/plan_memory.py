@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from token2wav.checkpoint import meta_modules
+from token2wav.checkpoint import modules
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowChunk
 from token2wav.engines.cached_engine import CachedFlowEngine
@@ -136,14 +136,15 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
-    flow, vocoder = meta_modules(model)
+    with _META:
+        flow, vocoder = modules(model)
     tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
     vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":
         flow.estimator.halve()
-    modules = [*flow.state_dict().values(), *vocoder.state_dict().values()]
-    return sum(tensor.nbytes for tensor in [*modules, *_tensors(tables.modulation)])
+    weights = [*flow.state_dict().values(), *vocoder.state_dict().values()]
+    return sum(tensor.nbytes for tensor in [*weights, *_tensors(tables.modulation)])
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

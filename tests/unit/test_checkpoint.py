@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
 from token2wav.checkpoint import check_model_folder, load_flow, load_flow_noise, load_hift, load_source_noise
@@ -67,6 +70,11 @@ def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints
         module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.hift)
     ours = {name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()}
     assert ours == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
+
+
+def test_a_load_imports_no_compiler() -> None:
+    code = "import sys, token2wav; token2wav.Token2Wav.load(sys.argv[1]); sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, TINY], check=True, timeout=PATIENCE_SECONDS)
 
 
 # Every form in which the same weights are found in the wild.

@@ -14,7 +14,7 @@ from torch import nn
 from token2wav.bigvgan_config import EDGE_KERNEL, BigVGANConfig
 from token2wav.vocoder.activations import AntiAliased, Snake
 from token2wav.vocoder.bigvgan_weights import read_generator
-from token2wav.weights import fill, fitting_weights
+from token2wav.weights import Blank, fill, fitting_weights
 
 
 def _conv(channels: int, kernel: int, dilation: int) -> nn.Conv1d:
@@ -120,7 +120,7 @@ def load_bigvgan(folder: Path | str) -> BigVGAN:
     """
     folder = Path(folder)
     config = BigVGANConfig.read(folder)
-    with torch.device("meta"):
+    with Blank():
         module = BigVGAN(config)
     weights, path = read_generator(folder)
     fill(module, fitting_weights(module, weights, path))
