@@ -77,6 +77,7 @@ def _work(name: str, folder: Path, settings: Settings, facts: dict[str, Any]) ->
     """What the process does; it ends with 1 where an error has been written down."""
     os.setsid()
     record = Record(settings.out / f"{name}.json", facts)
+    signal.signal(signal.SIGINT, record.interrupt)
     try:
         record.facts(describe_device(settings.device))
         SECTIONS[name](folder, settings, record)

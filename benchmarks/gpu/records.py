@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 UNFINISHED = "it was interrupted; what it had measured by then is here"
 
@@ -19,6 +19,7 @@ class Record:
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
         self._path = path
+        self._interrupted = False
         self._content: dict[str, Any] = {**facts, "problem": UNFINISHED}
         self._write()
 
@@ -37,11 +38,18 @@ class Record:
         self._content.setdefault(name, []).append(row)
         self._write()
 
+    def interrupt(self, *_: object) -> NoReturn:
+        """Handles a signal to end. Whoever loses the exception, a library in an import for one, meets it again here."""
+        self._interrupted = True
+        raise KeyboardInterrupt
+
     def finish(self, problem: str | None = None) -> None:
         """Notes that the section came to its end, or why it did not."""
         self.put("problem", problem)
 
     def _write(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
         write_json(self._path, self._content)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,15 @@ def test_what_was_interrupted_says_so(tmp_path: Path) -> None:
     record.finish()
     content = json.loads((tmp_path / "chunks.json").read_text())
     assert (content["problem"], content["rows"]) == (None, [{"streams": 1}])
+
+
+def test_an_interrupt_that_was_lost_comes_again(tmp_path: Path) -> None:
+    record = Record(tmp_path / "chunks.json", FACTS)
+    with suppress(KeyboardInterrupt):
+        record.interrupt(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        record.finish()
+    assert json.loads((tmp_path / "chunks.json").read_text())["problem"].startswith("it was interrupted")
 
 
 def test_a_section_that_fails_is_a_fault_and_the_next_one_runs(tmp_path: Path) -> None:
