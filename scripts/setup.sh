@@ -106,7 +106,8 @@ install_torch() {
     pip "$PLAIN_TORCH" || fail_with_log
 }
 
-pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input install "$@" >"$LOG" 2>&1; }
+# Not compiled: most of it is never imported, and that takes a minute.
+pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-compile "$@" >"$LOG" 2>&1; }
 say() { echo "setup: $*"; }
 fail() {
     echo "setup: error: $*" >&2
