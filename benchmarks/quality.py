@@ -5,6 +5,7 @@ has: all at once, as streams, with bounded history, with fewer ODE steps, with c
 server and the client. Writes a table, JSON and a plot.
 
     .venv/bin/python -m benchmarks.quality
+    .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt --name quality_unseen
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -35,11 +36,12 @@ from benchmarks.quality_scores import (
     intelligibility,
     mel_cepstral_distortion,
     perceptual,
+    resampled,
     word_error_rate,
 )
 from examples.demo_voice.export import MODEL
 from examples.demo_voice.recordings import PROMPT, record
-from examples.demo_voice.text import held_out
+from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.engines.build import build_engines
 from token2wav.engines.choice import Host
@@ -54,7 +56,7 @@ from matplotlib import pyplot as plt
 
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
-STEPS = (10, 5, 3, 2)
+STEPS = (10, 5, 3, 2)  # those of them that are not the model's own
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 STREAMING, SERVER = "streaming", "through the server"
 
@@ -91,19 +93,20 @@ class Mode:
     def load(self, folder: Path) -> Token2Wav:
         """The model of a folder, to be run like this."""
         config = ModelConfig.read(folder)
-        steps = self.steps or config.flow.n_timesteps
-        config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=steps))
+        if self.steps:
+            config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=self.steps))
         host = Host(folder, self.runtime, torch.device("cpu"))
         return Token2Wav(config, *build_engines(host, config, self.stream)[:2], self.stream)
 
 
-def modes() -> Iterator[Mode]:
+def modes(own_steps: int) -> Iterator[Mode]:
     """All streaming ways; the first is the default one."""
     yield Mode(STREAMING)
     for blocks in WINDOWS:
         yield Mode(f"left_blocks {blocks}", StreamConfig(hop="fixed", left_blocks=blocks))
     for steps in STEPS:
-        yield Mode(f"{steps} steps", steps=steps)
+        if steps != own_steps:
+            yield Mode(f"{steps} steps", steps=steps)
     yield Mode("float16", runtime=dataclasses.replace(ON_CPU, precision="float16"))
     yield Mode("int8 cache", runtime=dataclasses.replace(ON_CPU, cache_storage="int8"))
 
@@ -112,8 +115,9 @@ def main() -> None:
     """Measures all, prints a table, writes the results."""
     parser = argparse.ArgumentParser(description="Measure how well the demo voice speaks.")
     parser.add_argument("--model", type=Path, default=MODEL, help="model folder (default: the demo's)")
+    parser.add_argument("--text", type=Path, default=HELD_OUT, help="one sentence a line (default: the held-out ones)")
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where recordings are kept")
-    parser.add_argument("--sentences", type=int, default=len(held_out()), help="how many of the sentences")
+    parser.add_argument("--sentences", type=int, help="how many of the sentences (default: all)")
     parser.add_argument("--only", nargs="+", metavar="MODE", help="only these rows of the table, and the recordings")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
     parser.add_argument("--name", default="quality", help="of the results")
@@ -123,17 +127,20 @@ def main() -> None:
 
     front_end = FrontEnd(options.model)
     prompt = front_end.voice(Recording.load(PROMPT))
-    paths = record(options.recordings)[: options.sentences]
-    texts = held_out()[: len(paths)]
+    paths = record(options.recordings, options.text)[: options.sentences]
+    texts = held_out(options.text)[: len(paths)]
     sentences = [_sentence(front_end, path, text) for path, text in zip(paths, texts, strict=True)]
     recogniser = Recogniser()
-    subject = {"model": _provenance(options.model), "sentences": len(sentences)}
+    subject = {"model": _provenance(options.model), "text": options.text.name, "sentences": len(sentences)}
     rows = _rows_so_far(options.name, subject)
     print("mode | WER | STOI | PESQ | MCD dB | jump dB | flux dB")
     for name, speak in _ways(options.model, prompt):
         if name not in rows and (not options.only or name in (*options.only, ORIGINAL)):
             with ExitStack() as stack:
                 rows[name] = _measure(name, sentences, speak(stack), recogniser)
+            for other in (ORIGINAL, WHOLE):
+                if other in rows and other != name and len(texts) > 1:
+                    rows[name][f"against {other}"] = resampled(texts, rows[name]["heard"], rows[other]["heard"])
             save(options.name, {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows})
         if name in rows:
             print(_line(name, rows[name]), flush=True)
@@ -146,7 +153,7 @@ def _rows_so_far(name: str, subject: dict[str, Any]) -> dict[str, dict[str, Any]
     if not path.is_file():
         return {}
     earlier = json.loads(path.read_text(encoding="utf-8"))
-    return earlier["rows"] if all(earlier[key] == value for key, value in subject.items()) else {}
+    return earlier["rows"] if all(earlier.get(key) == value for key, value in subject.items()) else {}
 
 
 def _sentence(front_end: FrontEnd, path: Path, text: str) -> Sentence:
@@ -160,7 +167,10 @@ def _ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Callable[[Ex
     yield ORIGINAL, lambda _: lambda sentence: [sentence.recording]
     yield VOCODED, lambda _: _vocoded(Mode(WHOLE).load(folder))
     yield WHOLE, lambda _: _whole(Mode(WHOLE).load(folder), voice)
-    for mode in modes():
+    own_steps, most = ModelConfig.read(folder).flow.n_timesteps, max(STEPS)
+    if own_steps != most:
+        yield f"{WHOLE}, {most} steps", lambda _: _whole(Mode(WHOLE, steps=most).load(folder), voice)
+    for mode in modes(own_steps):
         yield mode.name, partial(_prepared, mode, folder, voice)
     yield SERVER, lambda stack: _served(stack, folder, prompt)
 

