@@ -112,7 +112,7 @@ def mutual(authority: Authority, **other: Path | str) -> Tls:
 
 def speaks(url: str, **how: Any) -> bool:
     with Client(url, **how) as client:
-        return client.health(timeout_s=60).first_audio_s is not None
+        return client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
 
 
 def test_tls_without_certificates_of_clients(servers: tuple[Replica, Replica], authority: Authority) -> None:
@@ -253,7 +253,7 @@ def test_a_message_that_is_too_long_ends_its_stream_only(balancer: Balancer, aut
     with Client(balancer.url, tls=tls, token=TOKEN) as client:
         with pytest.raises(ServerError, match="status: 400"):
             list(client.synthesize([[1, 2, 3]], long))
-        assert client.health(timeout_s=60).first_audio_s is not None
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
     wait_until(lambda: re.search(r"message of \d+ bytes refused, limit 200000", balancer.log.read_text()))
 
 

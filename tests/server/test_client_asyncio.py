@@ -70,7 +70,7 @@ def test_push_finish_and_lists(rig: Rig, voice: ClientVoice) -> None:
             assert chunk.audio.dtype == np.int16
             [chunk] = [chunk async for chunk in client.synthesize([[1, 2], [3]], voice.id)]
             assert chunk.audio.shape == (3 * 960,)
-            health = await client.health()
+            health = await client.health(timeout_s=PATIENCE_SECONDS)
             assert health.first_audio_s is not None
         assert len(asyncio.all_tasks()) == 1
 

@@ -15,6 +15,7 @@ from tests.launcher.traces import Traces
 from tests.server.rig import Rig
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening, build_request
@@ -39,7 +40,7 @@ def test_a_client_that_stops_reading(rig: Rig, golden: GoldenSet, model: Token2W
         call.cancel()
         requests.put(None)
     with Client(rig.server.grpc_url) as client:
-        assert client.health().first_audio_s is not None
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
 
 
 def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:

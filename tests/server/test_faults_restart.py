@@ -16,6 +16,7 @@ import pytest
 from tests.server.rig import Rig
 from tests.server.serving import Serving, health, speak
 from tests.support.golden import ROOT, TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_server.ports import Ports
 
@@ -103,11 +104,11 @@ def test_a_model_that_never_answers(tmp_path: Path) -> None:
 
 def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> None:
     with Client(limited.server.grpc_url) as client, limited.connect() as connection:
-        assert client.health().first_audio_s is not None
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         for sequence in ("first", "second"):
             connection.send([1], golden.voice, sequence, start=True)
         assert not connection.answers(requests=2).errors
-        assert client.health().first_audio_s is None  # before the two are idle for too long
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None  # before the two are idle for too long
         for sequence in ("first", "second"):
             connection.send([], None, sequence, end=True)
         connection.answers(requests=2)

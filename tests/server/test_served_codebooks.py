@@ -59,7 +59,7 @@ def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: Clie
             audio = np.concatenate([chunk.audio for chunk in chunks])
             assert len(audio) == SAMPLES_PER_TOKEN * len(CODES)
             assert snr_db(audio, whole) >= SNR_DB
-        assert client.health(timeout_s=30).first_audio_s is not None
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
     served.wait_until_empty()
 
 

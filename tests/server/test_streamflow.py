@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tests.server.rig import Rig
 from tests.support.golden import ROOT
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import Reach
@@ -75,7 +76,7 @@ def test_streams_side_by_side_are_those_of_the_library(served: Rig, name: str, l
 def test_health_and_refusals(served: Rig, name: str) -> None:
     voice = ClientVoice(np.arange(5, dtype=np.int32), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
     with Client(served.server.grpc_url, model=name) as client:
-        assert client.health(timeout_s=60).first_audio_s is not None
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         with pytest.raises(ServerError, match="prompt_tokens: 5 tokens, expected none"):
             list(client.synthesize([TOKENS], voice))
     served.wait_until_empty()

@@ -50,7 +50,7 @@ def test_a_stream_is_the_whole_at_the_rates_of_the_folder(served: Rig, name: str
     model, voice = Token2Wav.load(folder), a_voice()
     with Client(served.server.grpc_url, model=name) as client:
         chunks = list(client.synthesize(np.array_split(TOKENS, 7), client_voice(voice)))
-        assert client.health(timeout_s=30).first_audio_s is not None  # in a voice of the model's sizes
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None  # in a voice of the model's sizes
     assert len(chunks) > 2
     assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {(SAMPLE_RATE, SAMPLES_PER_TOKEN)}
     assert sum(chunk.duration_s for chunk in chunks) == pytest.approx(len(TOKENS) * SAMPLES_PER_TOKEN / SAMPLE_RATE)
