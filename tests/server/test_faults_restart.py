@@ -52,11 +52,10 @@ def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenS
         speaker.join(2 * QUICKLY_SECONDS)
         assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert speaker.ended_at - killed_at < QUICKLY_SECONDS
+    # Triton may abort, by what the process left half done in shared memory, before our guard sees that it is gone.
+    causes = r"137\): the model process was killed by signal SIGKILL|134\): .*"
     line = serving.wait_for_line("restart")
-    assert line == (
-        "token2wav: the server ended by itself (status 137): the model process was killed by signal SIGKILL; "
-        "restart 1 of 5"
-    )
+    assert re.fullmatch(rf"token2wav: the server ended by itself \(status ({causes}); restart 1 of 5", line), line
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == []
     assert serving.health().returncode == 0
