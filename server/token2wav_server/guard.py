@@ -19,6 +19,7 @@ from pathlib import Path
 
 PID_FILE = "tritonserver.pid"
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _PARENT_POLL_S = 0.25
 _STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
 _BACKEND_START_S = 30.0
@@ -84,6 +85,7 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
     # Blocked before the server exists, so that a signal at any later moment is seen by sigtimedwait.
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # model processes that died before their server come to us, who ask why
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -115,11 +117,13 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a moment to bury it.
         dead_before, dead = dead, _dead_stubs(server.pid)
         if lost := dead_before.keys() & dead.keys():
-            print(f"{MESSAGE}the model process {_ended(dead[min(lost)])}", flush=True)
+            _tell(dead[min(lost)])
             return False
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
+    if dead := _dead_stubs(os.getpid()):  # of which the server died, too, before they were seen
+        _tell(dead[min(dead)])
     return False
 
 
@@ -132,7 +136,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
             return
 
 
-def _dead_stubs(server_pid: int) -> dict[int, int]:
+def _dead_stubs(parent_pid: int) -> dict[int, int]:
     """Wait status by process id of Python models that died under their server, which never notices.
 
     It says that it is ready, and fails requests one by one after a second each, or not at all. A stub that Triton ends
@@ -140,7 +144,7 @@ def _dead_stubs(server_pid: int) -> dict[int, int]:
     """
     dead = {}
     with contextlib.suppress(OSError):  # whatever ends while it is looked at
-        for children in Path(f"/proc/{server_pid}/task").glob("*/children"):
+        for children in Path(f"/proc/{parent_pid}/task").glob("*/children"):
             for child in map(int, children.read_text().split()):
                 name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
                 state, *_, status = fields.split()
@@ -149,9 +153,11 @@ def _dead_stubs(server_pid: int) -> dict[int, int]:
     return dead
 
 
-def _ended(wait_status: int) -> str:
+def _tell(wait_status: int) -> None:
+    """Prints how the model process ended."""
     code = os.waitstatus_to_exitcode(wait_status)
-    return f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    print(f"{MESSAGE}the model process {how}", flush=True)
 
 
 if __name__ == "__main__":
