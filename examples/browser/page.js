@@ -114,6 +114,7 @@ function draw(chunks, levels) {
   pen.fillText("latency of a chunk, s", left + 6, 14);
   pen.fillStyle = pen.strokeStyle = "#2b6cb0";
   pen.fillText("audio waiting to be played, s", left + 150, 14);
+  pen.lineWidth = 2;
   pen.beginPath();
   for (const [time, level] of levels) pen.lineTo(x(time), y(level));
   pen.stroke();

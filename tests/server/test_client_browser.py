@@ -68,7 +68,7 @@ def test_a_page_plays_a_stream_as_it_arrives(rig: Rig, page_url: str, tmp_path: 
         assert page.text("underruns") == "0"
         bars, line = page.evaluate(DRAWN)
         assert bars > 100
-        assert line > 20  # the later the audio came, the steeper and fainter; 0 is no line
+        assert line > 100
         page.screenshot(tmp_path / "page.png")
 
         page.evaluate("tokens.value = '9999'")
