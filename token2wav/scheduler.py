@@ -19,7 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import DeviceLostError, EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.policy import Policy, Ready
 from token2wav.streaming.pipeline import Timed
@@ -47,6 +47,7 @@ class Scheduler:
         observer: told what happens.
         clock: seconds, monotonic.
         lanes: batches that are computed at the same time; they share the threads of torch.
+        on_device_lost: called, from any thread, after an utterance failed because the process has lost its GPU.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Scheduler:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: int = 1,
+        on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._limits = limits
         self._observer = observer or Observer()
         self._clock = clock
+        self._on_device_lost = on_device_lost
         self._utterances: list[Utterance] = []
         self._numbers = itertools.count(1)
         self._policy: Policy[Utterance] = Policy(limits.batch_streams)
@@ -166,6 +169,8 @@ class Scheduler:
         error = reason or StreamClosedError("stream: it was cancelled")
         for reply in replies:
             _answer(reply, lambda reply: reply.fail(error))
+        if isinstance(reason, DeviceLostError):
+            self._on_device_lost()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more utterances, waits for the open ones as long as asked, then ends them and the thread."""

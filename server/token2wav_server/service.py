@@ -16,6 +16,7 @@ from token2wav.streaming.voices import VoiceRegistry
 from token2wav.utterance import Utterance
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
+from token2wav_server.model_process import end_process, told_if_slow
 from token2wav_server.protocol import (
     Options,
     Position,
@@ -25,7 +26,6 @@ from token2wav_server.protocol import (
     voice_id_of,
     voice_of,
 )
-from token2wav_server.slow_start import told_if_slow
 from token2wav_server.triton_log import log_to_triton
 
 
@@ -46,7 +46,7 @@ class Service:
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._metrics = ServerMetrics(model)
         lanes = config.runtime.lanes or default_lanes(model.engine.device)
-        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes)
+        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes, on_device_lost=end_process)
 
     @classmethod
     def start(cls) -> Service:
