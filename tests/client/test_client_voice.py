@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
+from tests.client.hostile import memory_within, npy_header
 from token2wav_client.errors import VoiceError
 from token2wav_client.voice import ClientVoice
 
@@ -82,6 +87,60 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, content: 
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(VoiceError, match=name):
+        ClientVoice.load(tmp_path / name)
+
+
+def archive(**contents: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
+        for name, content in contents.items():
+            members.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def safetensors_header(**tensors: dict[str, Any]) -> bytes:
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "v.npz",
+            archive(prompt_tokens=npy_header("(3, )"), prompt_mel=npy_header(f"({10**12}, 80)")),
+            "its header announces",
+        ),
+        ("v.npz", archive(prompt_mel=bytes(100 << 20)), "prompt_mel has more than 64 MiB"),
+        ("v.npz", archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)), "cannot read the voice"),
+        (
+            "v.safetensors",
+            safetensors_header(prompt_mel={"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}),
+            "cannot read the voice",
+        ),
+        ("v.safetensors", (2**60).to_bytes(8, "little"), "header too large"),
+        ("v.safetensors", (10**5).to_bytes(8, "little") + b"[" * 10**5, "cannot read the voice"),
+        (
+            "v.safetensors",
+            safetensors_header(prompt_mel={"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}) + b"ab",
+            "type 'BF16' is not known",
+        ),
+    ],
+)
+def test_a_hostile_file_is_refused_before_it_takes_memory(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with memory_within(128 << 20), pytest.raises(VoiceError, match=message) as caught:
+        ClientVoice.load(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
+def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 10**11)  # takes no room on disk
+    with memory_within(256 << 20), pytest.raises(VoiceError, match="it has more than 64 MiB"):
         ClientVoice.load(tmp_path / name)
 
 
