@@ -13,7 +13,7 @@ from token2wav_client.client import Client
 from token2wav_client.errors import OK, OutputError, VoiceError
 from token2wav_client.pcm import PcmFormat, PcmWriter
 from token2wav_client.player import Player
-from token2wav_client.report import as_json, as_table
+from token2wav_client.report import as_json, as_table, tell
 from token2wav_client.stats import ChunkTiming, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
 from token2wav_client.voice import ClientVoice
@@ -85,9 +85,9 @@ def synth(
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
     if report_json:
-        print(as_json(stats), file=report_to)
+        tell(as_json(stats), report_to)
     elif not quiet:
-        print(as_table(stats), file=report_to)
+        tell(as_table(stats), report_to)
     return OK
 
 
@@ -105,7 +105,7 @@ def voice_id(path: str) -> int:
     Raises:
         VoiceError: it cannot be read.
     """
-    print(ClientVoice.load(path).id)
+    tell(ClientVoice.load(path).id)
     return OK
 
 
@@ -118,9 +118,9 @@ def health(client: Client, *, timeout_s: float, audio_format: AudioFormat) -> in
     with client:
         state = client.health(timeout_s=timeout_s, audio_format=audio_format)
     if state.first_audio_s is None:
-        print(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
+        tell(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
     else:
-        print(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+        tell(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
     return OK
 
 
