@@ -22,6 +22,7 @@ from token2wav_client.faults import explain
 from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
+from token2wav_client.tokens import as_batches
 from token2wav_client.voice import ClientVoice
 
 _SENDER_GRACE_S = 0.5
@@ -107,7 +108,7 @@ class Client(BaseClient):
         iterable is still waiting for is dropped when it comes.
 
         Args:
-            token_batches: each of shape (tokens,), integers.
+            token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id of one that the server was sent before.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
@@ -118,9 +119,10 @@ class Client(BaseClient):
             ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
+        batches = as_batches(token_batches)
         utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
-        sender = threading.Thread(target=_send_all, args=(utterance, token_batches), daemon=True)
+        sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
         try:
             yield from utterance

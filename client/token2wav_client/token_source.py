@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,8 @@ from token2wav_client.tokens import TokenParser, as_tokens
 Token = int | list[int]  # a number, or the codes of several codebooks
 
 _READ_BYTES = 65_536
+
+logger = logging.getLogger("token2wav_client")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
 
     Args:
         name: `-` for text on standard input, `*.npy` (integers, one dimension, or two: tokens by codebooks), `*.json`
-            (list of integers, or of lists of them), or any other file (a FIFO too) as text of `<|s_123|>` or integers.
+            (list of integers, or of lists of them), or any other file (a FIFO too) as text for `TokenParser`; how
+            much of that was skipped is logged at its end.
         codebooks: codes of a token in text, where they follow one another.
 
     Raises:
@@ -99,6 +103,10 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
                     yield tokens
         if tokens := parser.close():
             yield tokens
+        if parser.skipped:
+            logger.warning(
+                "%s: skipped %d that are no speech tokens, the first one %s", name, parser.skipped, parser.first_skipped
+            )
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
     except OSError as error:

@@ -125,6 +125,13 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
         open_tokens(str(tmp_path / "t.npy"))
 
 
+def test_what_is_skipped_is_told_once_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(b"\xef\xbb\xbf<|s_1|><|endofprompt|>2\n")
+    assert [token for piece in open_tokens(str(path)).pieces for token in piece] == [1, 2]
+    assert caplog.messages == [f"{path}: skipped 2 that are no speech tokens, the first one a byte-order mark"]
+
+
 def test_batches_are_cut_but_never_filled_across_pieces() -> None:
     assert list(batches([[1, 2, 3, 4, 5], [6], [7, 8]], 2)) == [[1, 2], [3, 4], [5], [6], [7, 8]]
 
