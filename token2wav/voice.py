@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.errors import InputError
 from token2wav.flow_config import FlowConfig
 from token2wav.model_config import ModelConfig
+
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,26 @@ class Voice:
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
         object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
         object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Voice:
+        """Reads a voice from a `.safetensors` file, as `token2wav-voice create` writes it.
+
+        Raises:
+            InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
+        """
+        from safetensors import SafetensorError  # only files need it
+        from safetensors.numpy import load_file
+
+        try:
+            arrays = load_file(path)
+            if missing := [name for name in FIELDS if name not in arrays]:
+                raise InputError(missing[0], f"missing; a voice has {', '.join(FIELDS)}")
+            return cls(*(arrays[name] for name in FIELDS))
+        except InputError as error:
+            raise InputError(str(path), str(error)) from error
+        except (OSError, KeyError, SafetensorError) as error:
+            raise InputError(str(path), f"cannot be read as a voice ({_one_line(error)})") from error
 
     @cached_property
     def content_hash(self) -> str:

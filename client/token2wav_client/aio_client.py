@@ -79,7 +79,7 @@ class AsyncClient(BaseClient):
         Args:
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
                 An ordinary iterable must not wait for anything.
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
             steps: as in `open`.

@@ -117,6 +117,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     speaker.add_argument(
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
+    speaker.add_argument("--voice-name", metavar="NAME", help="of a voice that the settings of the server name")
     parser.add_argument("--out", metavar="WAV", help="mono WAV file to write; - for samples on standard output")
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
@@ -210,6 +211,7 @@ def _run_synth(options: argparse.Namespace) -> int:
         codebooks=options.codebooks,
         voice=options.voice,
         voice_id=options.voice_id,
+        voice_name=options.voice_name,
         out=options.out,
         play=options.play,
         tokens_per_second=options.rate,

@@ -79,14 +79,14 @@ class Client(BaseClient):
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
         Args:
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
             steps: of the ODE, one of those that the server allows; None for its usual number.
 
         Raises:
-            VoiceError: an id that is none.
+            VoiceError: a text that is neither an id nor a name.
             ServerUnavailable: nobody answers (asked once per client; later it shows on the utterance).
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
@@ -109,7 +109,7 @@ class Client(BaseClient):
 
         Args:
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
             steps: as in `open`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from token2wav_client.tokens import TokenArray, as_tokens
 
 MEL_BINS = 80  # these two of models in CosyVoice3's format; others have other ones, which their servers check
 SPEAKER_SIZE = 192
+_ID = re.compile("[0-9a-f]{64}")
+_LONGEST_NAME = 255
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 
@@ -85,6 +88,19 @@ class ClientVoice:
             raise VoiceError(f"{path}: {error}") from None
         except UNREADABLE as error:
             raise VoiceError(f"{path}: cannot read the voice ({reason(error)})") from None
+
+
+def is_voice_id(text: str) -> bool:
+    """Whether a text is the id of a voice: 64 hexadecimal digits."""
+    return _ID.fullmatch(text) is not None
+
+
+def check_known_voice(text: str) -> None:
+    """Raises VoiceError if a text is neither the id nor the name of a voice that a server may know."""
+    if text.endswith((".npz", ".safetensors")):
+        raise VoiceError(f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it")
+    if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
+        raise VoiceError(f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice")
 
 
 def _read_npz(content: bytes) -> dict[str, npt.NDArray[Any]]:

@@ -22,6 +22,7 @@ from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 from token2wav_server.status import Status, StatusPort
 from token2wav_server.supervisor import Supervisor
+from token2wav_server.voices import check_voices
 
 STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
 
@@ -58,7 +59,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     from token2wav.checkpoint import check_model_folder  # torch: seconds that neither --help nor a typing error need
 
     check_model_folder(options.model)
-    load_server_config(options.config)
+    check_voices(load_server_config(options.config), options.model)
     server = TritonServer(
         options.model,
         config=options.config,

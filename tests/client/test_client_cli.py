@@ -94,6 +94,7 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
         ["synth", "--tokens", "t", "--voice", "v"],
         ["synth", "--tokens", "t", "--out", "o"],
         ["synth", "--tokens", "t", "--voice", "v", "--voice-id", "i", "--out", "o"],
+        ["synth", "--tokens", "t", "--voice-name", "n", "--voice-id", "i", "--out", "o"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "-1"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "nan"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--tokens-per-request", "0"],
@@ -118,6 +119,21 @@ def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
     arguments = good | {wrong: bad[wrong]}
     assert main(["synth", *(f"--{name}={value}" for name, value in arguments.items())]) == 2
     assert bad[wrong] in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
+        ("--voice-name=", "voice: neither a file nor an id or a name was given"),
+        ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
+    ],
+)
+def test_a_voice_that_no_server_can_know_exits_with_2(
+    option: str, message: str, tmp_path: Path, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synth", f"--tokens={tokens}", option, f"--out={tmp_path / 'o.wav'}", f"--url={free_url}"]) == 2
+    assert message in one_sentence(capsys)
 
 
 def test_nobody_at_the_address_exits_with_3(

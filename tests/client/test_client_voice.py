@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from tests.client.hostile import memory_within, npy_header
 from token2wav_client.errors import VoiceError
-from token2wav_client.voice import ClientVoice
+from token2wav_client.voice import ClientVoice, check_known_voice
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -160,3 +160,24 @@ def test_pickled_fields_are_refused(tmp_path: Path, voice_arrays: Arrays) -> Non
 def test_another_suffix_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match=r"\.npz or \.safetensors"):
         ClientVoice.load(tmp_path / "voice.pt")
+
+
+@pytest.mark.parametrize("known", ["anna", "Änne 2", "0" * 64])
+def test_a_text_may_be_an_id_or_a_name(known: str) -> None:
+    check_known_voice(known)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("voice.safetensors", r"'voice\.safetensors' is a file, not a name; ClientVoice\.load, or --voice, reads it"),
+        ("voice.npz", "is a file, not a name"),
+        ("", "'' is neither the id nor the name of a voice"),
+        ("a\nb", "is neither the id nor the name"),
+        ("\udcff", "is neither the id nor the name"),
+        ("a" * 256, "is neither the id nor the name"),
+    ],
+)
+def test_other_text_is_no_voice(text: str, message: str) -> None:
+    with pytest.raises(VoiceError, match=message):
+        check_known_voice(text)
