@@ -19,8 +19,12 @@ from token2wav_server.access import KEY_NAME, Access
 from token2wav_server.http_ports import PATIENCE_S, HttpPorts, refusal
 from token2wav_server.ports import LOOPBACK, Ports, listening
 
-# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.7 MB of JSON.
+# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
 BODY_BYTES = 3 * 1024 * 1024
+# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and has not answered
+# 200,000 names after a minute.
+_BRACKETS = 32
+_NAMES = 64
 _SILENCE_S = 300.0  # of tritonserver, between two chunks
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
@@ -64,8 +68,8 @@ class Front(HttpPorts):
         if not (self._access.http_inference or hmac.compare_digest(key.encode(), self._access.admin_key.encode())):
             return refusal(403, f"inference over HTTP is closed: use gRPC, --http-inference, or the header {KEY_NAME}")
         size = request.content_length
-        if size is None or "Transfer-Encoding" in request.headers:
-            return refusal(411, "a body needs a Content-Length and no Transfer-Encoding")
+        if not size or "Transfer-Encoding" in request.headers:
+            return refusal(411, "a body is needed, with a Content-Length and no Transfer-Encoding")
         if size > BODY_BYTES:
             return refusal(413, f"the body has {size} bytes, at most {BODY_BYTES} are allowed: use gRPC for more")
         if "Content-Encoding" in request.headers:
@@ -77,6 +81,8 @@ class Front(HttpPorts):
             body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not arrive within {PATIENCE_S:g} s")
+        if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
+            return refusal(400, f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat")
         return await _relay(request, self._inner.http, body, key)
 
     async def _told(self, request: web.BaseRequest, paths: re.Pattern[str], port: int) -> web.StreamResponse:

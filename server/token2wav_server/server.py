@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from token2wav_server import drain, guard
@@ -285,7 +286,7 @@ class TritonServer:
     def _reserve(self) -> int:
         """A free port of the loopback, kept for tritonserver until it is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
-        return port
+        return self._reserve() if port in astuple(self.ports) else port
 
     def _stop_guard(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()

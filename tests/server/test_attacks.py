@@ -103,8 +103,13 @@ def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> Non
     http, key = ports["http"], f"admin-key: {KEY}"
     assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
     # The longest that is read is JSON to Triton whatever its sender says, and too little for it to die of.
-    longest = [b"{" * BODY_BYTES]
-    assert status(http, SPEAK, key, FORM, f"Content-Length: {BODY_BYTES}", body=longest) in (400, 500)
+    longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
+    assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) in (400, 500)
+    nested = [b"[" * MEGABYTE, b'{"a":' * 200_000, b'{"tokens":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+    names = b'{"tokens":[1]' + b"".join(b',"p%d":1' % number for number in range(100_000)) + b"}"
+    for text in (*nested, names):
+        assert status(http, SPEAK, key, f"Content-Length: {len(text)}", body=[text]) == 400
+    assert status(http, SPEAK, key, "Content-Length: 0") == 411
     assert status(http, SPEAK, key, "Content-Length: 5", "Content-Encoding: gzip") == 415
     assert status(http, SPEAK, key, "Content-Length: -5") == 400
     assert status(http, SPEAK, key, "Content-Length: 5", "Content-Length: 6") == 400
