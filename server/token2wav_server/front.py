@@ -25,6 +25,7 @@ BODY_BYTES = 3 * 1024 * 1024
 # 200,000 names after a minute.
 _BRACKETS = 32
 _NAMES = 64
+_READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
 _SILENCE_S = 300.0  # of tritonserver, between two chunks
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
@@ -64,8 +65,8 @@ class Front(HttpPorts):
             return await self._told(request, _TOLD, self._inner.http)
         if request.method != "POST":
             return refusal(405, "only POST is open here")
-        key = request.headers.get(KEY_NAME, "")
-        if not (self._access.http_inference or hmac.compare_digest(key.encode(), self._access.admin_key.encode())):
+        key = request.headers.get(KEY_NAME, "").encode(errors="replace")
+        if not (self._access.http_inference or hmac.compare_digest(key, self._access.admin_key.encode())):
             return refusal(403, f"inference over HTTP is closed: use gRPC, --http-inference, or the header {KEY_NAME}")
         size = request.content_length
         if not size or "Transfer-Encoding" in request.headers:
@@ -83,7 +84,8 @@ class Front(HttpPorts):
             return refusal(408, f"the body did not arrive within {PATIENCE_S:g} s")
         if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
             return refusal(400, f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat")
-        return await _relay(request, self._inner.http, body, key)
+        headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
+        return await _relay(request, self._inner.http, headers, body)
 
     async def _told(self, request: web.BaseRequest, paths: re.Pattern[str], port: int) -> web.StreamResponse:
         """Answers a question: a GET without a body."""
@@ -91,14 +93,13 @@ class Front(HttpPorts):
             return refusal(403, "this path is closed over HTTP")
         if request.method != "GET":
             return refusal(405, "only GET is open here")
-        return await _relay(request, port)
+        return await _relay(request, port, {})
 
 
-async def _relay(request: web.BaseRequest, port: int, body: bytes | None = None, key: str = "") -> web.StreamResponse:
-    """Asks tritonserver in words of our own, and passes on what it answers as it comes."""
-    headers = {"Accept-Encoding": "identity"}
-    if body is not None:
-        headers |= {"Content-Type": "application/json", KEY_NAME: key}
+async def _relay(
+    request: web.BaseRequest, port: int, headers: dict[str, str], body: bytes | None = None
+) -> web.StreamResponse:
+    """Asks tritonserver with headers of our own only, and passes on what it answers as it comes."""
     response = web.StreamResponse()
     response.force_close()
     try:
@@ -106,14 +107,15 @@ async def _relay(request: web.BaseRequest, port: int, body: bytes | None = None,
             request.method,
             URL(f"http://{LOOPBACK}:{port}{request.raw_path}", encoded=True),
             data=body,
-            headers=headers,
+            headers=headers | {"Accept-Encoding": "identity"},
+            allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_S, sock_read=_SILENCE_S),
         ) as told:
             response.set_status(told.status)
             response.headers["Content-Type"] = told.headers.get("Content-Type", "text/plain")
             await response.prepare(request)
             async for part in told.content.iter_any():
-                await asyncio.wait_for(response.write(part), PATIENCE_S)
+                await asyncio.wait_for(response.write(part), _READING_S)
             await response.write_eof()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
         if response.prepared:

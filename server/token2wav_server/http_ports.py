@@ -16,7 +16,7 @@ from aiohttp import web
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _Self = TypeVar("_Self", bound="HttpPorts")
 
-PATIENCE_S = 10.0  # for a client that sends its headers or its body slowly, or does not read
+PATIENCE_S = 10.0  # for a client to send its headers, and again for its body
 _CONNECTIONS = 128  # of one listener; one more is closed at once
 _HEADERS = 64
 _HEADER_BYTES = 4096
