@@ -26,7 +26,14 @@ PROGRAMS = {
     "examples": ("examples",),
 }
 # Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their own.
-FOREIGN = {"--exit-timeout-secs", "--request-count", "--request-rate-range", "--shm-size", "--warmup-request-count"}
+FOREIGN = {
+    "--backend-directory",
+    "--exit-timeout-secs",
+    "--request-count",
+    "--request-rate-range",
+    "--shm-size",
+    "--warmup-request-count",
+}
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
