@@ -77,8 +77,8 @@ def test_settings(page: Path) -> None:
             from_mapping(ServerConfig, yaml.safe_load(block.text), "")
 
 
-def test_the_readme_shows_the_defaults() -> None:
-    block = next(block for block in code_blocks(ROOT / "README.md") if block.language == "yaml")
+def test_the_settings_page_shows_the_defaults() -> None:
+    block = next(block for block in code_blocks(ROOT / "docs/settings.md") if block.language == "yaml")
     assert from_mapping(ServerConfig, yaml.safe_load(block.text), "") == ServerConfig()
     shown = {(part, key) for part, keys in yaml.safe_load(block.text).items() for key in keys or [""]}
     defaults = dataclasses.asdict(ServerConfig())
