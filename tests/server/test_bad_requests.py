@@ -67,6 +67,14 @@ BAD_VOICES: dict[str, tuple[Inputs, str]] = {
     "mel of other bands": ({"prompt_mel": np.zeros((60, 100), np.float32)}, "unexpected shape for input 'prompt_mel'"),
     "mel with NaN": ({"prompt_mel": mel_with(np.nan)}, "prompt_mel: holds NaN or infinite values"),
     "mel with infinity": ({"prompt_mel": mel_with(np.inf)}, "prompt_mel: holds NaN or infinite values"),
+    "mel beyond its bound": (
+        {"prompt_mel": mel_with(1e30)},
+        "prompt_mel: 1e+30 at index 7, 3 is outside -100 to 100",
+    ),
+    "embedding beyond its bound": (
+        {"speaker_embedding": np.full(192, -1e30, np.float32)},
+        "speaker_embedding: -1e+30 at index 0 is outside -1000 to 1000",
+    ),
     "mel of another type": ({"prompt_mel": np.zeros((60, 80))}, "inference input 'prompt_mel' data-type is 'FP64'"),
     "embedding of another size": (
         {"speaker_embedding": np.ones(191, np.float32)},
