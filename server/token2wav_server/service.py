@@ -26,6 +26,7 @@ from token2wav_server.protocol import (
     voice_of,
 )
 from token2wav_server.slow_start import told_if_slow
+from token2wav_server.shared_memory import give_back
 from token2wav_server.triton_log import log_to_triton
 
 
@@ -76,6 +77,7 @@ class Service:
 
     def close(self) -> None:
         """Ends all utterances."""
+            give_back(request)
         self._scheduler.close()
 
     def _handle(self, request: Any) -> None:

@@ -32,6 +32,7 @@ from token2wav_server.protocol import (
     voice_id_of,
     voice_of,
 )
+from token2wav_server.shared_memory import give_back
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class Accumulator:
             self._refused.count(error)
             TritonReply(request).fail(error)
         except Exception as error:
+            give_back(request)
             log.exception("a request failed")
             TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
         self._open_streams.set(len(self._streams))
