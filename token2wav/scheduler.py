@@ -19,7 +19,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    EngineError,
+    ExpiredError,
+    IdleError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
 from token2wav.model import Token2Wav
 from token2wav.policy import Policy, Ready
 from token2wav.streaming.pipeline import Timed
@@ -80,27 +88,29 @@ class Scheduler:
     def open_utterances(self) -> int:
         return len(self._utterances)
 
-    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0) -> Utterance:
+    def open(
+        self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0, client: str = ""
+    ) -> Utterance:
         """Admits an utterance; nothing is computed yet.
 
         Args:
             voice: of the speaker.
             on_close: called once, from any thread, when the utterance is over for any reason.
             steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
+            client: name of whom it belongs to, if that is known.
 
         Raises:
             InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
-            LimitError: there are too many utterances.
+            LimitError: there are too many utterances, at all or of this client.
         """
         voice, pipeline = self.prepared(voice), self._model.pipeline
         pipeline.check_steps(steps)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
-            if len(self._utterances) >= self._limits.streams:
-                raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
-            now = self._clock()
-            utterance = Utterance(next(self._numbers), voice, on_close, steps or pipeline.steps[0], now, now)
+            self._limits.check_room([utterance.client for utterance in self._utterances], client)
+            now, steps = self._clock(), steps or pipeline.steps[0]
+            utterance = Utterance(next(self._numbers), voice, on_close, steps, client, now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
@@ -131,9 +141,11 @@ class Scheduler:
         Raises:
             InputError: a token is not one of the model's, there are too many, or the utterance would end without any.
             LimitError: too many requests wait.
-            StreamClosedError: the utterance is over.
-            After any of them the utterance is closed and `reply` has not been used.
+            StreamClosedError: the utterance is over, or was to end with earlier tokens; those are still computed and
+                sent.
+            After any of the others the utterance is closed. In no case has `reply` been used.
         """
+        self.check_open(utterance)
         try:
             array = token_array("tokens", tokens, self._model.config.flow.token_shape)
             if len(array) > self._limits.request_tokens:
@@ -143,12 +155,21 @@ class Scheduler:
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
                 self._admit(utterance, array, end)
-                utterance.requests.append(Request(array, end, reply, keep_open))
-                utterance.last_request = self._clock()
+                request = Request(array, end, reply, keep_open)
+                utterance.requests.append(request)
+                if request.progress:
+                    utterance.last_progress = self._clock()
                 self._wake.notify()
+        except StreamClosedError:
+            raise
         except Token2WavError as error:
             self.cancel(utterance, error)
             raise
+
+    def check_open(self, utterance: Utterance) -> None:
+        """Raises StreamClosedError if an utterance takes no more requests, saying why."""
+        if utterance.closed or utterance.ended:
+            raise StreamClosedError(utterance.why_closed)
 
     def cancel(self, utterance: Utterance, reason: Token2WavError | None = None) -> None:
         """Ends an utterance; requests that wait are failed with `reason`. Harmless when it is over."""
@@ -156,6 +177,8 @@ class Scheduler:
             if utterance.closed:
                 return
             utterance.closed = True
+            error = reason or StreamClosedError("stream: it was cancelled")
+            utterance.why_closed = str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
             self._utterances.remove(utterance)
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
@@ -163,7 +186,6 @@ class Scheduler:
             if utterance.holder in (None, threading.get_ident()):
                 self._close_session(utterance)
         self._over(utterance, type(reason).__name__ if reason else "cancelled")
-        error = reason or StreamClosedError("stream: it was cancelled")
         for reply in replies:
             _answer(reply, lambda reply: reply.fail(error))
 
@@ -182,8 +204,7 @@ class Scheduler:
             lane.join()
 
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
-        if utterance.closed or utterance.ended:
-            raise StreamClosedError("stream: it has ended; tokens after the end are not taken")
+        self.check_open(utterance)
         if utterance.tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
@@ -222,11 +243,17 @@ class Scheduler:
                 waiting = [request.reply for request in itertools.islice(utterance.requests, 1)]
             if any(_is_cancelled(reply) for reply in waiting + utterance.kept_open):
                 self.cancel(utterance)
-            elif not utterance.requests and now - utterance.last_request > self._limits.idle_seconds:
-                self.cancel(
-                    utterance,
-                    StreamClosedError(f"stream: no request for {self._limits.idle_seconds:g} s; it was dropped"),
-                )
+            elif now - utterance.admitted > (seconds := self._limits.stream_seconds):
+                error = f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped"
+                self.cancel(utterance, ExpiredError(error))
+            elif now - utterance.last_progress > (seconds := self._limits.idle_seconds) and not self._has_work(
+                utterance
+            ):
+                self.cancel(utterance, IdleError(f"stream: no tokens for {seconds:g} s; it was dropped"))
+
+    def _has_work(self, utterance: Utterance) -> bool:
+        with self._wake:
+            return any(request.progress for request in utterance.requests)
 
     def _take_requests(self) -> None:
         """Hands tokens to sessions until each has a chunk to run or no more tokens.
@@ -361,7 +388,8 @@ class Scheduler:
             if utterance.closed:
                 return
             utterance.requests.popleft()
-            utterance.last_request = self._clock()
+            if request.progress:
+                utterance.last_progress = self._clock()
             finished = [] if request.keep_open else [request.reply]
             if last:
                 finished += utterance.kept_open

@@ -20,6 +20,8 @@ from torch.utils.dlpack import from_dlpack
 
 from token2wav.errors import (
     EngineError,
+    ExpiredError,
+    IdleError,
     InputError,
     LimitError,
     StreamClosedError,
@@ -27,16 +29,20 @@ from token2wav.errors import (
 )
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
+from token2wav_server.access import CLIENT_HEADER
 
 VOICE_INPUTS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 VOICE_ID = "voice_id"
 AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
 PARAMETERS = ("audio_format", "keep_open", "steps")
+_NAME_CHARS = 128
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
+    IdleError: "NOT_FOUND",
+    ExpiredError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
     EngineError: "INTERNAL",
 }
@@ -46,11 +52,12 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters of the first request of an utterance; 0 steps are the usual number."""
+    """Parameters of the first request of an utterance; 0 steps are the usual number, and a client may have no name."""
 
     audio_format: str = "float32"
     keep_open: bool = False
     steps: int = 0
+    client: str = ""
 
     @classmethod
     def of(cls, request: Any) -> Options:
@@ -69,7 +76,10 @@ class Options:
         steps = given.get("steps")
         if steps is not None and (type(steps) is not int or steps < 1):
             raise InputError("steps", f"'{steps}' is not an integer of at least 1")
-        return cls(audio_format, keep_open, steps or 0)
+        client = given.get(CLIENT_HEADER, "")  # the header's, after what the request itself may say under this name
+        if not isinstance(client, str) or len(client) > _NAME_CHARS:
+            raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+        return cls(audio_format, keep_open, steps or 0, client)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from token2wav_server.protocol import (
     voice_id_of,
     voice_of,
 )
-from token2wav_server.slow_start import told_if_slow
 from token2wav_server.shared_memory import give_back
+from token2wav_server.slow_start import told_if_slow
 from token2wav_server.triton_log import log_to_triton
+
+_REMEMBERED = 1024  # ids of streams that are over
 
 
 class Service:
@@ -45,6 +48,7 @@ class Service:
         self._model = model
         self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
+        self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
         lanes = config.runtime.lanes or default_lanes(model.engine.device)
         self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes)
@@ -73,11 +77,11 @@ class Service:
             self._handle(request)
         except Token2WavError as error:
             self._metrics.refused(error)
+            give_back(request)
             TritonReply(request).fail(error)
 
     def close(self) -> None:
         """Ends all utterances."""
-            give_back(request)
         self._scheduler.close()
 
     def _handle(self, request: Any) -> None:
@@ -92,6 +96,7 @@ class Service:
             self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
         utterance, audio_format = self._find(position)
+        self._scheduler.check_open(utterance)
         try:
             refuse_voice(request)
         except InputError as error:
@@ -102,10 +107,16 @@ class Service:
     def _open(self, request: Any, position: Position, options: Options) -> Utterance:
         sequence_id = position.sequence_id
         if not sequence_id:
-            return self._scheduler.open(self._voice(request), steps=options.steps)
+            return self._scheduler.open(self._voice(request), steps=options.steps, client=options.client)
         if sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
-        utterance = self._scheduler.open(self._voice(request), lambda: self._forget(sequence_id), steps=options.steps)
+        utterance = self._scheduler.open(
+            self._voice(request),
+            lambda: self._forget(sequence_id),
+            steps=options.steps,
+            client=options.client,
+        )
+        self._ended.pop(sequence_id, None)
         self._sequences[sequence_id] = utterance, options.audio_format
         return utterance
 
@@ -119,13 +130,19 @@ class Service:
         return voice
 
     def _find(self, position: Position) -> tuple[Utterance, str]:
-        try:
-            return self._sequences[position.sequence_id]
-        except KeyError:
-            raise StreamClosedError(
-                f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
-                "its first request had no sequence_start"
-            ) from None
+        sequence_id = position.sequence_id
+        if (found := self._sequences.get(sequence_id)) is not None:
+            return found
+        raise StreamClosedError(
+            self._ended.get(
+                sequence_id,
+                f"sequence_id: '{sequence_id}' is no open stream; it ended long ago, or its first request had no "
+                "sequence_start",
+            )
+        )
 
     def _forget(self, sequence_id: int | str) -> None:
-        self._sequences.pop(sequence_id, None)
+        utterance, _ = self._sequences.pop(sequence_id)
+        self._ended[sequence_id] = utterance.why_closed
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
