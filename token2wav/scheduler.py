@@ -29,7 +29,7 @@ from token2wav.errors import (
     Token2WavError,
 )
 from token2wav.model import Token2Wav
-from token2wav.policy import Policy, Ready
+from token2wav.policy import Policy, Ready, has_time
 from token2wav.streaming.pipeline import Timed
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.utterance import Observer, Reply, Request, Utterance
@@ -243,33 +243,38 @@ class Scheduler:
                 waiting = [request.reply for request in itertools.islice(utterance.requests, 1)]
             if any(_is_cancelled(reply) for reply in waiting + utterance.kept_open):
                 self.cancel(utterance)
-            elif now - utterance.admitted > (seconds := self._limits.stream_seconds):
-                error = f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped"
-                self.cancel(utterance, ExpiredError(error))
-            elif now - utterance.last_progress > (seconds := self._limits.idle_seconds) and not self._has_work(
-                utterance
-            ):
-                self.cancel(utterance, IdleError(f"stream: no tokens for {seconds:g} s; it was dropped"))
+            elif (error := self._overdue(utterance, now)) is not None:
+                self.cancel(utterance, error)
 
-    def _has_work(self, utterance: Utterance) -> bool:
+    def _overdue(self, utterance: Utterance, now: float) -> StreamClosedError | None:
+        """Why an utterance has to go, if it was open or idle for too long."""
+        if now - utterance.admitted > (seconds := self._limits.stream_seconds):
+            return ExpiredError(f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped")
         with self._wake:
-            return any(request.progress for request in utterance.requests)
+            waiting = any(request.progress for request in utterance.requests)
+        if not waiting and now - utterance.last_progress > (seconds := self._limits.idle_seconds):
+            return IdleError(f"stream: no tokens for {seconds:g} s; it was dropped")
+        return None
 
     def _take_requests(self) -> None:
         """Hands tokens to sessions until each has a chunk to run or no more tokens.
 
         To open a session may cost as much as a chunk, for a voice that was not heard before. So utterances are opened
-        in the order of their admission, and not before a chunk that has waited longer.
+        in the order of their admission, and not before a chunk that has waited longer and has no time.
         """
         for utterance in list(self._utterances):
             with self._wake:
                 if not self._can_take(utterance):
                     continue
-                if utterance.session is None and any(chunk.since < utterance.admitted for chunk in self._ready()):
+                if utterance.session is None and self._must_wait(utterance):
                     continue
                 utterance.holder = threading.get_ident()
             self._guarded(utterance, self._take)
             self._let_go([utterance])
+
+    def _must_wait(self, newcomer: Utterance) -> bool:
+        now = self._clock()
+        return any(chunk.since < newcomer.admitted and not has_time(chunk, now) for chunk in self._ready())
 
     def _can_take(self, utterance: Utterance) -> bool:
         return bool(utterance.requests) and utterance.ready_since is None and utterance.holder is None
@@ -309,20 +314,29 @@ class Scheduler:
                 ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start, utterance.steps))
         return ready
 
-    def _next_batch(self) -> list[Utterance]:
+    def _awaited(self) -> list[float]:
+        """For each utterance that waits for tokens, when its listener runs out of audio, or when it was admitted."""
+        return [
+            utterance.admitted if utterance.plays_until is None else utterance.plays_until
+            for utterance in self._utterances
+            if utterance.ready_since is None and utterance.holder is None
+        ]
+
+    def _next_batch(self) -> list[Ready[Utterance]]:
         """What this lane is to compute; from now on it holds those utterances."""
         ready = self._ready()
-        batch = [chunk.owner for chunk in self._policy.next_batch(ready, self._clock(), self._idle_lanes)]
-        for utterance in batch:
-            utterance.holder = threading.get_ident()
+        batch = self._policy.next_batch(ready, self._clock(), self._idle_lanes, self._awaited())
+        for chunk in batch:
+            chunk.owner.holder = threading.get_ident()
         if batch:
             self._idle_lanes -= 1
-        if len(batch) < len(ready):
-            self._wake.notify()
+            if len(batch) < len(ready):
+                self._wake.notify()
         return batch
 
-    def _compute(self, utterances: list[Utterance]) -> None:
+    def _compute(self, batch: list[Ready[Utterance]]) -> None:
         """Runs one chunk of every utterance and sends what comes out."""
+        utterances = [chunk.owner for chunk in batch]
         start = self._clock()
         waited = [start - utterance.ready_since for utterance in utterances if utterance.ready_since is not None]
         results = self._advance(
@@ -340,6 +354,7 @@ class Scheduler:
         self._let_go(utterances)
         with self._wake:
             self._idle_lanes += 1
+            self._policy.computed(sum(chunk.tokens for chunk in batch), took)
 
     def _advance(self, sessions: list[Session], timed: Timed) -> list[AudioChunk | EngineError]:
         """What the pipeline says; where it fails as a whole, that for everyone."""
