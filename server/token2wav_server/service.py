@@ -142,7 +142,8 @@ class Service:
         )
 
     def _forget(self, sequence_id: int | str) -> None:
-        utterance, _ = self._sequences.pop(sequence_id)
-        self._ended[sequence_id] = utterance.why_closed
+        if (found := self._sequences.pop(sequence_id, None)) is None:
+            return
+        self._ended[sequence_id] = found[0].why_closed
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
