@@ -208,11 +208,17 @@ class LimitConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration file of a server; every key is optional."""
+    """The configuration file of a server; every key is optional.
+
+    Attributes:
+        voices: files of voices that the server knows from the start, by the names of these files without their ending;
+            `.safetensors`, in the file relative to its folder.
+    """
 
     stream: StreamConfig = field(default_factory=StreamConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
+    voices: tuple[str, ...] = ()
 
 
 def load_server_config(path: Path | None) -> ServerConfig:
@@ -228,9 +234,10 @@ def load_server_config(path: Path | None) -> ServerConfig:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
     try:
-        return from_mapping(ServerConfig, {} if data is None else data, "")
+        config = from_mapping(ServerConfig, {} if data is None else data, "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    return dataclasses.replace(config, voices=tuple(str(path.parent / file) for file in config.voices))
 
 
 def config_hash(*configs: Any) -> str:

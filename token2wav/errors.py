@@ -62,3 +62,7 @@ class LimitError(Token2WavError):
 
 class EngineError(Token2WavError):
     """The engine failed on valid input; the stream it happened on is lost, others are not."""
+
+
+class DeviceLostError(EngineError):
+    """The GPU refuses all further work of this process; every stream is lost, and only a new process can go on."""

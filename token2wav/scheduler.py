@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
 from token2wav.errors import (
+    DeviceLostError,
     EngineError,
     ExpiredError,
     IdleError,
@@ -55,6 +56,7 @@ class Scheduler:
         observer: told what happens.
         clock: seconds, monotonic.
         lanes: batches that are computed at the same time; they share the threads of torch.
+        on_device_lost: called, from any thread, after an utterance failed because the process has lost its GPU.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class Scheduler:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: int = 1,
+        on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._limits = limits
         self._observer = observer or Observer()
         self._clock = clock
+        self._on_device_lost = on_device_lost
         self._utterances: list[Utterance] = []
         self._numbers = itertools.count(1)
         self._policy: Policy[Utterance] = Policy(limits.batch_streams)
@@ -188,6 +192,8 @@ class Scheduler:
         self._over(utterance, type(reason).__name__ if reason else "cancelled")
         for reply in replies:
             _answer(reply, lambda reply: reply.fail(error))
+        if isinstance(reason, DeviceLostError):
+            self._on_device_lost()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more utterances, waits for the open ones as long as asked, then ends them and the thread."""

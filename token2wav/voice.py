@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.errors import InputError
 from token2wav.flow_config import FlowConfig
 from token2wav.model_config import ModelConfig
+
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 # Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
 # logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
@@ -45,6 +48,26 @@ class Voice:
         embedding = float_array("speaker_embedding", speaker_embedding, 1, EMBEDDING_BOUND)
         object.__setattr__(self, "prompt_mel", _frozen(mel))
         object.__setattr__(self, "speaker_embedding", _frozen(embedding))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Voice:
+        """Reads a voice from a `.safetensors` file, as `token2wav-voice create` writes it.
+
+        Raises:
+            InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
+        """
+        from safetensors import SafetensorError  # only files need it
+        from safetensors.numpy import load_file
+
+        try:
+            arrays = load_file(path)
+            if missing := [name for name in FIELDS if name not in arrays]:
+                raise InputError(missing[0], f"missing; a voice has {', '.join(FIELDS)}")
+            return cls(*(arrays[name] for name in FIELDS))
+        except InputError as error:
+            raise InputError(str(path), str(error)) from error
+        except (OSError, KeyError, SafetensorError) as error:
+            raise InputError(str(path), f"cannot be read as a voice ({_one_line(error)})") from error
 
     @cached_property
     def content_hash(self) -> str:

@@ -21,7 +21,7 @@ from token2wav.artifacts import Precision
 from token2wav.checkpoint import load_flow
 from token2wav.engines.choice import Graphs, chunk_solver
 from token2wav.engines.cuda_graphs import graphs_enabled
-from token2wav.engines.exact_convolutions import keep_convolutions_exact
+from token2wav.engines.device import keep_arithmetic_exact
 from token2wav.engines.packed import Batch, BatchShape, PackedBatch, likely_shapes
 from token2wav.engines.packed_solver import PackedChunkSolver, Steps
 from token2wav.engines.torch_engine import TorchChunkSolver
@@ -68,7 +68,7 @@ def check_buckets(
     shapes = likely_shapes(HOP_BLOCKS, settings.bucket_past, settings.bucket_streams)
     past = past_pages(shapes)
     pages = past + max(shape.streams * shape.new_blocks for shape in shapes)
-    keep_convolutions_exact(device)  # as engines do
+    keep_arithmetic_exact(device)  # as engines do
     exact, padded = (side(folder, config, kind, pages, device) for kind in ("float32", precision))
     fill_alike(exact.store, padded.store, device)
     reference = TorchChunkSolver(exact.flow.estimator, exact.tables, exact.store, -1)

@@ -170,8 +170,11 @@ CLOSED: dict[str, tuple[str, Any]] = {
     "trace": ("TraceSetting", service_pb2.TraceSettingRequest()),
     "logging": ("LogSettings", service_pb2.LogSettingsRequest()),
     "repository": ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
-    "shared memory": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
-    "CUDA memory": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+}
+SHARED_MEMORY: dict[str, tuple[str, Any]] = {
+    "system": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+    "CUDA": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+    "register": ("SystemSharedMemoryRegister", service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/b")),
 }
 
 
@@ -192,6 +195,14 @@ def test_protocols_that_clients_dont_need_are_closed(what: str, direct: Any, adm
     getattr(direct, name)(request, metadata=_admin(admin_key))
 
 
+@pytest.mark.parametrize("what", SHARED_MEMORY)
+def test_nobody_shares_memory(what: str, direct: Any, admin_key: Path) -> None:
+    name, request = SHARED_MEMORY[what]
+    for metadata in ((), _admin(admin_key)):
+        with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
+            getattr(direct, name)(request, metadata=metadata)
+
+
 def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
     unload = service_pb2.RepositoryModelUnloadRequest(model_name="token2wav")
     with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
@@ -201,21 +212,23 @@ def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
     assert direct.ModelReady(service_pb2.ModelReadyRequest(name="token2wav")).ready
 
 
-def test_http_tells_its_health_and_nothing_that_matters(server: Replica) -> None:
-    def status(path: str, body: bytes | None = None) -> int:
+def test_http_tells_its_health_and_nothing_that_matters(server: Replica, admin_key: Path) -> None:
+    def status(path: str, body: bytes | None = None, key: str = "") -> int:
+        request = urllib.request.Request(
+            f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, headers={"admin-key": key}
+        )
         try:
-            with urllib.request.urlopen(
-                f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, timeout=PATIENCE_SECONDS
-            ) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
 
     assert status("health/ready") == status("models/token2wav") == 200
+    key = admin_key.read_text().strip()
     for path in ("logging", "trace/setting", "systemsharedmemory/status", "cudasharedmemory/status"):
-        assert status(path) == 403, path
+        assert status(path) == status(path, key=key) == 403, path
     for path in ("repository/index", "repository/models/token2wav/unload", "systemsharedmemory/region/a/register"):
-        assert status(path, b"{}") == 403, path
+        assert status(path, b"{}") == status(path, b"{}", key) == 403, path
     for path in ("models/token2wav/infer", "models/token2wav/generate_stream"):
         assert status(path, json.dumps({}).encode()) == 403, path
 
@@ -267,6 +280,7 @@ def test_the_balancer_passes_on_what_speaking_takes(balancer: Balancer, authorit
         assert stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata).inputs
         others = {
             **CLOSED,
+            **SHARED_MEMORY,
             "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
             "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
         }

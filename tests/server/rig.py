@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_server import ServerStartError
+from token2wav_server.access import Access
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 
@@ -40,7 +41,12 @@ class Rig:
     @classmethod
     @contextmanager
     def start(
-        cls, model: Path, folder: Path, settings: str | None = None, repository: Path | None = None
+        cls,
+        model: Path,
+        folder: Path,
+        settings: str | None = None,
+        repository: Path | None = None,
+        access: Access | None = None,
     ) -> Iterator[Rig]:
         config = None
         if settings is not None:
@@ -51,6 +57,7 @@ class Rig:
             config=config,
             model_repository=repository,
             ports=Ports.free(),
+            access=access,
             log_file=folder / "triton.log",
             ready_timeout_s=_START_SECONDS,
         )

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from tests.parity.tolerances import SNR_DB
-from tests.server.rig import Connection, Rig
+from tests.server.rig import Connection, Rig, voice_inputs
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
@@ -26,12 +27,15 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
         "limits: {streams: 10, prompt_tokens: 40, stream_tokens: 200, streams_per_client: 1, "
-        f"idle_seconds: {IDLE_SECONDS}}}"
+        f"idle_seconds: {IDLE_SECONDS}}}\n"
+        "voices: [anna.safetensors]"
     )
-    with Rig.start(TINY, tmp_path_factory.mktemp("ensemble"), settings, ROOT / "model_repository_ensemble") as rig:
+    folder = tmp_path_factory.mktemp("ensemble")
+    save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
+    with Rig.start(TINY, folder, settings, ROOT / "model_repository_ensemble") as rig:
         yield rig
 
 
@@ -117,6 +121,16 @@ def test_named_voice(connection: Connection, golden: GoldenSet, whole: NDArray[n
     name = np.frombuffer(bytes.fromhex(golden.voice.content_hash), np.uint8)
     connection.send(golden.tokens, {"voice_id": name})
     assert np.abs(connection.answers().audio - whole).max() <= SERVER_EQUALS_LIBRARY
+
+
+def test_a_voice_of_the_settings(
+    ensemble: Rig, connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    with Client(ensemble.server.grpc_url, model=MODEL) as client:
+        audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], "anna")])
+    assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    connection.send([1], parameters={"voice": "eve"})
+    assert connection.answers().errors == [f"{IN}voice: 'eve' is not known here; voices of this server are anna"]
 
 
 def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: GoldenSet) -> None:

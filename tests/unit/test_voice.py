@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from tests.unit.material import demo_voice
 from token2wav import InputError, Voice
@@ -129,3 +131,30 @@ def test_voices_can_be_keys_because_they_compare_by_identity() -> None:
     first, second = demo_voice(4), demo_voice(4)
     assert len({first: 1, second: 2}) == 2
     assert first != second
+
+
+def test_a_voice_is_loaded_from_its_file(tmp_path: Path) -> None:
+    save_file(arguments(), tmp_path / "v.safetensors")
+    assert Voice.load(tmp_path / "v.safetensors").content_hash == demo_voice(4).content_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot be read as a voice \(No such file"),
+        (b"", r"cannot be read as a voice \("),
+        (b"garbage" * 100, r"cannot be read as a voice \("),
+        ({"prompt_mel": None}, "prompt_mel: missing; a voice has prompt_tokens, prompt_mel, speaker_embedding"),
+        ({"prompt_tokens": np.ones(4, np.float32)}, "prompt_tokens: type float32, expected integers"),
+        ({"speaker_embedding": np.full(192, np.nan)}, "speaker_embedding: holds NaN or infinite values"),
+    ],
+)
+def test_a_file_that_is_no_voice_is_named(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "v.safetensors"
+    if isinstance(content, dict):
+        arrays = arguments() | content
+        save_file({name: array for name, array in arrays.items() if array is not None}, path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        Voice.load(path)

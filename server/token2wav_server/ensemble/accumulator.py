@@ -27,12 +27,13 @@ from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    known_voice,
     refuse_voice,
     tensor,
-    voice_id_of,
     voice_of,
 )
 from token2wav_server.shared_memory import give_back
+from token2wav_server.voices import voices_in
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Accumulator:
         self._schedule = HopSchedule.of(stream, flow)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
+        for name, voice in voices_in(settings.server, self._config).items():
+            self._voices.keep(name, voice, self._aligned(voice))
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
         self._open_streams = OpenStreams("scheduler")
@@ -123,7 +126,8 @@ class Accumulator:
         sender.finish()
 
     def _open(self, request: Any, position: Position) -> _Stream:
-        options, voice = Options.of(request), self._voice(request)
+        options = Options.of(request)
+        voice = self._voice(request, options.voice)
         check_steps(options.steps, self._steps)
         if position.sequence_id in self._streams:
             raise InputError(
@@ -145,17 +149,20 @@ class Accumulator:
                 "its first request had no sequence_start"
             ) from None
 
-    def _voice(self, request: Any) -> Voice:
+    def _voice(self, request: Any, name: str) -> Voice:
         """The voice of an utterance: named, or sent along and from then on registered."""
-        if (voice_id := voice_id_of(request)) is not None:
-            return self._voices.get(voice_id)
+        if (known := known_voice(request, name, self._voices)) is not None:
+            return known
         sent = voice_of(request)
         if (count := len(sent.prompt_tokens)) > self._limits.prompt_tokens:
             raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
         sent.check(self._config)
-        voice = sent.aligned(self._config.flow) if self._align_prompt else sent
+        voice = self._aligned(sent)
         self._voices.register(sent, voice)
         return voice
+
+    def _aligned(self, voice: Voice) -> Voice:
+        return voice.aligned(self._config.flow) if self._align_prompt else voice
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)

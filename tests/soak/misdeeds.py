@@ -1,4 +1,4 @@
-"""All that the misbehaving clients of a soak do, and what each may be answered."""
+"""Misdeeds of a soak's clients, each with the answers that a server may give."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from benchmarks.soak_lines import Line
-from benchmarks.soak_wire import SMALL_WINDOW, Answers, RawStream, Spoil
+from tests.soak.lines import Line
+from tests.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
 from token2wav_client import Client, ServerError
 from token2wav_client.wire import Opening
 
