@@ -48,6 +48,14 @@ class StreamClosedError(Token2WavError):
     """The stream has ended, was cancelled, or is not known."""
 
 
+class IdleError(StreamClosedError):
+    """The stream was dropped because no tokens came for too long."""
+
+
+class ExpiredError(StreamClosedError):
+    """The stream was dropped because it was open for too long."""
+
+
 class LimitError(Token2WavError):
     """The request is fine, but there is no room for it now; trying again later may succeed."""
 

@@ -16,6 +16,12 @@ from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
+# Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
+# logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
+# Speaker embeddings are normalised before use; those of the public encoder reach to about 10.
+MEL_BOUND = 100.0
+EMBEDDING_BOUND = 1000.0
+
 
 @dataclass(frozen=True, eq=False)
 class Voice:
@@ -28,7 +34,7 @@ class Voice:
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
-        InputError: a wrong number of dimensions, a non-integer token or a non-finite number.
+        InputError: a wrong number of dimensions, a non-integer token, or a number beyond its bound or not finite.
     """
 
     prompt_tokens: NDArray[np.int32]
@@ -38,8 +44,10 @@ class Voice:
     def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
         tokens = token_array("prompt_tokens", prompt_tokens, None)
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
-        object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
-        object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
+        mel = float_array("prompt_mel", prompt_mel, 2, MEL_BOUND)
+        embedding = float_array("speaker_embedding", speaker_embedding, 1, EMBEDDING_BOUND)
+        object.__setattr__(self, "prompt_mel", _frozen(mel))
+        object.__setattr__(self, "speaker_embedding", _frozen(embedding))
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
@@ -165,11 +173,17 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
         raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
 
 
-def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
+def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = np.inf) -> NDArray[np.float32]:
     """A float32 copy of an argument.
 
+    Args:
+        field: for messages.
+        values: to convert.
+        dimensions: that it has.
+        bound: of the magnitude of a value.
+
     Raises:
-        InputError: not numbers, another number of dimensions, or a value that is not finite.
+        InputError: not numbers, another number of dimensions, or a value that is not finite or beyond the bound.
     """
     try:
         with np.errstate(over="ignore"):
@@ -180,6 +194,10 @@ def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.fl
         raise InputError(field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
     if not np.isfinite(array).all():
         raise InputError(field, "holds NaN or infinite values")
+    if array.size and max(-array.min(), array.max()) > bound:
+        at = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
+        where = ", ".join(map(str, at))
+        raise InputError(field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}")
     return array
 
 

@@ -21,6 +21,7 @@ from token2wav_server.errors import AccessError
 if TYPE_CHECKING:
     from token2wav_client import Tls
 
+CLIENT_HEADER = "x-token2wav-client"  # of gRPC, with the client's name; the balancer sets it
 KEY_NAME = "admin-key"  # header admin-key of HTTP, triton-grpc-protocol-admin-key of gRPC
 _CLOSED = "model-repository,trace,logging"
 _KEY_BYTES = 32
@@ -123,6 +124,7 @@ class Access:
             f"--grpc-restricted-protocol=shared-memory:{KEY_NAME}={nobodys_key}",
             f"--http-restricted-api={_CLOSED}{inference}:{KEY_NAME}={self.admin_key}",
             f"--http-restricted-api=shared-memory:{KEY_NAME}={nobodys_key}",
+            f"--grpc-header-forward-pattern=^{CLIENT_HEADER}$",  # Triton makes it a parameter of each request
             *(self.certificates.arguments() if self.certificates else []),
         ]
 

@@ -21,6 +21,8 @@ from torch.utils.dlpack import from_dlpack
 from token2wav.config_values import shown
 from token2wav.errors import (
     EngineError,
+    ExpiredError,
+    IdleError,
     InputError,
     LimitError,
     StreamClosedError,
@@ -29,16 +31,19 @@ from token2wav.errors import (
 from token2wav.streaming.session import AudioChunk
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
+from token2wav_server.access import CLIENT_HEADER
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
-PARAMETERS = ("audio_format", "keep_open", "steps", "voice")
+_NAME_CHARS = 128
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
+    IdleError: "NOT_FOUND",
+    ExpiredError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
     EngineError: "INTERNAL",
 }
@@ -48,11 +53,12 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters of the first request of an utterance; 0 steps are the usual number, and an empty voice is none."""
+    """Parameters of the first request of an utterance; 0 steps are the usual number, and empty names are none."""
 
     audio_format: str = "float32"
     keep_open: bool = False
     steps: int = 0
+    client: str = ""
     voice: str = ""
 
     @classmethod
@@ -75,7 +81,10 @@ class Options:
         voice = given.get("voice")
         if voice is not None and (not isinstance(voice, str) or not voice):
             raise InputError("voice", f"{shown(voice)} is not the name of a voice")
-        return cls(audio_format, keep_open, steps or 0, voice or "")
+        client = given.get(CLIENT_HEADER, "")  # the header's, after what the request itself may say under this name
+        if not isinstance(client, str) or len(client) > _NAME_CHARS:
+            raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+        return cls(audio_format, keep_open, steps or 0, client, voice or "")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import re
 import time
 import urllib.request
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,11 +92,16 @@ class Rig:
             assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
             time.sleep(0.05)
 
+    def ended(self) -> Counter[str]:
+        """Streams that are over, by reason."""
+        found = re.findall(r'token2wav_streams_ended\{reason="(\w+)"\} (\S+)', self.metrics())
+        return Counter({reason: int(float(count)) for reason, count in found})
+
     @contextmanager
-    def connect(self, model: str = "token2wav") -> Iterator[Connection]:
+    def connect(self, model: str = "token2wav", headers: dict[str, str] | None = None) -> Iterator[Connection]:
         client = triton.InferenceServerClient(self.server.grpc_url)
         connection = Connection(client, model)
-        client.start_stream(lambda result, error: connection.inbox.put((result, error)))
+        client.start_stream(lambda result, error: connection.inbox.put((result, error)), headers=headers)
         try:
             yield connection
         finally:

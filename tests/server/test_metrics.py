@@ -34,8 +34,8 @@ STREAMS = {
     4: ("finished", 60),
     5: ("finished", 28),
     6: ("InputError", 1),
-    7: ("StreamClosedError", 1),
-    8: ("StreamClosedError", 1),
+    7: ("IdleError", 1),
+    8: ("IdleError", 1),
     9: ("cancelled", 1),
 }
 LATE = 5

@@ -41,6 +41,17 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "mel with a batch": ("prompt_mel", np.zeros((1, 8, 80)), r"shape \(1, 8, 80\), expected 2 dimensions"),
     "mel with a NaN": ("prompt_mel", with_one_value(np.zeros((8, 80)), np.nan), "NaN or infinite"),
     "mel beyond float32": ("prompt_mel", with_one_value(np.zeros((8, 80)), 1e300), "NaN or infinite"),
+    "mel beyond what a logarithm can be": (
+        "prompt_mel",
+        with_one_value(np.zeros((8, 80)), 1e30),
+        r"1e\+30 at index 0, 5 is outside -100 to 100$",
+    ),
+    "mel far below silence": ("prompt_mel", with_one_value(np.zeros((8, 80)), -101), "-101 at index 0, 5 is outside"),
+    "huge embedding": (
+        "speaker_embedding",
+        with_one_value(np.ones(192), -2000),
+        "-2000 at index 5 is outside -1000 to 1000$",
+    ),
     "mel of text": ("prompt_mel", [["a"]], "not an array of numbers"),
     "ragged mel": ("prompt_mel", [[1.0], [1.0, 2.0]], "not an array of numbers"),
     "no mel": ("prompt_mel", None, "expected 2 dimensions"),
