@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tenacity import AsyncRetrying
 
 from token2wav_client.audio import AudioChunk
+from token2wav_client.call import Call
 from token2wav_client.errors import (
     ClientError,
     ProtocolError,
@@ -20,8 +21,7 @@ from token2wav_client.errors import (
     ServerUnavailable,
     UtteranceClosedError,
 )
-from token2wav_client.exchange import Exchange
-from token2wav_client.faults import explain
+from token2wav_client.grpc_errors import error_of_rpc
 from token2wav_client.retry import policy
 
 _GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
@@ -37,16 +37,16 @@ class AsyncUtterance:
 
     def __init__(
         self,
-        start_call: Callable[[AsyncIterator[Any]], Any],
-        exchange: Exchange,
+        start_rpc: Callable[[AsyncIterator[Any]], Any],
+        call: Call,
         *,
         url: str,
         response_timeout_s: float,
         retries: int,
         on_close: Callable[[AsyncUtterance], None],
     ) -> None:
-        self._start_call = start_call
-        self._exchange = exchange
+        self._start_rpc = start_rpc
+        self._call = call
         self._url = url
         self._response_timeout_s = response_timeout_s
         self._on_close = on_close
@@ -56,7 +56,7 @@ class AsyncUtterance:
         self._changed = asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
-        self._call: Any = None
+        self._rpc: Any = None
         self._broken: ClientError | None = None  # why this side broke off the attempt that runs
         self._attempts = 0
         self._retrying = AsyncRetrying(**policy(retries))
@@ -65,17 +65,17 @@ class AsyncUtterance:
     @property
     def id(self) -> str:
         """Of the utterance on the server; another one for every attempt."""
-        return self._exchange.id
+        return self._call.id
 
     @property
     def complete(self) -> bool:
         """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
-        return self._exchange.complete
+        return self._call.complete
 
     @property
     def tokens(self) -> int:
         """Tokens sent so far."""
-        return self._exchange.tokens
+        return self._call.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens, integers of shape (tokens,); never waits for the server. Raises as `Utterance.push` does."""
@@ -122,19 +122,19 @@ class AsyncUtterance:
         while not self._chunks:
             if self._failure:
                 raise self._failure
-            if self._cancelled or self._exchange.complete:
+            if self._cancelled or self._call.complete:
                 raise StopAsyncIteration
             await self._wait()
         return self._chunks.popleft()
 
     @property
     def _over(self) -> bool:
-        return bool(self._failure or self._cancelled or self._exchange.complete)
+        return bool(self._failure or self._cancelled or self._call.complete)
 
     async def _wait(self) -> None:
         """Wait for a change, or break off the attempt if the server is silent for too long."""
         self._changed.clear()
-        owed_since = self._exchange.owed_since
+        owed_since = self._call.owed_since
         patience_s = None if owed_since is None else owed_since + self._response_timeout_s - self._clock()
         try:
             await asyncio.wait_for(self._changed.wait(), patience_s)
@@ -142,15 +142,15 @@ class AsyncUtterance:
             self._broken = ResponseTimeoutError(
                 f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
             )
-            self._exchange.interrupt()
-            self._call.cancel()
+            self._call.interrupt()
+            self._rpc.cancel()
 
     def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
         if self._failure:
             raise self._failure
         if self._cancelled:
             raise UtteranceClosedError("the utterance is cancelled and takes no more tokens")
-        self._outbox.put_nowait(self._exchange.request(values, self._clock(), end=end))
+        self._outbox.put_nowait(self._call.request(values, self._clock(), end=end))
         if end:
             self._outbox.put_nowait(None)
         self._changed.set()
@@ -171,15 +171,15 @@ class AsyncUtterance:
         """Speak the utterance once; returns when it is over in any way but by an error of the server's."""
         if self._attempts:
             self._outbox = asyncio.Queue()
-            for request in self._exchange.again(self._clock()):
+            for request in self._call.again(self._clock()):
                 self._outbox.put_nowait(request)
-            if self._exchange.ended:
+            if self._call.ended:
                 self._outbox.put_nowait(None)
         self._attempts += 1
-        self._call = call = self._start_call(_until_none(self._outbox))
+        self._rpc = rpc = self._start_rpc(_until_none(self._outbox))
         self._changed.set()
         try:
-            async for message in call:
+            async for message in rpc:
                 self._accept(message)
             error: ClientError = ServerUnavailable(
                 f"the server at {self._url} closed the stream before the final chunk"
@@ -187,21 +187,21 @@ class AsyncUtterance:
         except ClientError as refused:
             error = refused
         except grpc.RpcError as failed:
-            error = explain(failed, self._url)
+            error = error_of_rpc(failed, self._url)
         except asyncio.CancelledError:
             if self._broken is None:
                 raise
             error = self._broken
         finally:
-            call.cancel()
+            rpc.cancel()
         if self._over:
             return
-        self._exchange.interrupt()
+        self._call.interrupt()
         error, self._broken = self._broken or error, None
         raise error
 
     def _accept(self, message: Any) -> None:
-        chunk = self._exchange.accept(message, self._clock())
+        chunk = self._call.accept(message, self._clock())
         if chunk and not self._cancelled:
             self._chunks.append(chunk)
         self._changed.set()

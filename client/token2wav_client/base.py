@@ -9,9 +9,9 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from token2wav_client.audio import AudioFormat
+from token2wav_client.call import Call
 from token2wav_client.connection import Endpoint, Tls
 from token2wav_client.errors import InputError, ModelNotReadyError, UtteranceClosedError
-from token2wav_client.exchange import Exchange
 from token2wav_client.voice import ClientVoice, check_known_voice
 from token2wav_client.wire import Opening
 
@@ -75,14 +75,14 @@ class BaseClient(ABC):
         if self._is_closed:
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _exchange(
+    def _new_call(
         self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
-    ) -> Exchange:
+    ) -> Call:
         if steps is not None and not 1 <= steps <= _MOST_STEPS:
             raise InputError(f"steps: {steps} is outside 1 to {_MOST_STEPS}")
         if isinstance(voice, str):
             check_known_voice(voice)
-        return Exchange(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
+        return Call(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
 
     def _readiness_question(self) -> Any:
         return service_pb2.ModelReadyRequest(name=self._model)

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import BaseClient
-from token2wav_client.faults import explain
+from token2wav_client.grpc_errors import error_of_rpc
 from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
@@ -154,12 +154,12 @@ class Client(BaseClient):
         self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> Utterance:
         self._check_open()
-        exchange = self._exchange(voice, audio_format, keep_open, steps, retries)
+        call = self._new_call(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
             Retrying(sleep=sleep_using_event(self._closed), **policy(retries))(self._ask_readiness)
         utterance = Utterance(
             partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
-            exchange,
+            call,
             url=self._endpoint.url,
             response_timeout_s=self._response_timeout_s,
             retries=retries,
@@ -192,7 +192,7 @@ class Client(BaseClient):
                 self._readiness_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
             )
         except grpc.RpcError as error:
-            raise explain(error, self._endpoint.url) from None
+            raise error_of_rpc(error, self._endpoint.url) from None
         self._note_readiness(answer)
 
 

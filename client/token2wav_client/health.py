@@ -17,7 +17,7 @@ import numpy as np
 from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import ModelNotReadyError, ProtocolError, ResponseTimeoutError, ServerError
-from token2wav_client.faults import is_full, is_shutting_down
+from token2wav_client.grpc_errors import is_full, is_shutting_down
 from token2wav_client.stream import Utterance
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from tenacity import Retrying
 
 from token2wav_client.audio import AudioChunk
+from token2wav_client.call import Call
 from token2wav_client.errors import (
     ClientError,
     ProtocolError,
@@ -27,8 +28,7 @@ from token2wav_client.errors import (
     ServerUnavailable,
     UtteranceClosedError,
 )
-from token2wav_client.exchange import Exchange
-from token2wav_client.faults import explain
+from token2wav_client.grpc_errors import error_of_rpc
 from token2wav_client.retry import policy
 
 _GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
@@ -44,26 +44,26 @@ class Utterance:
 
     def __init__(
         self,
-        start_call: Callable[[Iterator[Any]], Any],
-        exchange: Exchange,
+        start_rpc: Callable[[Iterator[Any]], Any],
+        call: Call,
         *,
         url: str,
         response_timeout_s: float,
         retries: int,
         on_close: Callable[[Utterance], None],
     ) -> None:
-        self._start_call = start_call
+        self._start_rpc = start_rpc
         self._url = url
         self._response_timeout_s = response_timeout_s
         self._on_close = on_close
         # Everything below is guarded by this condition; it is notified on every change.
         self._changed = threading.Condition()
-        self._exchange = exchange
+        self._call = call
         self._chunks: deque[AudioChunk] = deque()
         self._failure: BaseException | None = None
         self._cancelled = False
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._call: Any = None
+        self._rpc: Any = None
         self._broken: ClientError | None = None  # why this side broke off the attempt that runs
         self._attempts = 0
         self._retrying = Retrying(sleep=self._pause, **policy(retries))
@@ -73,17 +73,17 @@ class Utterance:
     @property
     def id(self) -> str:
         """Of the utterance on the server; another one for every attempt."""
-        return self._exchange.id
+        return self._call.id
 
     @property
     def complete(self) -> bool:
         """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
-        return self._exchange.complete
+        return self._call.complete
 
     @property
     def tokens(self) -> int:
         """Tokens sent so far."""
-        return self._exchange.tokens
+        return self._call.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens; never waits for the server.
@@ -147,17 +147,17 @@ class Utterance:
                     return self._chunks.popleft()
                 if self._failure:
                     raise self._failure
-                if self._cancelled or self._exchange.complete:
+                if self._cancelled or self._call.complete:
                     raise StopIteration
                 self._wait()
 
     @property
     def _over(self) -> bool:
-        return bool(self._failure or self._cancelled or self._exchange.complete)
+        return bool(self._failure or self._cancelled or self._call.complete)
 
     def _wait(self) -> None:
         """Wait for a change, or break off the attempt if the server is silent for too long."""
-        owed_since = self._exchange.owed_since
+        owed_since = self._call.owed_since
         if owed_since is None:
             self._changed.wait()
             return
@@ -168,7 +168,7 @@ class Utterance:
             self._broken = ResponseTimeoutError(
                 f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
             )
-            self._exchange.interrupt()
+            self._call.interrupt()
             self._hang_up()
 
     def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
@@ -177,7 +177,7 @@ class Utterance:
                 raise self._failure
             if self._cancelled:
                 raise UtteranceClosedError("the utterance is cancelled and takes no more tokens")
-            self._outbox.put(self._exchange.request(values, time.monotonic(), end=end))
+            self._outbox.put(self._call.request(values, time.monotonic(), end=end))
             if end:
                 self._outbox.put(None)
             self._changed.notify_all()
@@ -188,8 +188,8 @@ class Utterance:
 
     def _hang_up(self) -> None:
         self._outbox.put(None)  # releases gRPC's thread that waits for requests
-        if self._call is not None:
-            self._call.cancel()
+        if self._rpc is not None:
+            self._rpc.cancel()
 
     def _receive(self) -> None:
         try:
@@ -201,11 +201,11 @@ class Utterance:
 
     def _attempt(self) -> None:
         """Speak the utterance once; returns when it is over in any way but by an error of the server's."""
-        call = self._dial()
-        if call is None:
+        rpc = self._dial()
+        if rpc is None:
             return
         try:
-            for message in call:
+            for message in rpc:
                 self._accept(message, time.monotonic())
             error: ClientError = ServerUnavailable(
                 f"the server at {self._url} closed the stream before the final chunk"
@@ -213,12 +213,12 @@ class Utterance:
         except ClientError as refused:
             error = refused
         except grpc.RpcError as failed:
-            error = explain(failed, self._url)
+            error = error_of_rpc(failed, self._url)
         with self._changed:
             self._hang_up()
             if self._over:
                 return
-            self._exchange.interrupt()
+            self._call.interrupt()
             error, self._broken = self._broken or error, None
         raise error
 
@@ -228,14 +228,14 @@ class Utterance:
                 return None
             if self._attempts:
                 self._outbox = SimpleQueue()
-                for request in self._exchange.again(time.monotonic()):
+                for request in self._call.again(time.monotonic()):
                     self._outbox.put(request)
-                if self._exchange.ended:
+                if self._call.ended:
                     self._outbox.put(None)
             self._attempts += 1
-            self._call = self._start_call(iter(self._outbox.get, None))
+            self._rpc = self._start_rpc(iter(self._outbox.get, None))
             self._changed.notify_all()
-            return self._call
+            return self._rpc
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
@@ -243,7 +243,7 @@ class Utterance:
 
     def _accept(self, message: Any, now: float) -> None:
         with self._changed:
-            chunk = self._exchange.accept(message, now)
+            chunk = self._call.accept(message, now)
             if chunk and not self._cancelled:
                 self._chunks.append(chunk)
             self._changed.notify_all()

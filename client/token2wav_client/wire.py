@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
 from token2wav_client.errors import ProtocolError
-from token2wav_client.faults import understand
+from token2wav_client.grpc_errors import error_of_response
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 
@@ -98,7 +98,7 @@ def read_response(message: Any, audio_format: AudioFormat) -> Response:
         ProtocolError: it is none that the protocol allows.
     """
     if message.error_message:
-        raise understand(message.error_message)
+        raise error_of_response(message.error_message)
     response = message.infer_response
     parameters = response.parameters
     last = "triton_final_response" in parameters and parameters["triton_final_response"].bool_param

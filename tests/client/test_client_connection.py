@@ -22,7 +22,7 @@ from token2wav_client import (
 )
 from token2wav_client.cli import main
 from token2wav_client.connection import Endpoint
-from token2wav_client.faults import explain, understand
+from token2wav_client.grpc_errors import error_of_response, error_of_rpc
 
 NOBODY = "127.0.0.1:1"
 
@@ -128,7 +128,7 @@ class Failed:
     ],
 )
 def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientError], transient: bool) -> None:
-    error = explain(Failed(grpc.StatusCode[code], details), NOBODY)
+    error = error_of_rpc(Failed(grpc.StatusCode[code], details), NOBODY)
     assert isinstance(error, kind)
     assert error.transient == transient
     assert details in str(error)
@@ -148,7 +148,7 @@ def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientErro
     ],
 )
 def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
-    error = understand(sentence)
+    error = error_of_response(sentence)
     assert (str(error), error.transient) == (sentence, transient)
 
 

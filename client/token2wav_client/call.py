@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import InputError, TokenError, UtteranceClosedError
-from token2wav_client.ledger import Delivered, Ledger
+from token2wav_client.protocol_state import Delivered, ProtocolState
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.wire import Opening, build_request, read_response
 
 
-class Exchange:
+class Call:
     """What goes out, what comes in, and what is the same when it is all said again to another server.
 
     A further attempt sends the same tokens in the same portions, under an id of its own: the server may still hold
@@ -39,28 +39,28 @@ class Exchange:
         self._token_shape = () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         self._said: list[tuple[TokenArray, bool]] = []
         self._delivered = Delivered()
-        self._ledger = Ledger(opening.keep_open, self._delivered)
+        self._state = ProtocolState(opening.keep_open, self._delivered)
         self._interrupted = False
 
     @property
     def tokens(self) -> int:
         """Tokens sent so far."""
-        return self._ledger.tokens
+        return self._state.tokens
 
     @property
     def ended(self) -> bool:
         """Whether the last request was made."""
-        return self._ledger.ended
+        return self._state.ended
 
     @property
     def complete(self) -> bool:
         """Whether the final chunk came, with all samples."""
-        return self._ledger.complete
+        return self._state.complete
 
     @property
     def owed_since(self) -> float | None:
         """Since when the server owes an answer and was silent; None while it owes none, or no attempt runs."""
-        return None if self._interrupted else self._ledger.owed_since
+        return None if self._interrupted else self._state.owed_since
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
         """Make the next request.
@@ -78,12 +78,12 @@ class Exchange:
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
             tokens = tokens.reshape(0, *self._token_shape)
-        elif self._ledger.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
+        elif self._state.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
             raise TokenError(f"tokens: shape {tokens.shape} after others of {self._token_shape} each")
         self._token_shape = tokens.shape[1:]
-        if self._ledger.ended:
+        if self._state.ended:
             raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
-        if end and not self._ledger.tokens + len(tokens):
+        if end and not self._state.tokens + len(tokens):
             raise InputError("tokens: none, an utterance needs at least 1")
         if self._repeatable:
             self._said.append((tokens, end))
@@ -93,9 +93,9 @@ class Exchange:
         """Read a response; return its audio, or what the listener does not have of it.
 
         Raises:
-            ServerError, ProtocolError: as `read_response` and `Ledger.received` do.
+            ServerError, ProtocolError: as `read_response` and `ProtocolState.received` do.
         """
-        return self._ledger.received(read_response(message, self.opening.audio_format), now)
+        return self._state.received(read_response(message, self.opening.audio_format), now)
 
     def interrupt(self) -> None:
         """Note that the attempt is over without its audio: the server owes nothing until `again`."""
@@ -104,13 +104,13 @@ class Exchange:
     def again(self, now: float) -> list[Any]:
         """Begin another attempt; return all requests made so far, to be sent first."""
         self.id = str(uuid4())
-        self._ledger = Ledger(self.opening.keep_open, self._delivered)
+        self._state = ProtocolState(self.opening.keep_open, self._delivered)
         self._interrupted = False
         return [self._next(tokens, now, end) for tokens, end in self._said]
 
     def _next(self, tokens: TokenArray, now: float, end: bool) -> Any:
-        number = self._ledger.requests
+        number = self._state.requests
         opening = self.opening if number == 0 else None
         request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
-        self._ledger.sent(len(tokens), now, end=end)
+        self._state.sent(len(tokens), now, end=end)
         return request

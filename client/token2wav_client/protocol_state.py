@@ -29,7 +29,7 @@ class Delivered:
     rates: tuple[int, int] | None = None
 
 
-class Ledger:
+class ProtocolState:
     """Numbers requests, times chunks and holds the server to the protocol, in one attempt at an utterance.
 
     Args:

@@ -27,7 +27,7 @@ _TRANSIENT = re.compile(
 )
 
 
-def explain(error: Any, url: str) -> ClientError:
+def error_of_rpc(error: Any, url: str) -> ClientError:
     """Translate a grpc.RpcError of a call to `url`."""
     code = error.code()
     details = " ".join((error.details() or code.name).split())
@@ -48,7 +48,7 @@ def explain(error: Any, url: str) -> ClientError:
     return ServerError(details)
 
 
-def understand(message: str) -> ServerError:
+def error_of_response(message: str) -> ServerError:
     """Translate the sentence of an error response."""
     return TransientServerError(message) if _TRANSIENT.search(message) else ServerError(message)
 
