@@ -24,10 +24,9 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from token2wav_client.aio_client import AsyncClient
-from token2wav_client.aio_stream import AsyncUtterance
+from token2wav_client.aio_client import AsyncClient, AsyncUtterance
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk
-from token2wav_client.client import Client
+from token2wav_client.client import Client, Utterance
 from token2wav_client.connection import Tls
 from token2wav_client.errors import (
     AccessError,
@@ -45,7 +44,6 @@ from token2wav_client.errors import (
     VoiceError,
 )
 from token2wav_client.health import Health
-from token2wav_client.stream import Utterance
 from token2wav_client.tokens import TokenParser
 from token2wav_client.voice import ClientVoice
 

@@ -1,33 +1,99 @@
-"""The face of the package for asyncio: `Client` with the same names, in an event loop."""
+"""Client for asyncio: `Client` by the same names, with tasks in place of threads and no locks."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from functools import partial
-from types import TracebackType
 from typing import Any
 
 import grpc
 import numpy.typing as npt
 from tenacity import AsyncRetrying
-from tritonclient.grpc import service_pb2_grpc
 
-from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk, AudioFormat
-from token2wav_client.base import BaseClient
-from token2wav_client.grpc_errors import error_of_rpc
-from token2wav_client.health import Health, speak_a_little_async, tokens_for, voice_of
-from token2wav_client.retry import policy
+from token2wav_client.base import SENDER_GRACE_S, BaseClient, retry_policy
+from token2wav_client.health import Examination, Health, tokens_for, voice_of
 from token2wav_client.tokens import as_batches
+from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
-
-_SENDER_GRACE_S = 0.5
 
 TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
 
-class AsyncClient(BaseClient):
+class AsyncUtterance(BaseUtterance):
+    """Utterance on a gRPC stream: tokens in, chunks out. Made by `AsyncClient.open`; use it in an `async with`.
+
+    `push`, `finish`, `cancel` and `fail` never wait, and are plain functions for that reason. All belong to the
+    event loop in which the utterance was opened; one task may iterate, with `async for`. Iterating ends after the final
+    chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that wait to be taken are kept in memory.
+    """
+
+    async def close(self) -> None:
+        """End the utterance: gracefully if it is complete, else by cancelling. The server is told before this waits."""
+        try:
+            if self.complete:
+                await asyncio.wait([self._receiver], timeout=CLOSE_GRACE_S)
+        finally:
+            self.cancel()
+            self._on_close(self)
+        await asyncio.wait([self._receiver])
+
+    async def __aenter__(self) -> AsyncUtterance:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def __aiter__(self) -> AsyncIterator[AudioChunk]:
+        return self
+
+    async def __anext__(self) -> AudioChunk:
+        while (chunk := self._take(StopAsyncIteration)) is None:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._patience_s())
+            except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+                self._break_off()
+        return chunk
+
+    def _begin(self, retries: int) -> None:
+        self._changed = asyncio.Event()
+        self._retrying = AsyncRetrying(**retry_policy(retries))
+        self._receiver = asyncio.create_task(self._receive(), name=f"utterance-{self.id}")
+
+    async def _receive(self) -> None:
+        with self._told():
+            await self._retrying(self._attempt)
+
+    async def _attempt(self) -> None:
+        rpc = self._dial()
+        if rpc is not None:
+            with self._judged():
+                async for message in rpc:
+                    self._accept(message)
+
+    def _new_outbox(self) -> asyncio.Queue[Any]:
+        return asyncio.Queue()
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        outbox = self._outbox
+        while (request := await outbox.get()) is not None:
+            yield request
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    def _hang_up(self) -> None:
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    def _stop(self) -> None:
+        self._receiver.cancel()  # which may also pause between attempts
+        self._notify()
+
+
+class AsyncClient(BaseClient[AsyncUtterance]):
     """A connection to a Triton server that runs the model `token2wav`. Made and used in one event loop.
 
         async with AsyncClient("localhost:8001") as client:
@@ -38,19 +104,26 @@ class AsyncClient(BaseClient):
     utterance, on the server too.
     """
 
-    def _connect(self) -> None:
-        self._closed = False
-        self._utterances: set[AsyncUtterance] = set()
-        self._channel = self._endpoint.aio_channel()
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+    def _connect(self) -> Any:
+        return self._endpoint.aio_channel()
 
     async def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
-        """Find out whether the server works; see `Client.health`."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""
+        began = time.monotonic()
         voice = voice_of(await self._metadata())
         utterance = await self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
-        return await speak_a_little_async(utterance, tokens_for(voice), timeout_s - (clock() - began))
+        examination = Examination(timeout_s - (time.monotonic() - began))
+        loop = asyncio.get_running_loop()
+        deadline = loop.call_later(examination.timeout_s, utterance.fail, examination.timed_out())
+        try:
+            with examination:
+                async with utterance:
+                    utterance.finish(tokens_for(voice))
+                    async for chunk in utterance:
+                        examination.hear(chunk)
+        finally:
+            deadline.cancel()
+        return examination.result()
 
     async def open(
         self,
@@ -60,7 +133,7 @@ class AsyncClient(BaseClient):
         keep_open: bool = True,
         steps: int | None = None,
     ) -> AsyncUtterance:
-        """Open an utterance on a gRPC stream of its own; see `Client.open`."""
+        """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
         return await self._open(voice, audio_format, keep_open, steps, self._retries)
 
     async def synthesize(
@@ -96,66 +169,42 @@ class AsyncClient(BaseClient):
         finally:
             sender.cancel()
             await utterance.close()
-            await asyncio.wait([sender], timeout=_SENDER_GRACE_S)
+            await asyncio.wait([sender], timeout=SENDER_GRACE_S)
 
     async def close(self) -> None:
         """Cancel what still runs and disconnect."""
-        self._closed = True
-        for utterance in list(self._utterances):
+        self._closed.set()
+        for utterance in self._open_utterances():
             await utterance.close()
         await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def _open(
         self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> AsyncUtterance:
-        self._check_open()
         call = self._new_call(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
-            await AsyncRetrying(**policy(retries))(self._ask_readiness)
-        utterance = AsyncUtterance(
-            partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
-            call,
-            url=self._endpoint.url,
-            response_timeout_s=self._response_timeout_s,
-            retries=retries,
-            on_close=self._utterances.discard,
-        )
-        self._utterances.add(utterance)
-        return utterance
+            await AsyncRetrying(**retry_policy(retries))(self._check_ready)
+        return self._new_utterance(AsyncUtterance, call, retries)
 
-    @property
-    def _is_closed(self) -> bool:
-        return self._closed
+    async def _check_ready(self) -> None:
+        with self._translated():
+            self._note_ready(await self._ask_ready())
 
     async def _metadata(self) -> Any | None:
-        """What the server says of the model's inputs; None if it does not say it."""
+        """Read what the server says of the model's inputs; None if it does not say it."""
         self._check_open()
         if not self._model_seen_ready:
-            await self._ask_readiness()
+            await self._check_ready()
         try:
-            return await self._stub.ModelMetadata(
-                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
-            )
+            return await self._ask_metadata()
         except grpc.RpcError:
             return None
-
-    async def _ask_readiness(self) -> None:
-        self._check_open()
-        try:
-            answer = await self._stub.ModelReady(
-                self._readiness_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
-            )
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, self._endpoint.url) from None
-        self._note_readiness(answer)
 
 
 async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> None:

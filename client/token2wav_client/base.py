@@ -1,25 +1,41 @@
-"""What both clients are before they connect: their arguments, checked, and the utterances that they open."""
+"""Settings of a client, checked before it connects, and its utterances, for threads and for an event loop."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from tritonclient.grpc import service_pb2
+import grpc
+from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.audio import AudioFormat
 from token2wav_client.call import Call
 from token2wav_client.connection import Endpoint, Tls
-from token2wav_client.errors import InputError, ModelNotReadyError, UtteranceClosedError
+from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError
+from token2wav_client.grpc_errors import error_of_rpc
+from token2wav_client.utterance import BaseUtterance
 from token2wav_client.voice import ClientVoice, check_known_voice
 from token2wav_client.wire import Opening
 
+SENDER_GRACE_S = 0.5  # for whatever iterates over batches to notice that its utterance is over
 _MOST_STEPS = 2**31 - 1  # a server allows a few numbers, which it names
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 4.0
+_JITTER_S = 0.5  # so that clients who lost the same server do not all come back in the same moment
+
+logger = logging.getLogger("token2wav_client")
+
+UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
-class BaseClient(ABC):
-    """Arguments of `Client` and `AsyncClient`.
+class BaseClient(ABC, Generic[UtteranceT]):
+    """Settings and open utterances of `Client` and `AsyncClient`.
 
     Args:
         url: host:port of the server's gRPC endpoint.
@@ -60,39 +76,98 @@ class BaseClient(ABC):
             raise InputError(f"retries: {retries} is below 0")
         self._retries = retries
         self._model_seen_ready = False
-        self._connect()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._utterances: set[UtteranceT] = set()
+        self._channel = self._connect()
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     @abstractmethod
-    def _connect(self) -> None:
-        """Make what a client holds from now on; called once, when all arguments are known to be right."""
-
-    @property
-    @abstractmethod
-    def _is_closed(self) -> bool:
-        """Whether `close` was called."""
+    def _connect(self) -> Any:
+        """Make the channel; called once, when all arguments are known to be right."""
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
     def _new_call(
         self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> Call:
+        self._check_open()
         if steps is not None and not 1 <= steps <= _MOST_STEPS:
             raise InputError(f"steps: {steps} is outside 1 to {_MOST_STEPS}")
         if isinstance(voice, str):
             check_known_voice(voice)
         return Call(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
 
-    def _readiness_question(self) -> Any:
-        return service_pb2.ModelReadyRequest(name=self._model)
+    def _new_utterance(self, kind: Callable[..., UtteranceT], call: Call, retries: int) -> UtteranceT:
+        utterance = kind(
+            partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
+            call,
+            url=self._endpoint.url,
+            response_timeout_s=self._response_timeout_s,
+            retries=retries,
+            on_close=self._forget,
+        )
+        with self._lock:
+            self._utterances.add(utterance)
+        return utterance
 
-    def _metadata_question(self) -> Any:
-        return service_pb2.ModelMetadataRequest(name=self._model)
+    def _forget(self, utterance: UtteranceT) -> None:
+        with self._lock:
+            self._utterances.discard(utterance)
 
-    def _note_readiness(self, answer: Any) -> None:
+    def _open_utterances(self) -> list[UtteranceT]:
+        with self._lock:
+            return list(self._utterances)
+
+    def _ask_ready(self) -> Any:
+        """Ask whether the model is ready; return the answer, or what an event loop awaits it from."""
+        self._check_open()
+        return self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=self._model))
+
+    def _ask_metadata(self) -> Any:
+        """Ask for the model's inputs; return the answer, or what an event loop awaits it from."""
+        return self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=self._model))
+
+    def _ask(self, rpc: Any, question: Any) -> Any:
+        return rpc(question, timeout=self._connect_timeout_s, metadata=self._endpoint.metadata)
+
+    def _note_ready(self, answer: Any) -> None:
         if not answer.ready:
             raise ModelNotReadyError(
                 f"model {self._model!r} at {self._endpoint.url} is missing, loading or failed to load"
             )
         self._model_seen_ready = True
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise gRPC's errors as those of this package."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, self._endpoint.url) from None
+
+
+def retry_policy(retries: int) -> dict[str, Any]:
+    """Make the arguments for tenacity's Retrying or AsyncRetrying: one policy for questions and utterances.
+
+    Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a second more. Each
+    time it logs a warning.
+
+    Args:
+        retries: attempts after the first one.
+    """
+
+    def tell(attempt: RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome else None
+        pause_s = attempt.next_action.sleep if attempt.next_action else 0.0
+        logger.warning("%s; retry %d of %d in %.1f s", error, attempt.attempt_number, retries, pause_s)
+
+    return {
+        "stop": stop_after_attempt(retries + 1),
+        "wait": wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S) + wait_random(0, _JITTER_S),
+        "retry": retry_if_exception(lambda error: isinstance(error, ClientError) and error.transient),
+        "before_sleep": tell,
+        "reraise": True,
+    }

@@ -1,4 +1,4 @@
-"""The face of the package: a connection to a server, from which utterances are opened."""
+"""Client for threads: utterances that one thread iterates while others push."""
 
 from __future__ import annotations
 
@@ -6,29 +6,94 @@ import atexit
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
-from types import TracebackType
+from queue import SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
 import grpc
 import numpy.typing as npt
 from tenacity import Retrying, sleep_using_event
-from tritonclient.grpc import service_pb2_grpc
 
 from token2wav_client.audio import AudioChunk, AudioFormat
-from token2wav_client.base import BaseClient
-from token2wav_client.grpc_errors import error_of_rpc
-from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
-from token2wav_client.retry import policy
-from token2wav_client.stream import Utterance
+from token2wav_client.base import SENDER_GRACE_S, BaseClient, retry_policy
+from token2wav_client.health import Examination, Health, tokens_for, voice_of
 from token2wav_client.tokens import as_batches
+from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
 
-_SENDER_GRACE_S = 0.5
+
+class Utterance(BaseUtterance):
+    """Utterance on a gRPC stream: tokens in, chunks out. Made by `Client.open`; use it in a `with`, and iterate.
+
+    `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may iterate.
+    Iterating ends after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that
+    wait to be taken are kept in memory.
+    """
+
+    def close(self) -> None:
+        """End the utterance and wait for its threads: gracefully if it is complete, else by cancelling."""
+        if self.complete:
+            self._receiver.join(CLOSE_GRACE_S)
+        self.cancel()
+        self._receiver.join()
+        self._on_close(self)
+
+    def __enter__(self) -> Utterance:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self
+
+    def __next__(self) -> AudioChunk:
+        with self._changed:
+            while (chunk := self._take(StopIteration)) is None:
+                patience_s = self._patience_s()
+                if patience_s is None or patience_s > 0:
+                    self._changed.wait(patience_s)
+                else:
+                    self._break_off()
+            return chunk
+
+    def _begin(self, retries: int) -> None:
+        self._guard = self._changed = threading.Condition()  # notified on every change
+        self._retrying = Retrying(sleep=self._pause, **retry_policy(retries))
+        self._receiver = threading.Thread(target=self._receive, name=f"utterance-{self.id}", daemon=True)
+        self._receiver.start()
+
+    def _receive(self) -> None:
+        with self._told():
+            self._retrying(self._attempt)
+
+    def _attempt(self) -> None:
+        rpc = self._dial()
+        if rpc is not None:
+            with self._judged():
+                for message in rpc:
+                    self._accept(message)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over, seconds)
+
+    def _new_outbox(self) -> SimpleQueue[Any]:
+        return SimpleQueue()
+
+    def _requests(self) -> Iterator[Any]:
+        return iter(self._outbox.get, None)
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        self._outbox.put(None)  # releases gRPC's thread that waits for requests
+        if self._rpc is not None:
+            self._rpc.cancel()
 
 
-class Client(BaseClient):
+class Client(BaseClient[Utterance]):
     """A connection to a Triton server that runs the model `token2wav`. Thread-safe; use it in a `with`.
 
         with Client("localhost:8001") as client:
@@ -38,16 +103,12 @@ class Client(BaseClient):
     Arguments are those of `BaseClient`.
     """
 
-    def _connect(self) -> None:
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._utterances: set[Utterance] = set()
+    def _connect(self) -> Any:
         _open_clients.add(self)
-        self._channel = self._endpoint.channel()
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        return self._endpoint.channel()
 
     def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
-        """Find out whether the server works, by speaking three tokens with a voice that has no prompt.
+        """Check that the server works, by speaking three tokens with a voice that has no prompt.
 
         A server that has no room for another utterance works too. Nothing is tried again.
 
@@ -66,7 +127,18 @@ class Client(BaseClient):
         began = time.monotonic()
         voice = voice_of(self._metadata())
         utterance = self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
-        return speak_a_little(utterance, tokens_for(voice), timeout_s - (time.monotonic() - began))
+        examination = Examination(timeout_s - (time.monotonic() - began))
+        deadline = threading.Timer(examination.timeout_s, utterance.fail, [examination.timed_out()])
+        deadline.daemon = True
+        deadline.start()
+        try:
+            with examination, utterance:
+                utterance.finish(tokens_for(voice))
+                for chunk in utterance:
+                    examination.hear(chunk)
+        finally:
+            deadline.cancel()
+        return examination.result()
 
     def open(
         self,
@@ -128,14 +200,12 @@ class Client(BaseClient):
             yield from utterance
         finally:
             utterance.close()
-            sender.join(_SENDER_GRACE_S)
+            sender.join(SENDER_GRACE_S)
 
     def close(self) -> None:
         """Cancel what still runs and disconnect."""
         self._closed.set()
-        with self._lock:
-            running = list(self._utterances)
-        for utterance in running:
+        for utterance in self._open_utterances():
             utterance.close()
         self._channel.close()
         _open_clients.discard(self)
@@ -143,57 +213,30 @@ class Client(BaseClient):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _forget(self, utterance: Utterance) -> None:
-        with self._lock:
-            self._utterances.discard(utterance)
 
     def _open(
         self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
     ) -> Utterance:
-        self._check_open()
         call = self._new_call(voice, audio_format, keep_open, steps, retries)
         if not self._model_seen_ready:
-            Retrying(sleep=sleep_using_event(self._closed), **policy(retries))(self._ask_readiness)
-        utterance = Utterance(
-            partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
-            call,
-            url=self._endpoint.url,
-            response_timeout_s=self._response_timeout_s,
-            retries=retries,
-            on_close=self._forget,
-        )
-        with self._lock:
-            self._utterances.add(utterance)
-        return utterance
+            Retrying(sleep=sleep_using_event(self._closed), **retry_policy(retries))(self._check_ready)
+        return self._new_utterance(Utterance, call, retries)
 
-    @property
-    def _is_closed(self) -> bool:
-        return self._closed.is_set()
+    def _check_ready(self) -> None:
+        with self._translated():
+            self._note_ready(self._ask_ready())
 
     def _metadata(self) -> Any | None:
-        """What the server says of the model's inputs; None if it does not say it."""
+        """Read what the server says of the model's inputs; None if it does not say it."""
         self._check_open()
         if not self._model_seen_ready:
-            self._ask_readiness()
+            self._check_ready()
         try:
-            return self._stub.ModelMetadata(
-                self._metadata_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
-            )
+            return self._ask_metadata()
         except grpc.RpcError:
             return None
-
-    def _ask_readiness(self) -> None:
-        self._check_open()
-        try:
-            answer = self._stub.ModelReady(
-                self._readiness_question(), timeout=self._connect_timeout_s, metadata=self._endpoint.metadata
-            )
-        except grpc.RpcError as error:
-            raise error_of_rpc(error, self._endpoint.url) from None
-        self._note_readiness(answer)
 
 
 def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> None:

@@ -5,8 +5,6 @@ What a server says of itself is not enough: Triton stays ready when the process 
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from token2wav_client.aio_stream import AsyncUtterance
 from token2wav_client.audio import AudioChunk
 from token2wav_client.errors import ModelNotReadyError, ProtocolError, ResponseTimeoutError, ServerError
 from token2wav_client.grpc_errors import is_full, is_shutting_down
-from token2wav_client.stream import Utterance
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
@@ -63,63 +59,38 @@ def tokens_for(voice: ClientVoice) -> TokenArray:
     return np.broadcast_to(np.array(TOKENS, np.int32), (*voice.prompt_tokens.shape[:0:-1], len(TOKENS))).T
 
 
-def speak_a_little(utterance: Utterance, tokens: TokenArray, timeout_s: float) -> Health:
-    """Speak three tokens in an utterance that was just opened, and check what comes back.
+class Examination:
+    """Stopwatch and judge of a tiny utterance; a context in which the utterance is spoken.
 
     Args:
-        utterance: in the voice of `voice_of`; it is closed.
-        tokens: of `tokens_for`.
         timeout_s: seconds for all of it.
 
     Raises:
-        ModelNotReadyError: the server is shutting down.
-        ResponseTimeoutError: it was not done in time.
-        ProtocolError: the audio has not the samples that its tokens make, or is not finite.
-        ClientError: any other failure of an utterance.
+        ModelNotReadyError: on leaving, where the server said that it is shutting down.
     """
-    examination = _Examination()
-    deadline = threading.Timer(timeout_s, utterance.fail, [_late(timeout_s)])
-    deadline.daemon = True
-    deadline.start()
-    try:
-        with examination, utterance:
-            utterance.finish(tokens)
-            for chunk in utterance:
-                examination.hear(chunk)
-    finally:
-        deadline.cancel()
-    return examination.result()
 
-
-async def speak_a_little_async(utterance: AsyncUtterance, tokens: TokenArray, timeout_s: float) -> Health:
-    """As `speak_a_little`, in an event loop."""
-    examination = _Examination()
-    deadline = asyncio.get_running_loop().call_later(timeout_s, utterance.fail, _late(timeout_s))
-    try:
-        with examination:
-            async with utterance:
-                utterance.finish(tokens)
-                async for chunk in utterance:
-                    examination.hear(chunk)
-    finally:
-        deadline.cancel()
-    return examination.result()
-
-
-class _Examination:
-    """Times the utterance, judges its audio, and its failure where it is left with one."""
-
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self._began = time.monotonic()
         self._first_audio_s: float | None = None
 
+    def timed_out(self) -> ResponseTimeoutError:
+        """Make the error of an utterance that was not done in time."""
+        return ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {self.timeout_s:.2g} s")
+
     def hear(self, chunk: AudioChunk) -> None:
+        """Take a chunk.
+
+        Raises:
+            ProtocolError: its samples are not finite.
+        """
         if not np.isfinite(chunk.audio).all():
             raise ProtocolError("audio: the server sent NaN or infinite samples")
         if self._first_audio_s is None:
             self._first_audio_s = chunk.arrival_s
 
     def result(self) -> Health:
+        """Sum up an utterance that is over."""
         return Health(self._first_audio_s, time.monotonic() - self._began)
 
     def __enter__(self) -> None:
@@ -132,7 +103,3 @@ class _Examination:
         if is_shutting_down(error):
             raise ModelNotReadyError(str(error)) from None
         return is_full(error)
-
-
-def _late(timeout_s: float) -> ResponseTimeoutError:
-    return ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {timeout_s:.2g} s")

@@ -1,0 +1,246 @@
+"""State of an utterance that threads and an event loop share: all of it but waiting.
+
+The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk takes longer through
+the loop, the more so with several streams, and after it a child process that forks off crashes inside gRPC.
+
+The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one holds a single stream
+per connection, says nothing when a server ends the stream early, and leaves a thread behind per cancelled stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import grpc
+import numpy.typing as npt
+
+from token2wav_client.audio import AudioChunk
+from token2wav_client.call import Call
+from token2wav_client.errors import (
+    ClientError,
+    ProtocolError,
+    ResponseTimeoutError,
+    ServerUnavailable,
+    UtteranceClosedError,
+)
+from token2wav_client.grpc_errors import error_of_rpc
+
+CLOSE_GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
+
+
+class BaseUtterance(ABC):
+    """Utterance on a gRPC stream: tokens go out while chunks come in, in one attempt or several.
+
+    Args:
+        start_rpc: starts the stream on an iterator of requests.
+        call: makes the requests and reads the responses.
+        url: of the server, for messages.
+        response_timeout_s: seconds of silence allowed while the server owes an answer.
+        retries: attempts after the first one.
+        on_close: called with the utterance when it is closed.
+    """
+
+    _guard: AbstractContextManager[Any] = nullcontext()  # held while the state is read or changed
+
+    def __init__(
+        self,
+        start_rpc: Callable[[Any], Any],
+        call: Call,
+        *,
+        url: str,
+        response_timeout_s: float,
+        retries: int,
+        on_close: Callable[[Any], None],
+    ) -> None:
+        self._start_rpc = start_rpc
+        self._url = url
+        self._response_timeout_s = response_timeout_s
+        self._on_close = on_close
+        self._call = call
+        self._chunks: deque[AudioChunk] = deque()
+        self._failure: BaseException | None = None
+        self._cancelled = False
+        self._outbox = self._new_outbox()
+        self._rpc: Any = None
+        self._broken: ClientError | None = None  # why this side broke off the attempt that runs
+        self._attempts = 0
+        self._begin(retries)
+
+    @property
+    def id(self) -> str:
+        """Name of the utterance on the server; every attempt has another one."""
+        return self._call.id
+
+    @property
+    def complete(self) -> bool:
+        """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
+        return self._call.complete
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens sent so far."""
+        return self._call.tokens
+
+    def push(self, tokens: npt.ArrayLike) -> None:
+        """Send tokens; never waits for the server.
+
+        The first push carries the voice, so pushing no tokens ahead of the first ones lets the server prepare
+        it in time.
+
+        Args:
+            tokens: integers, shape (tokens,).
+
+        Raises:
+            TokenError: these are no tokens.
+            UtteranceClosedError: the utterance is finished or cancelled.
+            ServerError, ServerUnavailable, ...: it has failed already.
+        """
+        self._send(tokens, end=False)
+
+    def finish(self, tokens: npt.ArrayLike = ()) -> None:
+        """Send the last tokens, if any, and say that there are no more. Raises as `push` does.
+
+        Raises:
+            InputError: the utterance has no tokens at all.
+        """
+        self._send(tokens, end=True)
+
+    def cancel(self) -> None:
+        """Stop at once and drop chunks that nobody took; iterating ends. Harmless when called again."""
+        with self._guard:
+            self._cancelled = True
+            self._chunks.clear()
+            self._stop()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop at once and let iterating raise `error`, unless the utterance is over or has failed before."""
+        with self._guard:
+            if not self._over:
+                self._failure = error
+                self._stop()
+
+    @abstractmethod
+    def _begin(self, retries: int) -> None:
+        """Start what receives; called once, when all else is there."""
+
+    @abstractmethod
+    def _new_outbox(self) -> Any:
+        """Make a queue for requests to an attempt; None in it ends them."""
+
+    @abstractmethod
+    def _requests(self) -> Any:
+        """Iterate over the outbox as gRPC wants it, up to the None."""
+
+    @abstractmethod
+    def _notify(self) -> None:
+        """Wake who waits for a change of the state."""
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """End the attempt that runs."""
+
+    def _stop(self) -> None:
+        self._hang_up()
+        self._notify()
+
+    @property
+    def _over(self) -> bool:
+        return bool(self._failure or self._cancelled or self._call.complete)
+
+    def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
+        with self._guard:
+            if self._failure:
+                raise self._failure
+            if self._cancelled:
+                raise UtteranceClosedError("the utterance is cancelled and takes no more tokens")
+            self._outbox.put_nowait(self._call.request(values, time.monotonic(), end=end))
+            if end:
+                self._outbox.put_nowait(None)
+            self._notify()
+
+    def _take(self, end: type[Exception]) -> AudioChunk | None:
+        """Take the next chunk; None if it has to be waited for, `end` is raised if there is none."""
+        if self._chunks:
+            return self._chunks.popleft()
+        if self._failure:
+            raise self._failure
+        if self._cancelled or self._call.complete:
+            raise end
+        return None
+
+    def _patience_s(self) -> float | None:
+        """Work out for how many seconds the server may still be silent; None while it owes nothing."""
+        owed_since = self._call.owed_since
+        return None if owed_since is None else owed_since + self._response_timeout_s - time.monotonic()
+
+    def _break_off(self) -> None:
+        """End an attempt whose server is silent for too long."""
+        self._broken = ResponseTimeoutError(
+            f"the server at {self._url} did not answer for {self._response_timeout_s:g} s"
+        )
+        self._call.interrupt()
+        self._hang_up()
+
+    def _dial(self) -> Any:
+        """Start an attempt, which sends all earlier requests again; None if the utterance is over."""
+        with self._guard:
+            if self._over:
+                return None
+            if self._attempts:
+                self._outbox = self._new_outbox()
+                for request in self._call.again(time.monotonic()):
+                    self._outbox.put_nowait(request)
+                if self._call.ended:
+                    self._outbox.put_nowait(None)
+            self._attempts += 1
+            self._rpc = self._start_rpc(self._requests())
+            self._notify()
+            return self._rpc
+
+    def _accept(self, message: Any) -> None:
+        with self._guard:
+            chunk = self._call.accept(message, time.monotonic())
+            if chunk and not self._cancelled:
+                self._chunks.append(chunk)
+            self._notify()
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Let an attempt end in silence if the utterance is over, else in the error that says whether to try again."""
+        try:
+            yield
+            error: ClientError = ServerUnavailable(
+                f"the server at {self._url} closed the stream before the final chunk"
+            )
+        except ClientError as refused:
+            error = refused
+        except grpc.RpcError as failed:
+            error = error_of_rpc(failed, self._url)
+        except asyncio.CancelledError:  # also what grpc.aio raises in a call that this side broke off
+            if self._broken is None:
+                raise
+            error = self._broken
+        finally:
+            self._hang_up()
+        with self._guard:
+            if self._over:
+                return
+            self._call.interrupt()
+            error, self._broken = self._broken or error, None
+        raise error
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Hand what ends the last attempt to whoever iterates, who would wait for ever otherwise."""
+        try:
+            yield
+        except ClientError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(ProtocolError(f"the server's response cannot be read ({error})"))
