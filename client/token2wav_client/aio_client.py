@@ -105,7 +105,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     """
 
     def _connect(self) -> Any:
-        return self._endpoint.aio_channel()
+        return self._endpoint.channel(grpc.aio)
 
     async def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
         """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""

@@ -116,16 +116,18 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def at_least_one(text: str) -> int:
-    """An integer from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
+    """Read an integer from 1 on."""
+    return _integer(text, 1)
 
 
 def not_negative_int(text: str) -> int:
-    """An integer from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    """Read an integer from 0 on."""
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
     return int(text)
 
 

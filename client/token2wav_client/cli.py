@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from token2wav_client import __version__
-from token2wav_client.arguments import add_connection, add_retry, at_least_one, client_of, not_negative, positive
+from token2wav_client.arguments import add_connection, add_retry, at_least_one, not_negative, positive
 from token2wav_client.commands import health, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, INTERRUPTED, TERMINATED, ClientError
 from token2wav_client.perf_data import add_perf_data
@@ -163,7 +163,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         help="seconds of silence allowed while the server owes an answer (default: %(default)g)",
     )
     add_retry(parser)
-    parser.set_defaults(run=_run_synth, refuse=parser.error)
+    parser.set_defaults(run=synth, refuse=parser.error)
 
 
 def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
@@ -173,7 +173,7 @@ def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
         description="Print the id under which a server knows a voice once it was sent: the hash of its content.",
     )
     parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
-    parser.set_defaults(run=_run_voice_id)
+    parser.set_defaults(run=voice_id)
 
 
 def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
@@ -190,7 +190,7 @@ def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
     )
-    parser.set_defaults(run=_run_health)
+    parser.set_defaults(run=health)
 
 
 def _add_audio_format(parser: argparse.ArgumentParser) -> None:
@@ -200,35 +200,3 @@ def _add_audio_format(parser: argparse.ArgumentParser) -> None:
         default="float32",
         help="on the wire (default: %(default)s)",
     )
-
-
-def _run_synth(options: argparse.Namespace) -> int:
-    if options.out is None and not options.play:
-        options.refuse("one of the arguments --out --play is required")
-    return synth(
-        client_of(options, retries=options.retry),
-        tokens=options.tokens,
-        codebooks=options.codebooks,
-        voice=options.voice,
-        voice_id=options.voice_id,
-        voice_name=options.voice_name,
-        out=options.out,
-        play=options.play,
-        tokens_per_second=options.rate,
-        tokens_per_request=options.tokens_per_request,
-        audio_format=options.audio_format,
-        steps=options.steps,
-        subtype=options.subtype,
-        pcm_format=options.format,
-        report_json=options.json,
-        quiet=options.quiet,
-    )
-
-
-def _run_voice_id(options: argparse.Namespace) -> int:
-    return voice_id(options.voice)
-
-
-def _run_health(options: argparse.Namespace) -> int:
-    options.connect_timeout = min(options.connect_timeout, options.timeout)
-    return health(client_of(options), timeout_s=options.timeout, audio_format=options.audio_format)

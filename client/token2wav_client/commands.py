@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from contextlib import ExitStack
 from typing import NoReturn, Protocol
 
 from tqdm import tqdm
 
-from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
-from token2wav_client.client import Client
+from token2wav_client.arguments import client_of
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray
 from token2wav_client.errors import OK, OutputError, VoiceError
-from token2wav_client.pcm import PcmFormat, PcmWriter
 from token2wav_client.player import Player
-from token2wav_client.report import as_json, as_table, tell
-from token2wav_client.stats import ChunkTiming, summarize
+from token2wav_client.stats import ChunkTiming, as_json, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
 from token2wav_client.voice import ClientVoice, is_voice_id
-from token2wav_client.writer import Subtype, WavWriter
+from token2wav_client.writer import PcmFormat, PcmWriter, Subtype, WavWriter
 
 STANDARD_OUTPUT = "-"
 
@@ -31,45 +30,34 @@ class Sink(Protocol):
         """Take samples, shape (samples,), of which a second has `sample_rate`."""
 
 
-def synth(
-    client: Client,
-    *,
-    tokens: str,
-    codebooks: int,
-    voice: str | None,
-    voice_id: str | None,
-    voice_name: str | None,
-    out: str | None,
-    play: bool,
-    tokens_per_second: float,
-    tokens_per_request: int,
-    audio_format: AudioFormat,
-    steps: int | None,
-    subtype: Subtype,
-    pcm_format: PcmFormat | None,
-    report_json: bool,
-    quiet: bool,
-) -> int:
-    """Speak one utterance into a WAV file, a pipe or a loudspeaker, and report; closes the client.
+def synth(options: argparse.Namespace) -> int:
+    """Speak one utterance into a WAV file, a pipe or a loudspeaker, and report.
+
+    Args:
+        options: of the command `synth`.
 
     Raises:
         ClientError: anything that went wrong; audio received before that is kept, and said to be.
     """
-    with client, ExitStack() as stack:
-        speaker = _speaker(voice, voice_id, voice_name)
+    out: str | None = options.out
+    if out is None and not options.play:
+        options.refuse("one of the arguments --out --play is required")
+    with client_of(options, retries=options.retry) as client, ExitStack() as stack:
+        speaker = _speaker(options.voice, options.voice_id, options.voice_name)
         sinks: list[Sink] = []
         if out is not None:
-            sinks.append(_sink(out, subtype, pcm_format))
-        if play:
-            sinks.append(stack.enter_context(Player(audio_format)))
-        source = open_tokens(tokens, codebooks)
-        pieces = batches(source.pieces, tokens_per_request)
-        if tokens_per_second:
-            pieces = paced(pieces, tokens_per_second)
+            sinks.append(_sink(out, options.subtype, options.format))
+        if options.play:
+            sinks.append(stack.enter_context(Player(options.audio_format)))
+        source = open_tokens(options.tokens, options.codebooks)
+        pieces = batches(source.pieces, options.tokens_per_request)
+        if options.rate:
+            pieces = paced(pieces, options.rate)
         timings: list[ChunkTiming] = []
         try:
-            with _progress_bar(source.count, quiet) as bar:
-                for chunk in client.synthesize(pieces, speaker, audio_format=audio_format, steps=steps):
+            with _progress_bar(source.count, options.quiet) as bar:
+                chunks = client.synthesize(pieces, speaker, audio_format=options.audio_format, steps=options.steps)
+                for chunk in chunks:
                     timings.append(ChunkTiming.of(chunk))
                     for sink in sinks:
                         sink.write(chunk.audio, chunk.sample_rate)
@@ -83,10 +71,10 @@ def synth(
             raise
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
-    if report_json:
-        tell(as_json(stats), report_to)
-    elif not quiet:
-        tell(as_table(stats), report_to)
+    if options.json:
+        print_report(as_json(stats), report_to)
+    elif not options.quiet:
+        print_report(as_table(stats), report_to)
     return OK
 
 
@@ -108,28 +96,29 @@ def _sink(out: str, subtype: Subtype, pcm_format: PcmFormat | None) -> Sink:
     return WavWriter(out, subtype)
 
 
-def voice_id(path: str) -> int:
+def voice_id(options: argparse.Namespace) -> int:
     """Print the id of a voice file.
 
     Raises:
         VoiceError: it cannot be read.
     """
-    tell(ClientVoice.load(path).id)
+    print_report(ClientVoice.load(options.voice).id)
     return OK
 
 
-def health(client: Client, *, timeout_s: float, audio_format: AudioFormat) -> int:
-    """Speak three tokens and print in one line how long it took; closes the client.
+def health(options: argparse.Namespace) -> int:
+    """Speak three tokens and print in one line how long it took.
 
     Raises:
         ClientError: the server does not work; the class says in which way.
     """
-    with client:
-        state = client.health(timeout_s=timeout_s, audio_format=audio_format)
+    options.connect_timeout = min(options.connect_timeout, options.timeout)
+    with client_of(options) as client:
+        state = client.health(timeout_s=options.timeout, audio_format=options.audio_format)
     if state.first_audio_s is None:
-        tell(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
+        print_report(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
     else:
-        tell(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+        print_report(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
     return OK
 
 

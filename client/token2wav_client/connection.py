@@ -109,16 +109,12 @@ class Endpoint:
             metadata |= [_header("authorization", f"Bearer {self.token}", shown="token")]
         object.__setattr__(self, "metadata", tuple(metadata.items()))
 
-    def channel(self) -> Any:
-        """A grpc.Channel; it connects when it is first used."""
-        return self._channel(grpc)
+    def channel(self, library: Any = grpc) -> Any:
+        """Make a channel, which connects when it is first used.
 
-    def aio_channel(self) -> Any:
-        """A grpc.aio.Channel, for the event loop that runs."""
-        return self._channel(grpc.aio)
-
-    def _channel(self, library: Any) -> Any:
-        """From grpc or grpc.aio, which make them by the same names."""
+        Args:
+            library: grpc, or grpc.aio for the event loop that runs.
+        """
         limit = self.max_message_mib * _MIB
         options: list[tuple[str, str | int]] = [
             *_CHANNEL_OPTIONS,

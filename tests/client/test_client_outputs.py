@@ -1,4 +1,4 @@
-"""Samples for a pipe and for a loudspeaker. With a server: tests/server/test_client_outputs.py."""
+"""Samples for a pipe and for a loudspeaker. With a server: tests/server/test_commands.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from token2wav_client import OutputError
 from token2wav_client.cli import main
-from token2wav_client.pcm import PcmFormat, PcmWriter
 from token2wav_client.player import Player
+from token2wav_client.writer import PcmFormat, PcmWriter
 
 LOUD = np.array([0.0, 0.5, -0.5, 1.5, -1.5], np.float32)
 
@@ -48,7 +48,7 @@ def test_samples_in_a_pipe(
 
 
 def test_a_full_device_behind_standard_output_is_named() -> None:
-    code = "from token2wav_client.pcm import PcmWriter; import numpy; PcmWriter().write(numpy.zeros(9, numpy.int16))"
+    code = "from token2wav_client.writer import PcmWriter; import numpy; PcmWriter().write(numpy.zeros(9, numpy.int16))"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert "OutputError: out: cannot write to standard output (No space left on device)" in done.stderr

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from token2wav_client.report import as_json, as_table
-from token2wav_client.stats import ChunkTiming, summarize
+from token2wav_client.stats import ChunkTiming, as_json, as_table, summarize
 
 
 def timing(index: int, seconds: float, arrival_s: float) -> ChunkTiming:
