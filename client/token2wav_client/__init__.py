@@ -1,4 +1,4 @@
-"""Streaming gRPC client of the Triton model `token2wav`: speech tokens out, 24 kHz audio in.
+"""Streaming gRPC client of the Triton model `token2wav`: sends speech tokens, receives 24 kHz audio.
 
     from token2wav_client import Client, ClientVoice
 
@@ -7,16 +7,7 @@
         for chunk in client.synthesize(token_batches, voice):   # sends while it receives
             play(chunk.audio)
 
-    with Client("localhost:8001") as client, client.open(voice) as utterance:
-        utterance.push([17, 4711])                              # any thread
-        utterance.finish()
-        for chunk in utterance:                                 # one other thread
-            play(chunk.audio)
-
-    async with AsyncClient("localhost:8001") as client:         # the same names
-        async for chunk in client.synthesize(token_batches, voice):
-            await play(chunk.audio)
-
+`AsyncClient` has the same names for asyncio, and `Client.open` an utterance to push tokens into.
 It stands alone: numpy, soundfile, tqdm, safetensors, tenacity and tritonclient are all it imports.
 """
 

@@ -1,4 +1,4 @@
-"""Lets `python -m token2wav_client` do what `token2wav-client` does."""
+"""Entry point of `python -m token2wav_client`: runs the command `token2wav-client`."""
 
 from __future__ import annotations
 

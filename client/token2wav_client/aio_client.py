@@ -1,4 +1,4 @@
-"""Client for asyncio: `Client` by the same names, with tasks in place of threads and no locks."""
+"""Client for asyncio: speaks utterances in tasks of an event loop, by the names of the client for threads."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
 
 class AsyncUtterance(BaseUtterance):
-    """Utterance on a gRPC stream: tokens in, chunks out. Made by `AsyncClient.open`; use it in an `async with`.
+    """Utterance on a gRPC stream of an event loop: takes tokens, yields chunks of audio.
+
+    Made by `AsyncClient.open`; use it in an `async with`, and iterate with `async for`.
 
     `push`, `finish`, `cancel` and `fail` never wait, and are plain functions for that reason. All belong to the
-    event loop in which the utterance was opened; one task may iterate, with `async for`. Iterating ends after the final
-    chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that wait to be taken are kept in memory.
+    event loop in which the utterance was opened; one task may iterate. Iterating ends after the final chunk,
+    or after `cancel`, and raises what went wrong otherwise. Chunks that wait to be taken are kept in memory.
     """
 
     async def close(self) -> None:
-        """End the utterance: gracefully if it is complete, else by cancelling. The server is told before this waits."""
+        """End the utterance, gracefully if it is complete, else by cancelling. The server is told before this waits."""
         try:
             if self.complete:
                 await asyncio.wait([self._receiver], timeout=CLOSE_GRACE_S)
@@ -49,7 +51,7 @@ class AsyncUtterance(BaseUtterance):
         return self
 
     async def __anext__(self) -> AudioChunk:
-        while (chunk := self._take(StopAsyncIteration)) is None:
+        while (chunk := self._next_chunk(StopAsyncIteration)) is None:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), self._patience_s())
@@ -63,21 +65,20 @@ class AsyncUtterance(BaseUtterance):
         self._receiver = asyncio.create_task(self._receive(), name=f"utterance-{self.id}")
 
     async def _receive(self) -> None:
-        with self._told():
+        with self._final_errors():
             await self._retrying(self._attempt)
 
     async def _attempt(self) -> None:
-        rpc = self._dial()
+        rpc = self._start_attempt()
         if rpc is not None:
-            with self._judged():
+            with self._attempt_errors():
                 async for message in rpc:
                     self._accept(message)
 
     def _new_outbox(self) -> asyncio.Queue[Any]:
         return asyncio.Queue()
 
-    async def _requests(self) -> AsyncIterator[Any]:
-        outbox = self._outbox
+    async def _requests(self, outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
         while (request := await outbox.get()) is not None:
             yield request
 
@@ -94,7 +95,7 @@ class AsyncUtterance(BaseUtterance):
 
 
 class AsyncClient(BaseClient[AsyncUtterance]):
-    """A connection to a Triton server that runs the model `token2wav`. Made and used in one event loop.
+    """Client of a Triton server with the model `token2wav`: opens utterances in the event loop in which it was made.
 
         async with AsyncClient("localhost:8001") as client:
             async for chunk in client.synthesize(batches_of_tokens, voice):
@@ -149,16 +150,8 @@ class AsyncClient(BaseClient[AsyncUtterance]):
 
         The batches are taken in a task of their own. Leaving the loop early cancels both.
 
-        Args:
-            token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
-                An ordinary iterable must not wait for anything.
-            voice: the voice to speak in, or the id or name of one that the server knows.
-            audio_format: dtype of the chunks' samples.
-            keep_open: as in `open`.
-            steps: as in `open`.
-
-        Raises:
-            Exception: as `Client.synthesize` does.
+        Arguments and errors are those of `Client.synthesize`. An ordinary iterable of batches must not wait for
+        anything.
         """
         batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
         utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
@@ -193,7 +186,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         return self._new_utterance(AsyncUtterance, call, retries)
 
     async def _check_ready(self) -> None:
-        with self._translated():
+        with self._grpc_errors():
             self._note_ready(await self._ask_ready())
 
     async def _metadata(self) -> Any | None:

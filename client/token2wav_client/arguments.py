@@ -1,4 +1,4 @@
-"""Arguments that several commands have: how to reach a server, and numbers with bounds."""
+"""Command-line arguments that commands share: add those that reach a server, read numbers with bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Add what `client_of` needs, but for `timeout`, which commands define for themselves."""
+    """Add the arguments that `client_of` needs, except `--timeout`, which each command defines."""
     server = parser.add_argument_group("server")
     server.add_argument(
         "--url", default="localhost:8001", metavar="HOST:PORT", help="gRPC endpoint (default: %(default)s)"
@@ -58,7 +58,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def add_retry(parser: argparse.ArgumentParser) -> None:
-    """Add `--retry`."""
+    """Add the argument `--retry`."""
     parser.add_argument(
         "--retry",
         type=not_negative_int,
@@ -70,7 +70,7 @@ def add_retry(parser: argparse.ArgumentParser) -> None:
 
 
 def client_of(options: argparse.Namespace, *, retries: int = 0) -> Client:
-    """Make the client that the arguments describe.
+    """Make the client that parsed arguments describe.
 
     Raises:
         InputError: an argument, or a file that one names, cannot be used.
@@ -96,7 +96,7 @@ def _tls(options: argparse.Namespace) -> Tls | None:
 
 
 def _token(file: str | None) -> str | None:
-    """A token must not be an argument itself: everybody on a machine can read those."""
+    """Read the access token from its file or the environment; everybody on a machine could read an argument."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:
@@ -132,7 +132,7 @@ def _integer(text: str, least: int) -> int:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     value = not_negative(text)
     if value == 0:
         raise argparse.ArgumentTypeError("must be above 0")
@@ -140,7 +140,7 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """A finite number from 0 on."""
+    """Read a finite number from 0 on."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The audio of an utterance: one piece of it, and its usual rates."""
+"""Audio chunks of an utterance with their timing, and the usual sample rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AudioArray = npt.NDArray[np.float32] | npt.NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
-    """One chunk of an utterance as it arrived.
+    """Audio chunk of an utterance: holds its samples and tells when they arrived.
 
     Attributes:
         audio: samples, mono, shape (samples,), float32 in [-1, 1] or int16.
@@ -43,5 +43,5 @@ class AudioChunk:
 
     @property
     def duration_s(self) -> float:
-        """Seconds of sound in this chunk."""
+        """Duration of the chunk's audio in seconds."""
         return len(self.audio) / self.sample_rate

@@ -1,4 +1,4 @@
-"""Settings of a client, checked before it connects, and its utterances, for threads and for an event loop."""
+"""Base of both clients: checks their settings, asks the server, keeps their utterances and the retry policy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
 class BaseClient(ABC, Generic[UtteranceT]):
-    """Settings and open utterances of `Client` and `AsyncClient`.
+    """Client before it knows of threads or of an event loop: holds settings, connection and open utterances.
 
     Args:
         url: host:port of the server's gRPC endpoint.
@@ -141,7 +141,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
         self._model_seen_ready = True
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _grpc_errors(self) -> Iterator[None]:
         """Raise gRPC's errors as those of this package."""
         try:
             yield
@@ -150,7 +150,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
 
 
 def retry_policy(retries: int) -> dict[str, Any]:
-    """Make the arguments for tenacity's Retrying or AsyncRetrying: one policy for questions and utterances.
+    """Make the retry policy of questions and utterances, as arguments for tenacity's Retrying or AsyncRetrying.
 
     Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a second more. Each
     time it logs a warning.

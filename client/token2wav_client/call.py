@@ -1,4 +1,4 @@
-"""One utterance as messages, over all attempts at it: no connection, clock or lock, for threads and asyncio alike."""
+"""Call of an utterance, over all attempts at it: makes requests, reads responses; no connection, clock or lock."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """What goes out, what comes in, and what is the same when it is all said again to another server.
+    """Call of one utterance: makes its requests, reads the responses, and repeats both for another attempt.
 
     A further attempt sends the same tokens in the same portions, under an id of its own: the server may still hold
     the utterance of the earlier one.
 
     Args:
         model: name of the model.
-        opening: what the first request carries.
+        opening: content of the first request alone.
         repeatable: whether to keep tokens for further attempts.
 
     Attributes:
-        id: of the utterance on the server.
+        id: sequence id of the utterance on the server; every attempt has another one.
         opening: as given.
+        state: protocol state of the attempt that runs.
     """
 
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
@@ -39,28 +40,13 @@ class Call:
         self._token_shape = () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         self._said: list[tuple[TokenArray, bool]] = []
         self._delivered = Delivered()
-        self._state = ProtocolState(opening.keep_open, self._delivered)
+        self.state = ProtocolState(opening.keep_open, self._delivered)
         self._interrupted = False
 
     @property
-    def tokens(self) -> int:
-        """Tokens sent so far."""
-        return self._state.tokens
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last request was made."""
-        return self._state.ended
-
-    @property
-    def complete(self) -> bool:
-        """Whether the final chunk came, with all samples."""
-        return self._state.complete
-
-    @property
     def owed_since(self) -> float | None:
-        """Since when the server owes an answer and was silent; None while it owes none, or no attempt runs."""
-        return None if self._interrupted else self._state.owed_since
+        """Time since which the server owes an answer and was silent; None while it owes none, or no attempt runs."""
+        return None if self._interrupted else self.state.owed_since
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
         """Make the next request.
@@ -78,24 +64,24 @@ class Call:
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
             tokens = tokens.reshape(0, *self._token_shape)
-        elif self._state.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
+        elif self.state.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
             raise TokenError(f"tokens: shape {tokens.shape} after others of {self._token_shape} each")
         self._token_shape = tokens.shape[1:]
-        if self._state.ended:
+        if self.state.ended:
             raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
-        if end and not self._state.tokens + len(tokens):
+        if end and not self.state.tokens + len(tokens):
             raise InputError("tokens: none, an utterance needs at least 1")
         if self._repeatable:
             self._said.append((tokens, end))
         return self._next(tokens, now, end)
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
-        """Read a response; return its audio, or what the listener does not have of it.
+        """Read a response; return the part of its audio that was not delivered before.
 
         Raises:
             ServerError, ProtocolError: as `read_response` and `ProtocolState.received` do.
         """
-        return self._state.received(read_response(message, self.opening.audio_format), now)
+        return self.state.received(read_response(message, self.opening.audio_format), now)
 
     def interrupt(self) -> None:
         """Note that the attempt is over without its audio: the server owes nothing until `again`."""
@@ -104,13 +90,13 @@ class Call:
     def again(self, now: float) -> list[Any]:
         """Begin another attempt; return all requests made so far, to be sent first."""
         self.id = str(uuid4())
-        self._state = ProtocolState(self.opening.keep_open, self._delivered)
+        self.state = ProtocolState(self.opening.keep_open, self._delivered)
         self._interrupted = False
         return [self._next(tokens, now, end) for tokens, end in self._said]
 
     def _next(self, tokens: TokenArray, now: float, end: bool) -> Any:
-        number = self._state.requests
+        number = self.state.requests
         opening = self.opening if number == 0 else None
         request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
-        self._state.sent(len(tokens), now, end=end)
+        self.state.sent(len(tokens), now, end=end)
         return request

@@ -1,4 +1,4 @@
-"""The command `token2wav-client`: its arguments, and how its errors and exit codes reach the shell."""
+"""Command line of `token2wav-client`: parses arguments, runs a command, turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ times in the report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code (see EXIT_CODES)."""
+    """Run the command and return its exit code (one of `EXIT_CODES`)."""
     options = _parser().parse_args(arguments)
     # Warnings: what is tried again, and what of a text was skipped.
     logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which stops a command as Ctrl-C does."""
+    """Interrupt by SIGTERM, which stops a command as Ctrl-C does."""
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Lets the first SIGTERM raise, so that what was received is kept and told; a second one ends the process."""
+    """Context in which the first SIGTERM raises, so that received audio is kept; a second one ends the process."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

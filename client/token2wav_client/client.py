@@ -1,4 +1,4 @@
-"""Client for threads: utterances that one thread iterates while others push."""
+"""Client for threads: speaks utterances that one thread iterates while others push tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from token2wav_client.voice import ClientVoice
 
 
 class Utterance(BaseUtterance):
-    """Utterance on a gRPC stream: tokens in, chunks out. Made by `Client.open`; use it in a `with`, and iterate.
+    """Utterance on a gRPC stream: takes tokens, yields chunks of audio. Made by `Client.open`; use it in a `with`.
 
     `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may iterate.
     Iterating ends after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that
@@ -31,7 +31,7 @@ class Utterance(BaseUtterance):
     """
 
     def close(self) -> None:
-        """End the utterance and wait for its threads: gracefully if it is complete, else by cancelling."""
+        """End the utterance, gracefully if it is complete, else by cancelling, and wait for its threads."""
         if self.complete:
             self._receiver.join(CLOSE_GRACE_S)
         self.cancel()
@@ -49,7 +49,7 @@ class Utterance(BaseUtterance):
 
     def __next__(self) -> AudioChunk:
         with self._changed:
-            while (chunk := self._take(StopIteration)) is None:
+            while (chunk := self._next_chunk(StopIteration)) is None:
                 patience_s = self._patience_s()
                 if patience_s is None or patience_s > 0:
                     self._changed.wait(patience_s)
@@ -64,13 +64,13 @@ class Utterance(BaseUtterance):
         self._receiver.start()
 
     def _receive(self) -> None:
-        with self._told():
+        with self._final_errors():
             self._retrying(self._attempt)
 
     def _attempt(self) -> None:
-        rpc = self._dial()
+        rpc = self._start_attempt()
         if rpc is not None:
-            with self._judged():
+            with self._attempt_errors():
                 for message in rpc:
                     self._accept(message)
 
@@ -81,8 +81,8 @@ class Utterance(BaseUtterance):
     def _new_outbox(self) -> SimpleQueue[Any]:
         return SimpleQueue()
 
-    def _requests(self) -> Iterator[Any]:
-        return iter(self._outbox.get, None)
+    def _requests(self, outbox: SimpleQueue[Any]) -> Iterator[Any]:
+        return iter(outbox.get, None)
 
     def _notify(self) -> None:
         self._changed.notify_all()
@@ -94,7 +94,7 @@ class Utterance(BaseUtterance):
 
 
 class Client(BaseClient[Utterance]):
-    """A connection to a Triton server that runs the model `token2wav`. Thread-safe; use it in a `with`.
+    """Client of a Triton server with the model `token2wav`: opens utterances. Thread-safe; use it in a `with`.
 
         with Client("localhost:8001") as client:
             for chunk in client.synthesize([tokens], voice):
@@ -225,7 +225,7 @@ class Client(BaseClient[Utterance]):
         return self._new_utterance(Utterance, call, retries)
 
     def _check_ready(self) -> None:
-        with self._translated():
+        with self._grpc_errors():
             self._note_ready(self._ask_ready())
 
     def _metadata(self) -> Any | None:
@@ -253,6 +253,6 @@ _open_clients: WeakSet[Client] = WeakSet()
 
 @atexit.register
 def _close_forgotten() -> None:
-    """Close what a program left open, while gRPC's threads still run: once they are gone, cancelling would hang."""
+    """Close the clients that a program left open while gRPC's threads still run: later, cancelling would hang."""
     for client in list(_open_clients):
         client.close()

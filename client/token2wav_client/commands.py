@@ -1,4 +1,4 @@
-"""What the subcommands do, once their arguments are understood."""
+"""Commands of `token2wav-client`: synthesize, check the server's health, print a voice's id."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STANDARD_OUTPUT = "-"
 
 
 class Sink(Protocol):
-    """Where audio goes."""
+    """Output of audio: a file, a pipe or a loudspeaker takes samples."""
 
     samples: int
 
     def write(self, audio: AudioArray, sample_rate: int) -> None:
-        """Take samples, shape (samples,), of which a second has `sample_rate`."""
+        """Take samples, shape (samples,), at `sample_rate` per second."""
 
 
 def synth(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Where a server is and how it may be reached: address, TLS, headers, sizes. Checked here, before anything connects."""
+"""Connection settings of a client: address, TLS, headers and message size, checked before anything connects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """Encryption, and who has to prove what.
+    """TLS settings of a connection: name the authorities to trust and the client's certificate.
 
     Attributes:
         ca: PEM file with the authorities to trust; None for the public ones that come with gRPC.
@@ -63,7 +63,7 @@ class Tls:
             _check("cert, key", f"{cert}, {key}", lambda: context.load_cert_chain(cert, key, _no_password))
 
     def credentials(self) -> Any:
-        """What gRPC makes a channel of."""
+        """Make the channel credentials for gRPC."""
         return grpc.ssl_channel_credentials(
             *(path and Path(path).read_bytes() for path in (self.ca, self.key, self.cert))
         )
@@ -71,7 +71,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server as a client reaches it.
+    """Endpoint of a server: holds its address, TLS and headers, and makes channels to it.
 
     Args:
         url: host:port of the gRPC endpoint.

@@ -1,4 +1,4 @@
-"""Everything that can go wrong for a user of this package, each with a class, a sentence and an exit code.
+"""Errors that the package raises, each with a class, a sentence and an exit code.
 
 Messages are one sentence: what is wrong, what was expected, and where it helps, what to do.
 """
@@ -31,7 +31,7 @@ EXIT_CODES: dict[int, str] = {
 
 
 class ClientError(Exception):
-    """Base of all errors that this package raises on purpose.
+    """Base error of the package: says its exit code, and whether to try again.
 
     Attributes:
         exit_code: of the command.
@@ -43,64 +43,64 @@ class ClientError(Exception):
 
 
 class InputError(ClientError):
-    """Something that the caller handed over cannot be used."""
+    """Input error: an argument or a file of the caller cannot be used."""
 
     exit_code = BAD_INPUT
 
 
 class TokenError(InputError):
-    """Speech tokens that cannot be read: wrong text, type, shape or range."""
+    """Token error: speech tokens have the wrong text, type, shape or range."""
 
 
 class VoiceError(InputError):
-    """A voice that does not have the fields, shapes or numbers that the model needs."""
+    """Voice error: a voice lacks the fields, shapes or numbers that the model needs."""
 
 
 class OutputError(InputError):
-    """The output file cannot be created or written."""
+    """Output error: a file, pipe or audio device cannot be opened or written."""
 
 
 class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, named as users speak of it
-    """Nobody answers at the address, or the server went away in the middle of a call."""
+    """Connection error: no server answers at the address, or it went away in the middle of a call."""
 
     exit_code = UNAVAILABLE
     transient = True
 
 
 class ModelNotReadyError(ServerUnavailable):
-    """The server answers, but the model is missing, still loading, or failed to load; or it is shutting down."""
+    """Readiness error: the model is missing, still loading or failed to load, or its server is shutting down."""
 
     exit_code = NOT_READY
 
 
 class AccessError(ClientError):
-    """TLS failed, or the server, or a proxy before it, wants another token or certificate."""
+    """Access error: TLS failed, or the server or a proxy before it wants another token or certificate."""
 
     exit_code = DENIED
 
 
 class ServerError(ClientError):
-    """The server refused or failed the utterance; the message is the server's."""
+    """Server error: the server refused or failed the utterance; the message is the server's."""
 
     exit_code = REFUSED
 
 
 class TransientServerError(ServerError):
-    """The server could not do it now, with nothing wrong about the utterance: it is full, shuts down, or restarts."""
+    """Transient server error: the server is full, shuts down or restarts; nothing is wrong with the utterance."""
 
     transient = True
 
 
 class ProtocolError(ServerError):
-    """The server answered with something that the protocol does not allow."""
+    """Protocol error: the server's answer breaks the protocol."""
 
 
 class ResponseTimeoutError(ClientError):
-    """The server owed an answer and gave none within the time-out."""
+    """Time-out error: the server owed an answer and gave none in time."""
 
     exit_code = TIMED_OUT
     transient = True
 
 
 class UtteranceClosedError(ClientError):
-    """Tokens were pushed into an utterance that is already finished, cancelled or closed."""
+    """State error: tokens were pushed after the end of an utterance, or a closed client was to open one."""

@@ -1,4 +1,4 @@
-"""What a failure means to a user: one place that turns status codes and the server's sentences into errors."""
+"""Errors of gRPC: translate status codes and the server's sentences into errors of this package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRANSIENT = re.compile(
 
 
 def error_of_rpc(error: Any, url: str) -> ClientError:
-    """Translate a grpc.RpcError of a call to `url`."""
+    """Translate the grpc.RpcError of a call to `url`."""
     code = error.code()
     details = " ".join((error.details() or code.name).split())
     if code in _DENIED:

@@ -1,4 +1,4 @@
-"""Health as a caller would feel it: a tiny utterance, spoken for real and checked.
+"""Health check of a server: speaks a tiny utterance for real and examines its audio.
 
 What a server says of itself is not enough: Triton stays ready when the process that runs the model has died or hangs.
 """
@@ -23,7 +23,7 @@ _USUAL = (("prompt_mel", MEL_BINS), ("speaker_embedding", SPEAKER_SIZE))
 
 
 def voice_of(metadata: Any | None) -> ClientVoice:
-    """The voice of a model's tiny utterance.
+    """Make the voice of the tiny utterance for a model.
 
     It is a speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small
     one.
@@ -42,7 +42,7 @@ def voice_of(metadata: Any | None) -> ClientVoice:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a tiny utterance showed.
+    """Health of a server: tells how long the tiny utterance took.
 
     Attributes:
         first_audio_s: seconds from the sending of its tokens to its first audio; None from a server that has no room
@@ -55,12 +55,12 @@ class Health:
 
 
 def tokens_for(voice: ClientVoice) -> TokenArray:
-    """Three tokens of as many codes as those of a voice's prompt."""
+    """Make three tokens of as many codes as those of a voice's prompt."""
     return np.broadcast_to(np.array(TOKENS, np.int32), (*voice.prompt_tokens.shape[:0:-1], len(TOKENS))).T
 
 
 class Examination:
-    """Stopwatch and judge of a tiny utterance; a context in which the utterance is spoken.
+    """Examination of the tiny utterance: times it, checks its audio and judges its failure, as a context around it.
 
     Args:
         timeout_s: seconds for all of it.
@@ -79,7 +79,7 @@ class Examination:
         return ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {self.timeout_s:.2g} s")
 
     def hear(self, chunk: AudioChunk) -> None:
-        """Take a chunk.
+        """Check a chunk of audio.
 
         Raises:
             ProtocolError: its samples are not finite.
@@ -90,7 +90,7 @@ class Examination:
             self._first_audio_s = chunk.arrival_s
 
     def result(self) -> Health:
-        """Sum up an utterance that is over."""
+        """Return the health that the finished utterance showed."""
         return Health(self._first_audio_s, time.monotonic() - self._began)
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""Readers of input files that bound what a file may hold before they take memory for it.
+"""Readers of input files: bound the size of an array before they take memory for it.
 
 The header of an array may announce any size, and an archive may unpack to a thousand times its own.
 """
@@ -33,7 +33,7 @@ _SHOWN_CHARS = 200
 
 
 def reason(error: BaseException) -> str:
-    """One short line that says why a file cannot be read."""
+    """Put into one short line why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
         return "it is nested too deep"
     text = " ".join(str(error).split()) or type(error).__name__
@@ -42,7 +42,7 @@ def reason(error: BaseException) -> str:
 
 
 def content_of(path: Path) -> bytes:
-    """Content of a file.
+    """Read the content of a file.
 
     Raises:
         OSError: it cannot be opened or read.
@@ -56,7 +56,7 @@ def content_of(path: Path) -> bytes:
 
 
 def array_in_npy(content: bytes) -> npt.NDArray[Any]:
-    """Array in the content of a `.npy` file; pickled objects are refused.
+    """Read the array in the content of a `.npy` file; pickled objects are refused.
 
     Raises:
         ValueError: no such file, or one that ends before the array that its header announces.
@@ -78,7 +78,7 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
 
 
 def arrays_in_npz(content: bytes, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Those arrays of the content of a `.npz` file that have one of the names.
+    """Read those arrays in the content of a `.npz` file that have one of the names.
 
     Raises:
         BadZipFile: no archive.

@@ -1,4 +1,4 @@
-"""Input data for NVIDIA's perf_analyzer: an utterance as the one request that it will send again and again.
+"""Input data for NVIDIA's perf_analyzer: write an utterance as the request that it repeats.
 
 perf_analyzer has no tensors of its own that this server would take: tokens must be in the vocabulary, and the prompt's
 mel must fit its tokens. So what to send is written to a file, in perf_analyzer's JSON format.
@@ -46,7 +46,7 @@ def add_perf_data(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def perf_data(tokens: TokenArray, voice: ClientVoice) -> dict[str, Any]:
-    """The utterance as perf_analyzer's document: one stream of one step.
+    """Make perf_analyzer's document of an utterance: one stream of one step.
 
     Args:
         tokens: int32, shape (tokens,).
@@ -64,7 +64,7 @@ def perf_data(tokens: TokenArray, voice: ClientVoice) -> dict[str, Any]:
 
 
 def of_length(tokens: TokenArray, seconds: float) -> TokenArray:
-    """Tokens cut, or repeated from their start, to an utterance of a length; at least one."""
+    """Cut tokens, or repeat them from their start, to a duration; at least one is left."""
     count = max(1, round(seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
     return np.resize(tokens, (count, *tokens.shape[1:])) if len(tokens) else tokens
 

@@ -1,4 +1,4 @@
-"""Playing an utterance while it arrives, through the optional library sounddevice."""
+"""Playback of an utterance while it arrives, through the optional library sounddevice."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 
 
 class Player:
-    """The default audio device, from entering to leaving. Left by an exception it falls silent at once, else when all
-    was heard.
+    """Player of samples on the default audio device.
+
+    As a context it stops when all was heard, and at once when an exception leaves it.
 
     Args:
         audio_format: dtype of the samples that it will be given.

@@ -1,4 +1,4 @@
-"""The books of one utterance: what was sent, what came back, what is owed. No clock and no connection."""
+"""Protocol state of one utterance: notes requests and responses, times chunks; no clock and no connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from token2wav_client.wire import ReceivedChunk, Response
 
 @dataclass(slots=True)
 class Delivered:
-    """What the listener has of an utterance, over all attempts at it; times on the clock of the caller.
+    """Delivered audio of an utterance, counted over all attempts at it; times are on the clock of the caller.
 
     Attributes:
         samples: of audio.
@@ -30,7 +30,7 @@ class Delivered:
 
 
 class ProtocolState:
-    """Numbers requests, times chunks and holds the server to the protocol, in one attempt at an utterance.
+    """Protocol state of one attempt at an utterance: numbers requests, times chunks, checks the server's answers.
 
     Args:
         keep_open: the first request is answered to the end only when the utterance ends, so that it is not
@@ -42,6 +42,7 @@ class ProtocolState:
         samples: samples received, those included that were delivered before.
         ended: the last request was sent.
         complete: the final chunk came, with all samples.
+        owed_since: since when the server owes an answer and was silent; None while it owes none.
     """
 
     def __init__(self, keep_open: bool, delivered: Delivered | None = None) -> None:
@@ -49,23 +50,18 @@ class ProtocolState:
         self.samples = 0
         self.ended = False
         self.complete = False
+        self.owed_since: float | None = None
         self._keep_open = keep_open
         self._sent_at: list[float] = []
         self._tokens_after: list[int] = []  # tokens sent up to and with request i: sorted
         self._unanswered: set[str] = set()
-        self._owed_since: float | None = None
         self._delivered = delivered or Delivered()
         self._chunks = 0
 
     @property
     def requests(self) -> int:
-        """Requests sent so far; also the number of the next one."""
+        """Number of requests sent so far; also the number of the next one."""
         return len(self._sent_at)
-
-    @property
-    def owed_since(self) -> float | None:
-        """Since when the server owes an answer and was silent; None while it owes none."""
-        return self._owed_since
 
     def sent(self, tokens: int, now: float, *, end: bool) -> None:
         """Note that the next request goes out, with this many tokens."""
@@ -76,8 +72,8 @@ class ProtocolState:
         self._tokens_after.append(self.tokens)
         if self._delivered.started_at is None and tokens:
             self._delivered.started_at = now
-        if self._owed_since is None and self._owes():
-            self._owed_since = now
+        if self.owed_since is None and self._owes():
+            self.owed_since = now
 
     def received(self, response: Response, now: float) -> AudioChunk | None:
         """Note a response; return its chunk, timed, or what is new of it.
@@ -89,7 +85,7 @@ class ProtocolState:
         chunk = self._timed(response.chunk, response.request_id, now) if response.chunk else None
         if response.last_of_request:
             self._unanswered.discard(response.request_id)
-        self._owed_since = now if self._owes() else None
+        self.owed_since = now if self._owes() else None
         if self.ended and not self._unanswered and not self.complete:
             raise ProtocolError(
                 f"final: the server ended the utterance after {self._chunks} chunks, none of them final"

@@ -1,4 +1,4 @@
-"""How an utterance arrived: per chunk and in total."""
+"""Statistics of an utterance's arrival, per chunk and in total, printed as a table or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'late
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """One chunk's numbers; `arrival_s`, `latency_s`, `gap_s` and `sample_rate` as defined by AudioChunk."""
+    """Timing of one chunk, without its audio; fields have the meaning that `AudioChunk` gives them."""
 
     index: int
     samples: int
@@ -28,18 +28,18 @@ class ChunkTiming:
 
     @property
     def duration_s(self) -> float:
-        """Seconds of sound."""
+        """Duration of the chunk's audio in seconds."""
         return self.samples / self.sample_rate
 
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
-        """Keep a chunk's numbers and let go of its audio."""
+        """Take the timing of a chunk, without its audio."""
         return cls(chunk.index, len(chunk.audio), chunk.arrival_s, chunk.latency_s, chunk.gap_s, chunk.sample_rate)
 
 
 @dataclass(frozen=True, slots=True)
 class UtteranceStats:
-    """The whole utterance; times are in seconds since its first tokens were sent.
+    """Statistics of a whole utterance; times are in seconds since its first tokens were sent.
 
     Attributes:
         chunks: each chunk, in order.
@@ -61,7 +61,7 @@ class UtteranceStats:
 
 
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
-    """Work out the totals of chunks in their order of arrival."""
+    """Sum up chunks in their order of arrival."""
     audio_s = sum(chunk.duration_s for chunk in chunks)
     first_audio_s = chunks[0].arrival_s if chunks else None
     total_s = chunks[-1].arrival_s if chunks else None
@@ -78,7 +78,7 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
 
 
 def _stalls(chunks: Sequence[ChunkTiming]) -> list[float]:
-    """Seconds of each silence, if playback starts with the first chunk and resumes with each late one."""
+    """List the seconds of each silence, if playback starts with the first chunk and resumes with each late one."""
     stalls: list[float] = []
     played_until_s = chunks[0].arrival_s if chunks else 0.0
     for chunk in chunks:
@@ -105,12 +105,12 @@ def print_report(text: str, file: TextIO | None = None) -> None:
 
 
 def as_json(stats: UtteranceStats) -> str:
-    """One JSON object on one line: the fields of UtteranceStats, `chunks` as a list of objects."""
+    """Format statistics as one JSON object on one line: the fields of UtteranceStats, `chunks` as a list of objects."""
     return json.dumps(asdict(stats))
 
 
 def as_table(stats: UtteranceStats) -> str:
-    """A line per chunk, then the totals."""
+    """Format statistics as a table: a line per chunk, then the totals."""
     first, total, factor = map(_number, (stats.first_audio_s, stats.total_s, stats.real_time_factor))
     return "\n".join(
         [

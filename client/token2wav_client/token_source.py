@@ -1,4 +1,4 @@
-"""Where the command line's tokens come from: an array file, a text file, or a pipe still being written."""
+"""Token sources of the command line: read an array file, a text file, or a pipe that is still written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("token2wav_client")
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Tokens in the pieces in which they become known.
+    """Token source: yields tokens in the pieces in which they become known.
 
     Attributes:
         pieces: iterated once; each piece is a sequence of tokens, which are integers or lists of codes.
@@ -38,7 +38,7 @@ class TokenSource:
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
-    """Open tokens for reading.
+    """Open a token source.
 
     Args:
         name: `-` for text on standard input, `*.npy` (integers, one dimension, or two: tokens by codebooks), `*.json`
@@ -78,7 +78,7 @@ def _read_json(content: bytes) -> Any:
 
 
 def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator[Sequence[Token]]:
-    """Tokens of text with so many codes in each, as soon as all codes of one are there."""
+    """Group codes of text into tokens of several codebooks, as soon as all codes of one are there."""
     if codebooks == 1:
         yield from pieces
         return

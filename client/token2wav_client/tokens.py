@@ -1,4 +1,4 @@
-"""Speech tokens from text that may be cut anywhere, and the check that all tokens pass before sending."""
+"""Speech tokens: parse them from text that may be cut anywhere, check them before they are sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BEGUN = re.compile(
 
 
 class TokenParser:
-    """Reads `<|s_123|>`, `<|speech_123|>` and plain integers from text that arrives in pieces.
+    """Parser of speech tokens: reads `<|s_123|>`, `<|speech_123|>` and integers from text that arrives in pieces.
 
     White space and commas between tokens are skipped; so are a language model's special tokens, such as
     `<|endofprompt|>`, and byte-order marks, which are counted. Anything else is an error that names its position.
@@ -114,7 +114,7 @@ def _excerpt(text: bytes, length: int = 20) -> str:
 
 
 def as_tokens(values: npt.ArrayLike) -> TokenArray:
-    """Check a sequence of tokens and convert it to what goes over the wire.
+    """Check a sequence of tokens and convert it to the array that is sent.
 
     Args:
         values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per token; may be empty.
@@ -146,7 +146,7 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
 
 
 def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
-    """Batches of tokens as `synthesize` takes them; a flat array or sequence of integers is a single batch.
+    """Convert tokens to the batches that `synthesize` iterates; a flat array or sequence of integers is one batch.
 
     Raises:
         TokenError: text, or nothing that can be iterated.

@@ -1,7 +1,7 @@
-"""State of an utterance that threads and an event loop share: all of it but waiting.
+"""Base of both kinds of utterance: keeps its state, its attempts and its end; only waiting is left to them.
 
 The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk takes longer through
-the loop, the more so with several streams, and after it a child process that forks off crashes inside gRPC.
+the loop, the more so with several streams, and a process that forks afterwards has a child that crashes or hangs there.
 
 The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one holds a single stream
 per connection, says nothing when a server ends the stream early, and leaves a thread behind per cancelled stream.
@@ -35,7 +35,7 @@ CLOSE_GRACE_S = 2.0  # for the server to end its side of a complete utterance be
 
 
 class BaseUtterance(ABC):
-    """Utterance on a gRPC stream: tokens go out while chunks come in, in one attempt or several.
+    """Utterance on a gRPC stream: sends tokens while chunks arrive, in one attempt or several.
 
     Args:
         start_rpc: starts the stream on an iterator of requests.
@@ -80,12 +80,12 @@ class BaseUtterance(ABC):
     @property
     def complete(self) -> bool:
         """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
-        return self._call.complete
+        return self._call.state.complete
 
     @property
     def tokens(self) -> int:
         """Number of tokens sent so far."""
-        return self._call.tokens
+        return self._call.state.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens; never waits for the server.
@@ -127,19 +127,19 @@ class BaseUtterance(ABC):
 
     @abstractmethod
     def _begin(self, retries: int) -> None:
-        """Start what receives; called once, when all else is there."""
+        """Start the thread or task that receives; called once, at the end of the constructor."""
 
     @abstractmethod
     def _new_outbox(self) -> Any:
         """Make a queue for requests to an attempt; None in it ends them."""
 
     @abstractmethod
-    def _requests(self) -> Any:
-        """Iterate over the outbox as gRPC wants it, up to the None."""
+    def _requests(self, outbox: Any) -> Any:
+        """Iterate over an outbox as gRPC wants it, up to the None."""
 
     @abstractmethod
     def _notify(self) -> None:
-        """Wake who waits for a change of the state."""
+        """Wake the thread or task that waits for a change of the state."""
 
     @abstractmethod
     def _hang_up(self) -> None:
@@ -151,7 +151,7 @@ class BaseUtterance(ABC):
 
     @property
     def _over(self) -> bool:
-        return bool(self._failure or self._cancelled or self._call.complete)
+        return bool(self._failure or self._cancelled or self._call.state.complete)
 
     def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
         with self._guard:
@@ -164,13 +164,13 @@ class BaseUtterance(ABC):
                 self._outbox.put_nowait(None)
             self._notify()
 
-    def _take(self, end: type[Exception]) -> AudioChunk | None:
+    def _next_chunk(self, end: type[Exception]) -> AudioChunk | None:
         """Take the next chunk; None if it has to be waited for, `end` is raised if there is none."""
         if self._chunks:
             return self._chunks.popleft()
         if self._failure:
             raise self._failure
-        if self._cancelled or self._call.complete:
+        if self._cancelled or self._call.state.complete:
             raise end
         return None
 
@@ -187,7 +187,7 @@ class BaseUtterance(ABC):
         self._call.interrupt()
         self._hang_up()
 
-    def _dial(self) -> Any:
+    def _start_attempt(self) -> Any:
         """Start an attempt, which sends all earlier requests again; None if the utterance is over."""
         with self._guard:
             if self._over:
@@ -196,10 +196,10 @@ class BaseUtterance(ABC):
                 self._outbox = self._new_outbox()
                 for request in self._call.again(time.monotonic()):
                     self._outbox.put_nowait(request)
-                if self._call.ended:
+                if self._call.state.ended:
                     self._outbox.put_nowait(None)
             self._attempts += 1
-            self._rpc = self._start_rpc(self._requests())
+            self._rpc = self._start_rpc(self._requests(self._outbox))
             self._notify()
             return self._rpc
 
@@ -211,8 +211,8 @@ class BaseUtterance(ABC):
             self._notify()
 
     @contextmanager
-    def _judged(self) -> Iterator[None]:
-        """Let an attempt end in silence if the utterance is over, else in the error that says whether to try again."""
+    def _attempt_errors(self) -> Iterator[None]:
+        """End an attempt without an error if the utterance is over, else with one that says whether to try again."""
         try:
             yield
             error: ClientError = ServerUnavailable(
@@ -236,8 +236,8 @@ class BaseUtterance(ABC):
         raise error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Hand what ends the last attempt to whoever iterates, who would wait for ever otherwise."""
+    def _final_errors(self) -> Iterator[None]:
+        """Fail the utterance with the error of its last attempt, or whoever iterates would wait for ever."""
         try:
             yield
         except ClientError as error:

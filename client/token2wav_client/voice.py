@@ -1,4 +1,4 @@
-"""The voice that an utterance is spoken in: what a client sends of it, checked before it is sent."""
+"""Voices of utterances: read them from files, check them before they are sent, name them by a hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 @dataclass(frozen=True, eq=False)
 class ClientVoice:
-    """A speaker, given by a short prompt. Checked and converted on construction.
+    """Voice of a speaker, given by a short prompt. Checked and converted on construction.
 
     Attributes:
         prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a recording.
@@ -96,7 +96,11 @@ def is_voice_id(text: str) -> bool:
 
 
 def check_known_voice(text: str) -> None:
-    """Raises VoiceError if a text is neither the id nor the name of a voice that a server may know."""
+    """Check that a text may be the id or the name of a voice on a server.
+
+    Raises:
+        VoiceError: it can be neither.
+    """
     if text.endswith((".npz", ".safetensors")):
         raise VoiceError(f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it")
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():

@@ -1,4 +1,4 @@
-"""The protocol as messages: requests built, responses read. No connection and no clock here."""
+"""Messages of the protocol: build requests, read responses; no connection and no clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What only the first request of an utterance carries; a voice that the server knows goes by its id or name."""
+    """Opening of an utterance, sent with its first request; a voice that the server knows goes by its id or name."""
 
     voice: ClientVoice | str
     audio_format: AudioFormat
@@ -30,7 +30,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedChunk:
-    """Audio of one response: samples of shape (samples,), its place, whether it is the last, and its rates."""
+    """Audio of one response: samples of shape (samples,), their place, whether they are the last, and their rates."""
 
     audio: AudioArray
     index: int
@@ -41,7 +41,7 @@ class ReceivedChunk:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response: the request that it answers, its audio if any, and whether that request is done."""
+    """Response of the server: the request that it answers, its audio if any, and whether that request is done."""
 
     request_id: str
     chunk: ReceivedChunk | None
@@ -122,7 +122,7 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
 
 
 def _rate(result: Any, name: str, usual: int) -> int:
-    """A rate of the audio; the usual one from a server that does not say it."""
+    """Read a rate of the audio; a server that does not say it has the usual one."""
     if result.get_output(name) is None:
         return usual
     value = _output(result, name, np.dtype(np.int32))

@@ -1,4 +1,4 @@
-"""A WAV file that is valid after every chunk: it can be played while it grows, and survives any end."""
+"""Writers of audio: append to a WAV file that is valid after every chunk, or send samples into a pipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBE_BYTES = 1 << 16
 
 
 class WavWriter:
-    """Appends chunks to a mono WAV file, created (and an older one replaced) by the first chunk.
+    """Writer of a mono WAV file: appends chunks; the first one creates the file, or replaces an older one.
 
     The file is reopened for each chunk, because only closing it brings its header up to date; that costs a
     third of a millisecond.
@@ -79,7 +79,7 @@ class WavWriter:
         )
 
     def _reason(self, error: Exception) -> str:
-        """Why the file system refused, in its own words: libsndfile says "System error", whatever it was."""
+        """Find the reason why the file system refused: libsndfile says "System error", whatever it was."""
         try:
             size = self._path.stat().st_size
             try:
@@ -94,7 +94,7 @@ class WavWriter:
 
 
 class PcmWriter:
-    """Writes mono samples to standard output, each chunk at once.
+    """Writer of mono samples without a header to standard output, each chunk at once.
 
     Args:
         sample_format: 16-bit integers or 32-bit floats, little-endian; the names are ffmpeg's.

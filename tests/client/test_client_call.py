@@ -59,7 +59,7 @@ def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     assert [len(chunk.audio) for chunk in rest] == [2 * 960, 4 * 960]
     assert [chunk.arrival_s for chunk in rest] == [7.0, 8.0]  # since the first tokens of all
     assert [chunk.gap_s for chunk in rest] == [6.0, 1.0]
-    assert call.complete
+    assert call.state.complete
 
 
 def test_a_final_chunk_is_delivered_though_nothing_in_it_is_new(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Samples for a pipe and for a loudspeaker. With a server: tests/server/test_commands.py."""
+"""Samples for a pipe and for a loudspeaker. With a server: tests/server/test_client_examples.py."""
 
 from __future__ import annotations
 

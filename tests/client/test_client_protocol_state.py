@@ -1,4 +1,4 @@
-"""The books of an utterance: latencies as defined, silence measured fairly, a server held to the protocol."""
+"""Protocol state of an utterance: latencies as defined, silence measured fairly, a server held to the protocol."""
 
 from __future__ import annotations
 
