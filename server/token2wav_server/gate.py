@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.errors import LimitError
-from token2wav_server.drain import VARIABLE
+from token2wav_server.launcher.drain import VARIABLE
 from token2wav_server.protocol import Position, TritonReply
 
 

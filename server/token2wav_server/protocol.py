@@ -31,7 +31,7 @@ from token2wav.errors import (
 from token2wav.streaming.session import AudioChunk
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
-from token2wav_server.access import CLIENT_HEADER
+from token2wav_server.launcher.access import CLIENT_HEADER
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tests.launcher.traces import Traces
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server import guard
-from token2wav_server.ports import Ports
+from token2wav_server.launcher import reaper
+from token2wav_server.launcher.ports import Ports
 
 
 @dataclass
@@ -80,8 +80,8 @@ class Replica:
 
     def kill(self) -> None:
         """Kills every process of it at once, as when a machine goes down, and sweeps up what it cannot any more."""
-        [guarding] = _children(self.process.pid)
-        [server] = _children(guarding)
+        [reaper_pid] = _children(self.process.pid)
+        [server] = _children(reaper_pid)
         traces = Traces.of(server)
         processes = [self.process.pid, *traces.processes]
         for process in processes:
@@ -93,7 +93,7 @@ class Replica:
         while any(left.startswith("process ") for left in traces.remaining()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        guard.remove_leftovers(traces.folders[0], traces.shm_prefix)
+        reaper.remove_leftovers(traces.folders[0], traces.shm_prefix)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

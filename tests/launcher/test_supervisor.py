@@ -10,9 +10,9 @@ import pytest
 
 from token2wav_server import PortInUseError, ServerError, TritonServer
 from token2wav_server.back_off import BackOff
-from token2wav_server.canary import Canary
-from token2wav_server.errors import ServerGaveUpError
-from token2wav_server.supervisor import Supervisor
+from token2wav_server.launcher.canary import Canary
+from token2wav_server.launcher.errors import ServerGaveUpError
+from token2wav_server.launcher.supervisor import Supervisor
 
 
 class Script(TritonServer):

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav_server import guard
+from token2wav_server.launcher import reaper
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Traces:
     """Processes, shared memory and private folder of one server.
 
     Attributes:
-        processes: ids of the guard, of tritonserver and of its stubs.
+        processes: ids of the reaper, of tritonserver and of its stubs.
         shm_prefix: how the names of its segments in /dev/shm begin.
         folders: its temporary folder, and the one that the Python backend makes, unless that may be of another server.
     """
@@ -31,7 +31,7 @@ class Traces:
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
-        others = [started for process, started in guard.running_servers().items() if process != server]
+        others = [started for process, started in reaper.running_servers().items() if process != server]
         started = (folder / "tritonserver.pid").stat().st_mtime
         return cls(
             processes=(_parent(server), server, *map(int, children)),
@@ -51,8 +51,8 @@ class Traces:
             made = folder.stat().st_mtime
         except FileNotFoundError:
             return False
-        others = [started for process, started in guard.running_servers().items() if process not in self.processes]
-        return "python_env_" not in folder.name or not any(guard.may_be_of(other, made) for other in others)
+        others = [started for process, started in reaper.running_servers().items() if process not in self.processes]
+        return "python_env_" not in folder.name or not any(reaper.may_be_of(other, made) for other in others)
 
     def remaining_after(self, seconds: float) -> list[str]:
         """Like ``remaining``, but allows this time for all of it to go."""
@@ -67,7 +67,7 @@ def _backend_folders_since(moment: float, others: list[float]) -> list[Path]:
     for folder in Path("/tmp").glob("python_env_*"):
         with contextlib.suppress(FileNotFoundError):  # of a server that ends at this moment
             made = folder.stat().st_mtime
-            if made > moment and not any(guard.may_be_of(other, made) for other in others):
+            if made > moment and not any(reaper.may_be_of(other, made) for other in others):
                 folders.append(folder)
     return folders
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.golden import DATA, TINY
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 CLIENT_UNAVAILABLE, SERVE_USAGE = 3, 2
 

@@ -18,8 +18,8 @@ from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
-from token2wav_server.access import CLIENT_HEADER
-from token2wav_server.canary import Canary
+from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.launcher.canary import Canary
 
 MODEL = "token2wav_ensemble"
 IDLE_SECONDS = 8.0

@@ -18,7 +18,7 @@ from tests.server.serving import Serving, health, speak
 from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientVoice, ServerUnavailable
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 STREAMS = 8
 CANARY_SPOKE = "reason=finished tokens=3 "
@@ -53,7 +53,7 @@ def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenS
         speaker.join(2 * QUICKLY_SECONDS)
         assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert speaker.ended_at - killed_at < QUICKLY_SECONDS
-    # 134 where Triton aborts, by what the process left half done in shared memory, before our guard can end it.
+    # 134 where Triton aborts, by what the process left half done in shared memory, before our reaper can end it.
     line = serving.wait_for_line("restart")
     assert line.replace("status 134", "status 137") == (
         "token2wav: the server ended by itself (status 137): the model process was killed by signal SIGKILL; "
@@ -66,15 +66,15 @@ def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenS
 
 def test_killed_and_triton_aborts_before_anybody_sees_it(serving: Serving) -> None:
     before = serving.traces
-    guard, server, model = before.processes[:3]
-    os.kill(guard, signal.SIGSTOP)
+    reaper, server, model = before.processes[:3]
+    os.kill(reaper, signal.SIGSTOP)
     os.kill(model, signal.SIGKILL)
     os.kill(server, signal.SIGABRT)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(guard, signal.SIGCONT)
+    os.kill(reaper, signal.SIGCONT)
     line = serving.wait_for_line("restart")
     assert "the server ended by itself (status 134): the model process was killed by signal SIGKILL; restart" in line
     serving.wait_for_line("^token2wav: ready, ")

@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
-from token2wav_server import drain
 
 # The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
 SETTINGS = """
@@ -137,7 +135,7 @@ def wait_for_stream(rig: Rig) -> None:
 
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
-    source = Path(drain.__file__).with_name("metrics.py").read_text()
+    source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'Family\(\s*"(\w+)"', source))
     assert len(names) > 10
     assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names

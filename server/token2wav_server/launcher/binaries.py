@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from token2wav_server.errors import TritonNotFoundError
+from token2wav_server.launcher.errors import TritonNotFoundError
 
 _WHEEL = "nvidia-pytriton"
 _WHEEL_GLIBC = (2, 35)

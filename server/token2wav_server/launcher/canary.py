@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from token2wav_client import Client
-    from token2wav_server.access import Certificates
+    from token2wav_server.launcher.access import Certificates
 
 MODELS = ("token2wav", "token2wav_ensemble")
 _TRIES = 2

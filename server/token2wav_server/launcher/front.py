@@ -15,9 +15,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from token2wav_server.access import KEY_NAME, Access
-from token2wav_server.http_ports import PATIENCE_S, HttpPorts, refusal
-from token2wav_server.ports import LOOPBACK, Ports, listening
+from token2wav_server.launcher.access import KEY_NAME, Access
+from token2wav_server.launcher.http_ports import PATIENCE_S, HttpPorts, refusal
+from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 
 # A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
 BODY_BYTES = 3 * 1024 * 1024

@@ -6,7 +6,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 
-from token2wav_server.errors import PortInUseError
+from token2wav_server.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
 

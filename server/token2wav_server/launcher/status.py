@@ -10,8 +10,8 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from token2wav_server.http_ports import HttpPorts, answer
-from token2wav_server.ports import listening
+from token2wav_server.launcher.http_ports import HttpPorts, answer
+from token2wav_server.launcher.ports import listening
 
 
 class Status(Enum):

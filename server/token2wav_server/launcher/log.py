@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TextIO
 
-from token2wav_server.guard import MESSAGE
+from token2wav_server.launcher.reaper import MESSAGE
 
 _KEPT_LINES = 2000
 _KILLED = 128  # and the number of the signal, as an exit status
@@ -68,7 +68,7 @@ class LogPump(threading.Thread):
 def failure_reason(lines: list[str], status: int | None = None) -> str:
     """Picks from a failed server's exit status and output what explains the failure.
 
-    What the guard says comes first, then the signal that killed the server, then models that failed to load, each with
+    What the reaper says comes first, then the signal that killed the server, then models that failed to load, each with
     the message of its own exception; without one, Triton's error lines; without those, the last lines.
     """
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token2wav_server.errors import AccessError
+from token2wav_server.launcher.errors import AccessError
 
 if TYPE_CHECKING:
     from token2wav_client import Tls

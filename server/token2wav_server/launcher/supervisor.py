@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 
 from token2wav_server.back_off import BackOff
-from token2wav_server.canary import Canary
-from token2wav_server.errors import ServerError, ServerGaveUpError
-from token2wav_server.server import TritonServer
-from token2wav_server.status import Status
+from token2wav_server.launcher.canary import Canary
+from token2wav_server.launcher.errors import ServerError, ServerGaveUpError
+from token2wav_server.launcher.process import TritonServer
+from token2wav_server.launcher.status import Status
 
 
 class Supervisor:

@@ -25,7 +25,7 @@ _STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
 _BACKEND_START_S = 30.0
 STOP_AT_ONCE = signal.SIGINT
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
-MESSAGE = "guard: "
+MESSAGE = "reaper: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
@@ -41,7 +41,7 @@ def _remove_backend_folders(started: float) -> None:
     """Removes what a killed Python backend leaves in /tmp, whatever TMPDIR says: an empty folder.
 
     Nothing tells whose it is, only when it was made. One that a running server may have made stays: that server would
-    miss it and abort when it stops. Its own guard comes by here and removes what is left of both.
+    miss it and abort when it stops. Its own reaper comes by here and removes what is left of both.
     """
     running = running_servers().values()
     for folder in Path("/tmp").glob("python_env_*"):
