@@ -16,7 +16,7 @@ from benchmarks.serving_load import PACE, longest_gap
 from token2wav import Token2Wav, Voice
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.scheduler import Scheduler, default_lanes
+from token2wav.scheduler import Scheduler, default_workers
 from token2wav.streaming.session import AudioChunk
 from token2wav.utterance import Observer
 from token2wav_client.stats import ChunkTiming
@@ -116,7 +116,7 @@ def listen(model: Token2Wav, streams: int, seconds: float, patience_s: float) ->
     """
     batches = _Batches()
     limits = LimitConfig(streams=streams, player_buffer_seconds=BUFFER_S)
-    scheduler = Scheduler(model, limits, batches, lanes=default_lanes(model.engine.device))
+    scheduler = Scheduler(model, limits, batches, workers=default_workers(model.engine.device))
     try:
         listeners, late_s, pages = _feed(scheduler, model, streams, seconds)
         deadline = time.monotonic() + patience_s

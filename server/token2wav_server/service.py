@@ -14,7 +14,7 @@ import numpy as np
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.scheduler import Scheduler, default_lanes
+from token2wav.scheduler import Scheduler, default_workers
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.utterance import Utterance
 from token2wav.voice import Voice
@@ -58,8 +58,8 @@ class Service:
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
-        lanes = config.runtime.lanes or default_lanes(model.engine.device)
-        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes, on_device_lost=end_process)
+        workers = config.runtime.lanes or default_workers(model.engine.device)
+        self._scheduler = Scheduler(model, config.limits, self._metrics, workers=workers, on_device_lost=end_process)
 
     @classmethod
     def start(cls) -> Service:
