@@ -1,4 +1,4 @@
-"""Starts a real NVIDIA tritonserver, without docker, and stops it without leaving anything behind."""
+"""Server package: it starts a real NVIDIA tritonserver, without docker, and stops it with nothing left behind."""
 
 from token2wav_server.launcher.errors import (
     PortInUseError,

@@ -1,4 +1,4 @@
-"""A tritonserver process as a context manager."""
+"""Process of one tritonserver: it is started, waited for, drained and stopped, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DRAIN_FILE = "drain"
 
 
 class TritonServer:
-    """One tritonserver that serves a model folder; use it as a context manager.
+    """Server process of Triton for one model folder; use it as a context manager.
 
     Entering starts the server and waits until its models are loaded. Leaving stops it and removes everything
     it left: processes, shared memory, temporary files. The same happens when this process dies in any way.
@@ -47,15 +47,15 @@ class TritonServer:
         model_repository: Triton model repository; by default that of the checkout this package lies in.
         ports: ports to listen on; ``Ports.free()`` where they don't matter.
         host: address to listen on.
-        access: TLS, and the key to what is closed; by default no TLS, and a key that nobody is told.
-        log_file: takes all output of the server; by default it goes to this process's stderr.
+        access: TLS settings, and the key to what is closed; by default no TLS, and a key that nobody is told.
+        log_file: file that takes all output of the server; by default it goes to this process's stderr.
         verbose: with false, stderr gets only warnings, errors and what models print.
         extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
             it is ready.
-        ready_timeout_s: how long loading the models may take.
+        ready_timeout_s: seconds that loading the models may take.
 
     Attributes:
-        version: of tritonserver, once it has been ready.
+        version: version of tritonserver, once it has been ready.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TritonServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped; one that has ended by itself still counts."""
+        """Says whether it was started and not stopped; one that has ended by itself still counts."""
         return self._reaper is not None
 
     def __enter__(self) -> TritonServer:
@@ -164,7 +164,7 @@ class TritonServer:
             return None
 
     def failure_reason(self) -> str:
-        """Why a server that has ended did so: what its reaper saw, the signal that killed it, or what it printed."""
+        """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
         if self._log is None:
             return "it was never started"
         self._log.join(timeout=2)
@@ -174,7 +174,7 @@ class TritonServer:
         """Has new utterances refused and waits until the open ones have ended.
 
         Returns:
-            Utterances that are still open after ``grace_s``, or were when the server ended.
+            Number of utterances that are still open after ``grace_s``, or were when the server ended.
         """
         if self._folder is None:
             raise ServerError("the server is not running: start it first")
@@ -274,7 +274,7 @@ class TritonServer:
         return True
 
     def _get(self, port: int, path: str) -> bytes | None:
-        """What tritonserver itself answers, if that is a success."""
+        """Returns what tritonserver itself answers, if that is a success."""
         connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
         try:
             connection.request("GET", path)
@@ -286,7 +286,7 @@ class TritonServer:
             connection.close()
 
     def _reserve(self) -> int:
-        """A free port of the loopback, kept for tritonserver until it is stopped."""
+        """Reserves a free port of the loopback for tritonserver until it is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
         return self._reserve() if port in astuple(self.ports) else port
 
