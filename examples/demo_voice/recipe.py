@@ -1,4 +1,4 @@
-"""The whole recipe, from nothing to a model folder: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
+"""Recipe of the demo voice, which runs all stages: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
 
 Every stage keeps what it made in the data folder: the same command again goes on where it was stopped, and trains on
 from the last checkpoints. The flow and the vocoder are trained at the same time, as processes of their own; then the
@@ -24,14 +24,14 @@ from token2wav.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of everything.
+    """Budget of the recipe, which bounds every stage.
 
     Attributes:
-        sentences: to learn from; 1000 are about 46 minutes.
-        tokenizer_steps: of training, for good: then it stays as it is.
-        limit: of the other two trainings, as its arguments.
-        flow_hours: of speech whose mels the trained flow makes for the vocoder.
-        last_limit: of the vocoder's training on those.
+        sentences: number of sentences to learn from; 1000 are about 46 minutes.
+        tokenizer_steps: steps of the tokenizer's training, after which it stays as it is.
+        limit: arguments that bound the other two trainings.
+        flow_hours: hours of speech whose mels the trained flow makes for the vocoder.
+        last_limit: arguments that bound the vocoder's training on those.
     """
 
     sentences: int
@@ -42,7 +42,7 @@ class Budget:
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """`small`, which shows in a minute that all works, or minutes of training."""
+        """Returns the budget `small`, which shows in a minute that all works, or one of minutes of training."""
         if text == "small":
             return cls(
                 sentences=8,
@@ -98,7 +98,7 @@ def _learn_to_hear(data: Path, steps: int) -> None:
 
 
 def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str]) -> bool:
-    """Trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
+    """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
     command = [sys.executable, "-m", "examples.demo_voice.train"]
     running = [subprocess.Popen([*command, name, "--data", str(data), *limit]) for name in networks]
     asked = []
