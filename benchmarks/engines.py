@@ -1,4 +1,4 @@
-"""Every engine that this host can run, on the same chunks: how far from torch in float32, and how long a chunk takes.
+"""Comparison of all engines that this host can run, on the same chunks: error against torch in float32, and time.
 
 Each engine has a process of its own, one after the other, so that none takes cores or memory from another. What cannot
 run says why. Prints a line for each measurement; writes JSON and a plot.
@@ -47,7 +47,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: an engine, in a precision, with CUDA graphs or without."""
+    """Case to measure: an engine, in a precision, with CUDA graphs or without."""
 
     engine: str
     precision: str
@@ -72,13 +72,13 @@ CUDA_CASES = [
 
 @dataclass
 class Row:
-    """Chunks of one length at one history in one batch; median, least and most of several.
+    """Row of results: chunks of one length at one history in one batch; median, least and most of several.
 
     Attributes:
         history_s: audio before the chunk, prompt included; 0 for a first chunk in a voice that is cached.
         hop_tokens: length of the chunk.
-        streams: in the batch.
-        flow_ms, vocoder_ms: of the whole batch.
+        streams: number of streams in the batch.
+        flow_ms, vocoder_ms: time of the whole batch.
     """
 
     history_s: float
@@ -90,7 +90,7 @@ class Row:
 
 @dataclass
 class Result:
-    """All of one case on one model; `problem` says why there is nothing."""
+    """Results of one case on one model; `problem` says why there are none."""
 
     model: str
     case: Case
@@ -155,7 +155,7 @@ def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def chunks(model: Token2Wav, streams: int, history_s: float, hop: int) -> Iterator[tuple[float, float]]:
-    """Seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
+    """Measures seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
     with ChunkBatch(model, streams, prompt(PROMPT_TOKENS)) as batch:
         if not history_s:
             yield batch.advance(hop)
@@ -182,7 +182,7 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Time of chunks of one stream, engine beside engine."""
+    """Draws the time of chunks of one stream, engine beside engine."""
     sizes = list(dict.fromkeys(result.model for result in results))
     figure, axes = plt.subplots(1, len(sizes), figsize=(6 * len(sizes), 4), layout="constrained", squeeze=False)
     for axis, size in zip(axes[0], sizes, strict=True):

@@ -1,4 +1,4 @@
-"""Where and how a figure was measured, and where it is kept."""
+"""Environment of a measurement: it is described beside the figures, and saved with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Date, command, commit, hardware and versions of this run, those of further packages included."""
+    """Describes date, command, commit, hardware and versions of this run, those of further packages included."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
