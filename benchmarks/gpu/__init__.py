@@ -1,1 +1,0 @@
-"""What `make gpu-check` measures: a module for each section, and what they share. docs/gpu.md tells how to read it."""
