@@ -50,7 +50,7 @@ export-full: ## export a random model of the public size and measure that (minut
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.export_full
 
-gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, as a report in benchmarks/results/gpu
+gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, in half an hour, into benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }

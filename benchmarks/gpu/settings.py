@@ -1,0 +1,102 @@
+"""Everything that the sections of a report measure and how much of it, and the slices that a report is cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from token2wav.config import RuntimeConfig, StreamConfig
+
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Callable[[], Row]]]  # of a section: the key of every row, and what measures it
+
+
+class LeftOut(Exception):  # noqa: N818 (it is no error)
+    """Reason why a row is not measured which is no fault: something is not installed, or memory is too small."""
+
+
+PROMPT_TOKENS = 75  # 3 s
+# Ways to serve streams: how they are cut, and the type of cached keys and values. Tokens at the pace of a language
+# model cannot feed a hop that grows (docs/architecture.md, "Who runs next").
+SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
+    "lean": (StreamConfig(hop="lead", left_blocks=2, max_hop_tokens=50), "int8"),
+    "window": (StreamConfig(hop="lead", left_blocks=8), "int8"),
+    "exact": (StreamConfig(hop="lead"), "auto"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that sections need to know; --set changes any of it."""
+
+    out: Path = Path()  # folder of the results
+    device: str = "cuda"
+    size: Literal["full", "tiny"] = "full"
+    precision: Literal["float16", "float32"] = "float16"
+    cache_mib: int = 0
+    setting: Literal["lean", "window", "exact"] = "exact"  # of parity, streams and server
+    batches: tuple[int, ...] = (1, 16, 64)  # streams in the chunks that are timed
+    histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds spoken before them
+    hops: tuple[int, ...] = (25, 100)  # tokens of them
+    repeats: int = 3  # of every timing, after one to warm up
+    drift_chunks: int = 60
+    drift_window: int = 8  # `left_blocks` there
+    parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)  # fill every captured batch, if in part
+    streams_from: int = 128  # real-time streams that are tried first
+    most_streams: int = 1024
+    batch_streams: int = 64  # computed together, see `LimitConfig`
+    stream_s: float = 20.0  # length of an utterance there and at the server
+    patience_s: float = 5.0  # after the last token, for audio that is late
+    copy_mib: int = 1024  # tensors that measure bandwidth
+    matrix: int = 8192  # rows and columns of those that measure arithmetic
+    test_files: int = 0  # the first ones are run; 0 for all
+    engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
+    clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # of the server
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def runtime(self, **changes: Any) -> RuntimeConfig:
+        """Runtime of a section's models."""
+        own = RuntimeConfig(self.device, "torch", precision=self.precision, cache_mib=self.cache_mib)
+        return replace(own, **changes)
+
+    def rehearsal(self) -> Settings:
+        """The same sections with the tiny model and the least of everything: figures mean nothing."""
+        small = replace(self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128)
+        small = replace(small, batches=(2,), histories=(2.0,), hops=(25,), repeats=1, drift_chunks=4, drift_window=1)
+        small = replace(small, parity_batches=(2,), streams_from=2, most_streams=2, stream_s=2.0, patience_s=30.0)
+        return replace(small, copy_mib=16, matrix=128, test_files=1, engines=("torch, no graphs",), clients=(1,))
+
+
+PLANNED = Settings()
+REHEARSAL = "rehearsal of "
+RESULTS = "results.json"
+# Sections with their share of the time that is left, and what they change of the settings; the most precious first.
+# Shares are guesses, for no GPU has run them yet.
+SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
+    1: [
+        (REHEARSAL, 0.08, {}),
+        ("floor", 0.2, {}),
+        ("tests", 0.45, {}),
+        ("chunks", 0.9, {"batches": (1,)}),
+        ("compiled", 1, {}),
+    ],
+    2: [
+        ("parity", 0.3, {}),
+        ("chunks", 0.65, {"batches": (16, 64)}),
+        ("drift", 0.4, {}),
+        ("parity", 0.5, {"setting": "lean"}),
+        ("parity", 1.0, {"precision": "float32"}),
+    ],
+    3: [("streams", 0.65, {"setting": "lean"}), ("recompute", 1.0, {})],
+    4: [
+        ("streams", 0.4, {"setting": "window", "streams_from": 64}),
+        ("streams", 0.5, {"streams_from": 32}),
+        ("engines", 0.5, {}),
+        ("server", 1.0, {"setting": "lean"}),
+    ],
+}
