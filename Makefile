@@ -71,7 +71,7 @@ demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the de
 
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 docs: ## build the documentation site into out/site
 	$(SETUP)

@@ -5,8 +5,8 @@
 # Everything is installed here. A container downloads nothing, and writes nowhere but to /tmp, /run/token2wav, /dev/shm
 # and, where engines are built, /engines.
 
-# Triton 2.63, CUDA 13.0 as torch has it, TensorRT 10.14.1, Python 3.12.
-ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:25.11-py3
+# Triton 2.71, in which all advisories of docs/security.md are mended; CUDA 13.3, Python 3.12.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS project
@@ -53,6 +53,11 @@ RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
         "${wheel}[client,server,export]" --requirement /wheels/tensorrt.txt \
     && if [ "$(cat /wheels/tensorrt.txt)" = tensorrt-cu13-bindings ]; then \
+        case "${TRT_VERSION:+$(echo /wheels/tensorrt_cu13_bindings-*)}" in \
+            '' | */tensorrt_cu13_bindings-"${TRT_VERSION%%+*}"[.-]*) ;; \
+            *) echo "this image has TensorRT $TRT_VERSION, not that of docker/constraints.txt:" \
+                "set TRITON_IMAGE or tensorrt-cu13-bindings (docs/deployment.md)" >&2; exit 1 ;; \
+        esac; \
         # The bindings come without the module `tensorrt` itself, which would bring the libraries once more.
         printf 'from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n' \
             > "$(echo /opt/token2wav/venv/lib/python3*/site-packages)/tensorrt.py"; \

@@ -21,7 +21,7 @@ SUFFIXES = {".npy", ".json", ".txt"}
 
 async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out: Path) -> float:
     """Speaks one file; returns seconds of audio. The WAV appears when it is whole."""
-    unfinished = out.with_suffix(".part")
+    unfinished = out.with_suffix(".part.wav")
     writer = WavWriter(unfinished)
     seconds = 0.0
     async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice):

@@ -1,28 +1,28 @@
-"""Engine folders: what exporters made of a model, and whether it may still be used.
+"""Artifact folders of a model: they hold exported graphs and engines, and tell whether these may still be used.
 
-Every artefact lies in a folder of its own, which is made beside its place and renamed into it. `manifest.json` says
-which folders count: replacing it is what makes an artefact the current one, so an export that dies changes nothing.
+Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The folder is made beside
+its place and renamed into it when all is there, so an export that dies changes nothing, and no lock is needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import shlex
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import config_hash
-from token2wav.config_values import convert, from_mapping
+from token2wav.config_values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.model_config import ModelConfig
 from token2wav.model_folder import Stem
@@ -33,9 +33,9 @@ Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
 GRAPH_VERSION = 1  # to be raised when inputs or outputs of a graph change
 ENGINES = "engines"  # the folder below a model folder, unless another is named
-MANIFEST = "manifest.json"
-_LOCK = ".lock"
+DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"
+_ABANDONED_NS = 24 * 3600 * 10**9  # a day: no export takes that long
 _READ_BYTES = 1 << 20
 
 
@@ -44,7 +44,7 @@ class Artifact:
     """One graph in one form, and all that decides whether it may be used.
 
     Attributes:
-        file: its path in the engine folder, with `/`; weights may lie beside it.
+        file: its path below the engine folder, and in its description its name alone; weights may lie beside it.
         graph, precision, backend: what it is.
         fingerprint: of the checkpoint it was made from, see `fingerprint`.
         opset: of the ONNX graph that it is, or was built from.
@@ -57,7 +57,7 @@ class Artifact:
         seconds: that making it took.
         command: that made it.
         graph_version: GRAPH_VERSION when it was made.
-        sizes: bytes of every file by path; `EngineFolder.add` fills it in.
+        sizes: bytes of every file, by path as `file`; `EngineFolder.add` fills it in.
     """
 
     file: str
@@ -121,7 +121,7 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 class EngineFolder:
-    """A folder with artefacts and their manifest. Processes may add to one at the same time.
+    """Folder of all artefacts of a model. Processes may add to one at the same time.
 
     Args:
         path: of the folder; it is made when something is added.
@@ -136,24 +136,17 @@ class EngineFolder:
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """All that the manifest names, usable or not; none if there is no manifest.
+        """All current artefacts, usable or not; none if there is no folder.
 
         Raises:
-            ArtifactError: the manifest cannot be read or is damaged.
+            ArtifactError: a description cannot be read or is damaged.
         """
-        path = self.path / MANIFEST
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(document, dict) or not isinstance(document.get("artifacts"), list):
-                raise ConfigError("expected an object with a list 'artifacts'")
-            return [_artifact(item, f"artifacts[{i}]") for i, item in enumerate(document["artifacts"])]
-        except FileNotFoundError:
-            return []
-        except (OSError, ValueError, RecursionError, ConfigError) as error:
-            reason = " ".join(str(error).split())
-            raise ArtifactError(
-                f"{path}: not a manifest of engines: {reason}; remove {self.path} and run token2wav-export again"
-            ) from error
+        return list({repr(artifact.slot): artifact for artifact in self._all()}.values())
+
+    def _all(self) -> list[Artifact]:
+        """All artefacts, oldest first, with those that were replaced a moment ago."""
+        paths = sorted(self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path))
+        return [artifact for path in paths if (artifact := _described(path)) is not None]
 
     def find(
         self,
@@ -178,9 +171,10 @@ class EngineFolder:
             ConfigError, CheckpointError: the model folder cannot be used.
         """
         what = (graph, precision, backend)
-        found = [a for a in self.artifacts() if (a.graph, a.precision, a.backend) == what]
         problem = f"{self.path}: the {graph} graph is not there in {precision} for {backend}"
-        for artifact in found:
+        for artifact in self.artifacts():
+            if (artifact.graph, artifact.precision, artifact.backend) != what:
+                continue
             reason = self.problem(artifact, model_folder=model_folder, versions=versions, target=target)
             if reason is None:
                 return self.path / artifact.file
@@ -246,18 +240,16 @@ class EngineFolder:
         Raises:
             ArtifactError: the engine folder cannot be written.
         """
-        with self._lock():
-            for abandoned in self.path.glob(f"{_STAGING}*"):
-                _remove_if_abandoned(abandoned)
-            folder = self.path / f"{_STAGING}{uuid.uuid4().hex[:12]}"
-            folder.mkdir()
-            descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # says that somebody is at work here, until this process ends
+        folder = self.path / f"{_STAGING}{uuid.uuid4().hex[:12]}"
+        with self._writing():
+            folder.mkdir(parents=True)
+            for other in self.path.glob(f"{_STAGING}*"):
+                if time.time_ns() - _written(other) > _ABANDONED_NS:
+                    shutil.rmtree(other, ignore_errors=True)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(descriptor)
 
     def add(self, staged: Path, artifact: Artifact) -> Path:
         """Puts a finished artefact in place, where it replaces the one before it.
@@ -270,61 +262,59 @@ class EngineFolder:
             The file in its place.
 
         Raises:
-            ArtifactError: the engine folder cannot be written, or its manifest is damaged.
+            ArtifactError: the engine folder cannot be written.
         """
-        name = f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
-        sizes = {f"{name}/{path.name}": path.stat().st_size for path in sorted(staged.iterdir())}
-        placed = dataclasses.replace(artifact, file=f"{name}/{artifact.file}", sizes=sizes)
-        with self._lock():
-            before = self.artifacts()
-            replaced = [old for old in before if old.slot == placed.slot]
-            staged.rename(self.path / name)
-            self._write([*(old for old in before if old not in replaced), placed])
-            for old in replaced:
-                shutil.rmtree((self.path / old.file).parent, ignore_errors=True)
-        return self.path / placed.file
-
-    def _write(self, artifacts: list[Artifact]) -> None:
-        document = {"artifacts": [dataclasses.asdict(artifact) for artifact in artifacts]}
-        unfinished = self.path / f".{MANIFEST}"
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(document, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self.path / MANIFEST)
+        sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
+        document = dataclasses.asdict(dataclasses.replace(artifact, sizes=sizes))
+        place = self.path / f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
+        with self._writing():
+            with (staged / DESCRIPTION).open("w", encoding="utf-8") as file:
+                file.write(json.dumps(document, indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(place)
+            alike = [(self.path / other.file).parent for other in self._all() if other.slot == artifact.slot]
+            for replaced in alike[:-1]:
+                shutil.rmtree(replaced, ignore_errors=True)
+        return place / artifact.file
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Only one process at a time may be in here."""
+    def _writing(self) -> Iterator[None]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / _LOCK).open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield
+            yield
         except OSError as error:
             raise ArtifactError(f"{self.path}: cannot be written: {error.strerror}; name another --out") from error
 
 
-def _artifact(data: Any, name: str) -> Artifact:
-    if isinstance(data, dict) and (missing := [f.name for f in dataclasses.fields(Artifact) if f.name not in data]):
-        raise ConfigError(f"{name}.{missing[0]}: missing")
-    artifact: Artifact = from_mapping(Artifact, data, name)
-    for path in (artifact.file, *artifact.sizes):
-        parts = PurePosixPath(convert(path, str, name)).parts
-        if len(parts) != 2 or parts[0] == "/" or ".." in parts:
-            raise ConfigError(f"{name}.file: '{path}' is not a file in a folder of this one")
-    if artifact.file not in artifact.sizes:
-        raise ConfigError(f"{name}.sizes: '{artifact.file}' is not among them")
-    return artifact
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    """A staging folder that nobody holds is what a process left that was killed."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _written(path: Path) -> int:
+    """When a file was written, in nanoseconds; 0 if it is gone."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(descriptor)
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _described(path: Path) -> Artifact | None:
+    """The artefact of a description, with its files below the engine folder, or None if it has just been replaced."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ConfigError("expected an object")
+        if missing := [field.name for field in dataclasses.fields(Artifact) if field.name not in document]:
+            raise ConfigError(f"{missing[0]}: missing")
+        artifact: Artifact = from_mapping(Artifact, document, "")
+        for name in (artifact.file, *artifact.sizes):
+            if Path(name).name != name:
+                raise ConfigError(f"file: '{name}' is not a file in this folder")
+        if artifact.file not in artifact.sizes:
+            raise ConfigError(f"sizes: '{artifact.file}' is not among them")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"{path}: not a description of an artefact: {reason}; remove {path.parent} and run token2wav-export again"
+        ) from error
+    here = path.parent.name
+    sizes = {f"{here}/{name}": size for name, size in artifact.sizes.items()}
+    return dataclasses.replace(artifact, file=f"{here}/{artifact.file}", sizes=sizes)

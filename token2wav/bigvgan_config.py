@@ -74,10 +74,10 @@ class BigVGANConfig:
                     f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by an even number, "
                     "so that a stage makes that many samples of each"
                 )
-        if self.upsample_initial_channel % 2 ** len(self.upsample_rates):
+        if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
             raise ConfigError(
-                f"upsample_initial_channel: {self.upsample_initial_channel} cannot be halved "
-                f"{len(self.upsample_rates)} times"
+                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of {stages} stages, "
+                f"which leaves none; at least {1 << stages} are needed"
             )
         if (product := math.prod(self.upsample_rates)) != self.hop_size:
             raise ConfigError(f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame")

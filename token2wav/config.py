@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from token2wav.config_values import all_positive, from_mapping
-from token2wav.errors import ConfigError
+from token2wav.errors import ConfigError, LimitError
 
 Reach = Literal["evaluation", "solution"]
 MOST_STEPS = 100  # of the ODE
@@ -155,7 +156,11 @@ class LimitConfig:
         stream_tokens: tokens of one utterance (15000 are 10 minutes).
         queued_requests: requests of one utterance that wait to be consumed.
         prompt_tokens: tokens of a voice prompt (750 are 30 s).
-        idle_seconds: an utterance without a request for so long is dropped.
+        idle_seconds: an utterance to which no tokens come for so long is dropped; requests without tokens don't count.
+        stream_seconds: an utterance that is open for so long is dropped, whatever comes. Three times what an utterance
+            of `stream_tokens` lasts at the pace of speech.
+        streams_per_client: utterances that one client may have open at once, where clients have names
+            (docs/security.md); 0 for half of `streams`.
         voices: registered voices; beyond it the one is forgotten that was used least recently.
         voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
@@ -170,22 +175,50 @@ class LimitConfig:
     queued_requests: int = 1024
     prompt_tokens: int = 750
     idle_seconds: float = 30.0
+    stream_seconds: float = 1800.0
+    streams_per_client: int = 0
     voices: int = 256
     voice_mib: int = 256
     batch_streams: int = 8
     player_buffer_seconds: float = 0.3
 
     def __post_init__(self) -> None:
-        all_positive(self, "limits")
+        all_positive(self, "limits", zero_too=("streams_per_client",))
+
+    @property
+    def client_streams(self) -> int:
+        """Utterances that one client may have open at once."""
+        return self.streams_per_client or math.ceil(self.streams / 2)
+
+    def check_room(self, owners: Collection[str], client: str) -> None:
+        """Raises LimitError if one more utterance is too many.
+
+        Args:
+            owners: clients of the open utterances, each as often as it has one; empty where it has no name.
+            client: who wants to open another; one without a name is bounded by `streams` alone.
+        """
+        if len(owners) >= self.streams:
+            raise LimitError(f"streams: all {self.streams} are in use; try again later")
+        if client and sum(owner == client for owner in owners) >= self.client_streams:
+            raise LimitError(
+                f"streams: client '{client}' has {self.client_streams} open, all that one may have "
+                "(limits.streams_per_client); try again later"
+            )
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration file of a server; every key is optional."""
+    """The configuration file of a server; every key is optional.
+
+    Attributes:
+        voices: files of voices that the server knows from the start, by the names of these files without their ending;
+            `.safetensors`, in the file relative to its folder.
+    """
 
     stream: StreamConfig = field(default_factory=StreamConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
+    voices: tuple[str, ...] = ()
 
 
 def load_server_config(path: Path | None) -> ServerConfig:
@@ -201,9 +234,10 @@ def load_server_config(path: Path | None) -> ServerConfig:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
     try:
-        return from_mapping(ServerConfig, {} if data is None else data, "")
+        config = from_mapping(ServerConfig, {} if data is None else data, "")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    return dataclasses.replace(config, voices=tuple(str(path.parent / file) for file in config.voices))
 
 
 def config_hash(*configs: Any) -> str:

@@ -48,9 +48,21 @@ class StreamClosedError(Token2WavError):
     """The stream has ended, was cancelled, or is not known."""
 
 
+class IdleError(StreamClosedError):
+    """The stream was dropped because no tokens came for too long."""
+
+
+class ExpiredError(StreamClosedError):
+    """The stream was dropped because it was open for too long."""
+
+
 class LimitError(Token2WavError):
     """The request is fine, but there is no room for it now; trying again later may succeed."""
 
 
 class EngineError(Token2WavError):
     """The engine failed on valid input; the stream it happened on is lost, others are not."""
+
+
+class DeviceLostError(EngineError):
+    """The GPU refuses all further work of this process; every stream is lost, and only a new process can go on."""

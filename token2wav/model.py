@@ -13,7 +13,8 @@ from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.build import build_engines
 from token2wav.engines.choice import EngineSummary, Host
-from token2wav.errors import ConfigError, InputError
+from token2wav.engines.device import device_named, entered
+from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline
@@ -42,7 +43,9 @@ class Token2Wav:
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps)
+        self.pipeline = Pipeline(
+            config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
+        )
         self._align_prompt = stream.align_prompt
 
     @classmethod
@@ -69,10 +72,11 @@ class Token2Wav:
         stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
-        device = _device(runtime.device)
+        device = device_named(runtime.device)
         if runtime.threads:
             torch.set_num_threads(runtime.threads)
-        flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
+        with entered(device):
+            flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
         model = cls(config, flow_engine, vocoder_engine, stream, engine)
         log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
         return model
@@ -148,7 +152,8 @@ class Token2Wav:
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
         self.pipeline.check_steps(steps)
-        return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
+        with self.pipeline.running():
+            return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
         """Audio of a whole mel, (80, frames) to (480 * frames,) float32.
@@ -160,16 +165,5 @@ class Token2Wav:
         bands = self.config.flow.mel_bands
         if array.shape[0] != bands or not array.shape[1]:
             raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
-        return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():  # torch wraps large indices around
-        raise ConfigError(f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"runtime.device: '{name}' is not a device of torch") from error
+        with self.pipeline.running():
+            return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()

@@ -2,11 +2,13 @@
 
 First those whose listeners are about to run out of audio, then streams that were not heard yet, then whoever will run
 out first; these last have time to spare and never make a batch of the others slower. Every fourth batch goes by how
-long chunks have waited, so that nobody starves under overload.
+long chunks have waited, so that under overload nobody starves of those that have no time. Whoever is far ahead of
+playback gets only what others leave.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +17,12 @@ from typing import Generic, TypeVar
 Owner = TypeVar("Owner")
 
 RESERVE_SECONDS = 0.25  # a listener with less audio than this goes before newcomers
+AHEAD_SECONDS = 5.0  # a stream with more audio than this in hand can do without a chunk for a while
+_HARMLESS_SECONDS = 0.05  # a batch this short keeps nobody waiting
+_SHORT_TOKENS = 100  # a batch of no more than this is worth its while; one long chunk is as slow
 _FAIR_TURN = 4
-_URGENT, _UNHEARD, _RELAXED = range(3)
+_NEWEST = 0.2  # weight of the latest batch in the mean time of a token
+_URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
 @dataclass(frozen=True)
@@ -48,36 +54,79 @@ class Policy(Generic[Owner]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._turn = 0
+        self._token_seconds = 0.0
 
-    def next_batch(self, ready: Sequence[Ready[Owner]], now: float, lanes: int = 1) -> list[Ready[Owner]]:
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Learns how fast a lane is from a batch that it has computed."""
+        weight = _NEWEST if self._token_seconds else 1.0
+        self._token_seconds += weight * (seconds / tokens - self._token_seconds)
+
+    def next_batch(
+        self, ready: Sequence[Ready[Owner]], now: float, lanes: int = 1, awaited: Sequence[float] = ()
+    ) -> list[Ready[Owner]]:
         """The chunk that comes first, and those that may ride along.
 
-        A batch is as slow as what is in it, so a chunk takes only such along as are no longer than itself and have as
-        many ODE steps, and leaves other lanes their share.
+        A batch is as slow as what is in it and cannot be stopped, so a chunk takes only such along as are no longer
+        than itself and have as many ODE steps, and leaves other lanes their share. One that has time does not take so
+        many along that it comes too late itself or, on the last lane, that another listener falls silent meanwhile.
 
         Args:
             ready: what could run.
             now: of the same clock.
             lanes: that have nothing to do, this one included.
+            awaited: for each stream that waits for tokens, when its listener will run out of audio, or when it was
+                admitted if it was not heard yet.
+
+        Returns:
+            Nothing also where all that is ready is far ahead, and others may need the lane before it is done.
         """
         if not ready:
             return []
         self._turn += 1
-        if self._turn % _FAIR_TURN:
-            ranked = sorted(ready, key=lambda chunk: _rank(chunk, now))
-        else:
-            ranked = sorted(ready, key=lambda chunk: chunk.since)
+        by_waiting = not self._turn % _FAIR_TURN
+        ranked = sorted(ready, key=lambda chunk: _rank(chunk, now, by_waiting=by_waiting))
         head = ranked[0]
-        least_urgent = _RELAXED if _rank(head, now)[0] == _RELAXED else _UNHEARD
+        kind = _kind(head, now)
         riders = [
             chunk
             for chunk in ranked
-            if chunk.steps == head.steps and chunk.tokens <= head.tokens and _rank(chunk, now)[0] <= least_urgent
+            if chunk.steps == head.steps and chunk.tokens <= head.tokens and _kind(chunk, now) <= max(kind, _UNHEARD)
         ]
-        return riders[: min(self._most, math.ceil(len(ready) / lanes))]
+        batch = riders[: min(self._most, math.ceil(len(ready) / lanes))]
+        if not has_time(head, now):
+            return batch
+        fitting = self._fitting_tokens(head, now, awaited if lanes == 1 else ())
+        if kind == _AHEAD:
+            return _within(batch, fitting)
+        return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
+
+    def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
+        """How many tokens can be computed before `head`, or a stream that waits for tokens, runs out of audio."""
+        due = [] if head.plays_until is None else [head.plays_until]
+        due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]  # others have long run dry
+        seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
+        return seconds / self._token_seconds if self._token_seconds else math.inf
 
 
-def _rank(chunk: Ready[Owner], now: float) -> tuple[int, float]:
+def has_time(chunk: Ready[Owner], now: float) -> bool:
+    """Whether a chunk may wait for those that may not: its listener still has audio."""
+    return _kind(chunk, now) >= _RELAXED
+
+
+def _kind(chunk: Ready[Owner], now: float) -> int:
     if chunk.plays_until is None:
-        return _UNHEARD, chunk.since
-    return (_URGENT if chunk.plays_until - now < RESERVE_SECONDS else _RELAXED), chunk.plays_until
+        return _UNHEARD
+    in_hand = chunk.plays_until - now
+    return _URGENT if in_hand < RESERVE_SECONDS else _RELAXED if in_hand <= AHEAD_SECONDS else _AHEAD
+
+
+def _rank(chunk: Ready[Owner], now: float, *, by_waiting: bool) -> tuple[int, float]:
+    if by_waiting and not has_time(chunk, now):
+        return _URGENT, chunk.since
+    return _kind(chunk, now), chunk.since if chunk.plays_until is None else chunk.plays_until
+
+
+def _within(batch: Sequence[Ready[Owner]], tokens: float) -> list[Ready[Owner]]:
+    """The first chunks of a batch, as many as have no more tokens together."""
+    sums = itertools.accumulate(chunk.tokens for chunk in batch)
+    return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]

@@ -19,9 +19,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    DeviceLostError,
+    EngineError,
+    ExpiredError,
+    IdleError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
 from token2wav.model import Token2Wav
-from token2wav.policy import Policy, Ready
+from token2wav.policy import Policy, Ready, has_time
 from token2wav.streaming.pipeline import Timed
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.utterance import Observer, Reply, Request, Utterance
@@ -47,6 +56,7 @@ class Scheduler:
         observer: told what happens.
         clock: seconds, monotonic.
         lanes: batches that are computed at the same time; they share the threads of torch.
+        on_device_lost: called, from any thread, after an utterance failed because the process has lost its GPU.
     """
 
     def __init__(
@@ -56,11 +66,13 @@ class Scheduler:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         lanes: int = 1,
+        on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._limits = limits
         self._observer = observer or Observer()
         self._clock = clock
+        self._on_device_lost = on_device_lost
         self._utterances: list[Utterance] = []
         self._numbers = itertools.count(1)
         self._policy: Policy[Utterance] = Policy(limits.batch_streams)
@@ -80,27 +92,29 @@ class Scheduler:
     def open_utterances(self) -> int:
         return len(self._utterances)
 
-    def open(self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0) -> Utterance:
+    def open(
+        self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0, client: str = ""
+    ) -> Utterance:
         """Admits an utterance; nothing is computed yet.
 
         Args:
             voice: of the speaker.
             on_close: called once, from any thread, when the utterance is over for any reason.
             steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
+            client: name of whom it belongs to, if that is known.
 
         Raises:
             InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
-            LimitError: there are too many utterances.
+            LimitError: there are too many utterances, at all or of this client.
         """
         voice, pipeline = self.prepared(voice), self._model.pipeline
         pipeline.check_steps(steps)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
-            if len(self._utterances) >= self._limits.streams:
-                raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
-            now = self._clock()
-            utterance = Utterance(next(self._numbers), voice, on_close, steps or pipeline.steps[0], now, now)
+            self._limits.check_room([utterance.client for utterance in self._utterances], client)
+            now, steps = self._clock(), steps or pipeline.steps[0]
+            utterance = Utterance(next(self._numbers), voice, on_close, steps, client, now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
@@ -131,9 +145,11 @@ class Scheduler:
         Raises:
             InputError: a token is not one of the model's, there are too many, or the utterance would end without any.
             LimitError: too many requests wait.
-            StreamClosedError: the utterance is over.
-            After any of them the utterance is closed and `reply` has not been used.
+            StreamClosedError: the utterance is over, or was to end with earlier tokens; those are still computed and
+                sent.
+            After any of the others the utterance is closed. In no case has `reply` been used.
         """
+        self.check_open(utterance)
         try:
             array = token_array("tokens", tokens, self._model.config.flow.token_shape)
             if len(array) > self._limits.request_tokens:
@@ -143,12 +159,21 @@ class Scheduler:
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
                 self._admit(utterance, array, end)
-                utterance.requests.append(Request(array, end, reply, keep_open))
-                utterance.last_request = self._clock()
+                request = Request(array, end, reply, keep_open)
+                utterance.requests.append(request)
+                if request.progress:
+                    utterance.last_progress = self._clock()
                 self._wake.notify()
+        except StreamClosedError:
+            raise
         except Token2WavError as error:
             self.cancel(utterance, error)
             raise
+
+    def check_open(self, utterance: Utterance) -> None:
+        """Raises StreamClosedError if an utterance takes no more requests, saying why."""
+        if utterance.closed or utterance.ended:
+            raise StreamClosedError(utterance.why_closed)
 
     def cancel(self, utterance: Utterance, reason: Token2WavError | None = None) -> None:
         """Ends an utterance; requests that wait are failed with `reason`. Harmless when it is over."""
@@ -156,6 +181,8 @@ class Scheduler:
             if utterance.closed:
                 return
             utterance.closed = True
+            error = reason or StreamClosedError("stream: it was cancelled")
+            utterance.why_closed = str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
             self._utterances.remove(utterance)
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
@@ -163,9 +190,10 @@ class Scheduler:
             if utterance.holder in (None, threading.get_ident()):
                 self._close_session(utterance)
         self._over(utterance, type(reason).__name__ if reason else "cancelled")
-        error = reason or StreamClosedError("stream: it was cancelled")
         for reply in replies:
             _answer(reply, lambda reply: reply.fail(error))
+        if isinstance(reason, DeviceLostError):
+            self._on_device_lost()
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more utterances, waits for the open ones as long as asked, then ends them and the thread."""
@@ -182,8 +210,7 @@ class Scheduler:
             lane.join()
 
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
-        if utterance.closed or utterance.ended:
-            raise StreamClosedError("stream: it has ended; tokens after the end are not taken")
+        self.check_open(utterance)
         if utterance.tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
@@ -222,27 +249,38 @@ class Scheduler:
                 waiting = [request.reply for request in itertools.islice(utterance.requests, 1)]
             if any(_is_cancelled(reply) for reply in waiting + utterance.kept_open):
                 self.cancel(utterance)
-            elif not utterance.requests and now - utterance.last_request > self._limits.idle_seconds:
-                self.cancel(
-                    utterance,
-                    StreamClosedError(f"stream: no request for {self._limits.idle_seconds:g} s; it was dropped"),
-                )
+            elif (error := self._overdue(utterance, now)) is not None:
+                self.cancel(utterance, error)
+
+    def _overdue(self, utterance: Utterance, now: float) -> StreamClosedError | None:
+        """Why an utterance has to go, if it was open or idle for too long."""
+        if now - utterance.admitted > (seconds := self._limits.stream_seconds):
+            return ExpiredError(f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped")
+        with self._wake:
+            waiting = any(request.progress for request in utterance.requests)
+        if not waiting and now - utterance.last_progress > (seconds := self._limits.idle_seconds):
+            return IdleError(f"stream: no tokens for {seconds:g} s; it was dropped")
+        return None
 
     def _take_requests(self) -> None:
         """Hands tokens to sessions until each has a chunk to run or no more tokens.
 
         To open a session may cost as much as a chunk, for a voice that was not heard before. So utterances are opened
-        in the order of their admission, and not before a chunk that has waited longer.
+        in the order of their admission, and not before a chunk that has waited longer and has no time.
         """
         for utterance in list(self._utterances):
             with self._wake:
                 if not self._can_take(utterance):
                     continue
-                if utterance.session is None and any(chunk.since < utterance.admitted for chunk in self._ready()):
+                if utterance.session is None and self._must_wait(utterance):
                     continue
                 utterance.holder = threading.get_ident()
             self._guarded(utterance, self._take)
             self._let_go([utterance])
+
+    def _must_wait(self, newcomer: Utterance) -> bool:
+        now = self._clock()
+        return any(chunk.since < newcomer.admitted and not has_time(chunk, now) for chunk in self._ready())
 
     def _can_take(self, utterance: Utterance) -> bool:
         return bool(utterance.requests) and utterance.ready_since is None and utterance.holder is None
@@ -282,20 +320,29 @@ class Scheduler:
                 ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start, utterance.steps))
         return ready
 
-    def _next_batch(self) -> list[Utterance]:
+    def _awaited(self) -> list[float]:
+        """For each utterance that waits for tokens, when its listener runs out of audio, or when it was admitted."""
+        return [
+            utterance.admitted if utterance.plays_until is None else utterance.plays_until
+            for utterance in self._utterances
+            if utterance.ready_since is None and utterance.holder is None
+        ]
+
+    def _next_batch(self) -> list[Ready[Utterance]]:
         """What this lane is to compute; from now on it holds those utterances."""
         ready = self._ready()
-        batch = [chunk.owner for chunk in self._policy.next_batch(ready, self._clock(), self._idle_lanes)]
-        for utterance in batch:
-            utterance.holder = threading.get_ident()
+        batch = self._policy.next_batch(ready, self._clock(), self._idle_lanes, self._awaited())
+        for chunk in batch:
+            chunk.owner.holder = threading.get_ident()
         if batch:
             self._idle_lanes -= 1
-        if len(batch) < len(ready):
-            self._wake.notify()
+            if len(batch) < len(ready):
+                self._wake.notify()
         return batch
 
-    def _compute(self, utterances: list[Utterance]) -> None:
+    def _compute(self, batch: list[Ready[Utterance]]) -> None:
         """Runs one chunk of every utterance and sends what comes out."""
+        utterances = [chunk.owner for chunk in batch]
         start = self._clock()
         waited = [start - utterance.ready_since for utterance in utterances if utterance.ready_since is not None]
         results = self._advance(
@@ -313,6 +360,7 @@ class Scheduler:
         self._let_go(utterances)
         with self._wake:
             self._idle_lanes += 1
+            self._policy.computed(sum(chunk.tokens for chunk in batch), took)
 
     def _advance(self, sessions: list[Session], timed: Timed) -> list[AudioChunk | EngineError]:
         """What the pipeline says; where it fails as a whole, that for everyone."""
@@ -361,7 +409,8 @@ class Scheduler:
             if utterance.closed:
                 return
             utterance.requests.popleft()
-            utterance.last_request = self._clock()
+            if request.progress:
+                utterance.last_progress = self._clock()
             finished = [] if request.keep_open else [request.reply]
             if last:
                 finished += utterance.kept_open

@@ -37,6 +37,7 @@ class Request:
 
     Attributes:
         taken: whether the session has them.
+        progress: whether it brings the utterance further, by tokens or its end.
     """
 
     tokens: NDArray[np.int32]
@@ -44,6 +45,10 @@ class Request:
     reply: Reply
     keep_open: bool
     taken: bool = False
+
+    @property
+    def progress(self) -> bool:
+        return bool(len(self.tokens)) or self.end
 
 
 @dataclass(eq=False)
@@ -55,14 +60,17 @@ class Utterance:
         voice: as the model uses it.
         on_close: called once when the utterance is over.
         steps: of its ODE.
+        client: name of whom it belongs to, or empty.
         admitted: when.
-        last_request: when the latest request came or was consumed.
+        last_progress: when tokens came, or were consumed.
         session: None until its turn has come to be opened, and when it is closed.
         requests: that are not consumed yet.
         kept_open: replies that stay unfinished until the end.
         tokens: received so far.
         ended: whether no more tokens will come.
         closed: whether it is over for any reason; no more requests are taken.
+        why_closed: a sentence for requests that come too late. No exception: it would keep alive all that its traceback
+            refers to.
         holder: thread of the scheduler that works on it; then only that one touches or closes its session.
         ready_since: when its next chunk had all its tokens; None if it has not.
         heard_since: when its first audio was sent.
@@ -76,14 +84,16 @@ class Utterance:
     voice: Voice
     on_close: Callable[[], None]
     steps: int
+    client: str
     admitted: float
-    last_request: float
+    last_progress: float
     session: Session | None = None
     requests: deque[Request] = field(default_factory=deque)
     kept_open: list[Reply] = field(default_factory=list)
     tokens: int = 0
     ended: bool = False
     closed: bool = False
+    why_closed: str = "stream: it has ended; tokens after the end are not taken"
     holder: int | None = None
     ready_since: float | None = None
     heard_since: float | None = None
@@ -117,4 +127,4 @@ class Observer:
         """
 
     def ended(self, utterance: Utterance, reason: str) -> None:
-        """An utterance is over: `finished`, `cancelled`, or the name of an error."""
+        """An utterance is over: `finished`, `cancelled`, or the name of an error such as `IdleError`."""

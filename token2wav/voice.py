@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.errors import InputError
 from token2wav.flow_config import FlowConfig
 from token2wav.model_config import ModelConfig
+
+FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+
+# Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
+# logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
+# Speaker embeddings are normalised before use; those of the public encoder reach to about 10.
+MEL_BOUND = 100.0
+EMBEDDING_BOUND = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +34,7 @@ class Voice:
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
-        InputError: a wrong number of dimensions, a non-integer token or a non-finite number.
+        InputError: a wrong number of dimensions, a non-integer token, or a number beyond its bound or not finite.
     """
 
     prompt_tokens: NDArray[np.int32]
@@ -35,8 +44,30 @@ class Voice:
     def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
         tokens = token_array("prompt_tokens", prompt_tokens, None)
         object.__setattr__(self, "prompt_tokens", _frozen(tokens))
-        object.__setattr__(self, "prompt_mel", _frozen(float_array("prompt_mel", prompt_mel, 2)))
-        object.__setattr__(self, "speaker_embedding", _frozen(float_array("speaker_embedding", speaker_embedding, 1)))
+        mel = float_array("prompt_mel", prompt_mel, 2, MEL_BOUND)
+        embedding = float_array("speaker_embedding", speaker_embedding, 1, EMBEDDING_BOUND)
+        object.__setattr__(self, "prompt_mel", _frozen(mel))
+        object.__setattr__(self, "speaker_embedding", _frozen(embedding))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Voice:
+        """Reads a voice from a `.safetensors` file, as `token2wav-voice create` writes it.
+
+        Raises:
+            InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
+        """
+        from safetensors import SafetensorError  # only files need it
+        from safetensors.numpy import load_file
+
+        try:
+            arrays = load_file(path)
+            if missing := [name for name in FIELDS if name not in arrays]:
+                raise InputError(missing[0], f"missing; a voice has {', '.join(FIELDS)}")
+            return cls(*(arrays[name] for name in FIELDS))
+        except InputError as error:
+            raise InputError(str(path), str(error)) from error
+        except (OSError, KeyError, SafetensorError) as error:
+            raise InputError(str(path), f"cannot be read as a voice ({_one_line(error)})") from error
 
     @cached_property
     def content_hash(self) -> str:
@@ -142,11 +173,17 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
         raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
 
 
-def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.float32]:
+def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = np.inf) -> NDArray[np.float32]:
     """A float32 copy of an argument.
 
+    Args:
+        field: for messages.
+        values: to convert.
+        dimensions: that it has.
+        bound: of the magnitude of a value.
+
     Raises:
-        InputError: not numbers, another number of dimensions, or a value that is not finite.
+        InputError: not numbers, another number of dimensions, or a value that is not finite or beyond the bound.
     """
     try:
         with np.errstate(over="ignore"):
@@ -157,6 +194,10 @@ def float_array(field: str, values: ArrayLike, dimensions: int) -> NDArray[np.fl
         raise InputError(field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
     if not np.isfinite(array).all():
         raise InputError(field, "holds NaN or infinite values")
+    if array.size and max(-array.min(), array.max()) > bound:
+        at = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
+        where = ", ".join(map(str, at))
+        raise InputError(field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}")
     return array
 
 

@@ -19,6 +19,7 @@ from token2wav_client.base import BaseClient
 from token2wav_client.faults import explain
 from token2wav_client.health import Health, speak_a_little_async, tokens_for, voice_of
 from token2wav_client.retry import policy
+from token2wav_client.tokens import as_batches
 from token2wav_client.voice import ClientVoice
 
 _SENDER_GRACE_S = 0.5
@@ -76,8 +77,9 @@ class AsyncClient(BaseClient):
         The batches are taken in a task of their own. Leaving the loop early cancels both.
 
         Args:
-            token_batches: each of shape (tokens,), integers. An ordinary iterable must not wait for anything.
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
+                An ordinary iterable must not wait for anything.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
             steps: as in `open`.
@@ -85,8 +87,9 @@ class AsyncClient(BaseClient):
         Raises:
             Exception: as `Client.synthesize` does.
         """
+        batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
         utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
-        sender = asyncio.create_task(_send_all(utterance, token_batches))
+        sender = asyncio.create_task(_send_all(utterance, batches))
         try:
             async for chunk in utterance:
                 yield chunk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +10,12 @@ from tritonclient.grpc import service_pb2
 
 from token2wav_client.audio import AudioFormat
 from token2wav_client.connection import Endpoint, Tls
-from token2wav_client.errors import InputError, ModelNotReadyError, UtteranceClosedError, VoiceError
+from token2wav_client.errors import InputError, ModelNotReadyError, UtteranceClosedError
 from token2wav_client.exchange import Exchange
-from token2wav_client.voice import ClientVoice
+from token2wav_client.voice import ClientVoice, check_known_voice
 from token2wav_client.wire import Opening
 
 _MOST_STEPS = 2**31 - 1  # a server allows a few numbers, which it names
-_VOICE_ID = re.compile("[0-9a-f]{64}")
 
 
 class BaseClient(ABC):
@@ -82,8 +80,8 @@ class BaseClient(ABC):
     ) -> Exchange:
         if steps is not None and not 1 <= steps <= _MOST_STEPS:
             raise InputError(f"steps: {steps} is outside 1 to {_MOST_STEPS}")
-        if isinstance(voice, str) and not _VOICE_ID.fullmatch(voice):
-            raise VoiceError(f"voice id: {voice!r} is not 64 hexadecimal digits")
+        if isinstance(voice, str):
+            check_known_voice(voice)
         return Exchange(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
 
     def _readiness_question(self) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 from token2wav_client import __version__
 from token2wav_client.arguments import add_connection, add_retry, at_least_one, client_of, not_negative, positive
 from token2wav_client.commands import health, synth, voice_id
-from token2wav_client.errors import EXIT_CODES, INTERRUPTED, ClientError
+from token2wav_client.errors import EXIT_CODES, INTERRUPTED, TERMINATED, ClientError
 from token2wav_client.perf_data import add_perf_data
 
 PROGRAM = "token2wav-client"
@@ -27,13 +31,36 @@ times in the report:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code (see EXIT_CODES)."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)  # warnings: what is tried again
+    # Warnings: what is tried again, and what of a text was skipped.
+    logging.basicConfig(format=f"{PROGRAM}: %(message)s", stream=sys.stderr)
     try:
-        return int(options.run(options))
+        with _terminable():
+            return int(options.run(options))
     except ClientError as error:
         return _give_up(f"error: {error}", error.exit_code)
+    except _Terminated:
+        return _give_up("terminated", TERMINATED)
     except KeyboardInterrupt:
         return _give_up("interrupted", INTERRUPTED)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which stops a command as Ctrl-C does."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Lets the first SIGTERM raise, so that what was received is kept and told; a second one ends the process."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _give_up(message: str, exit_code: int) -> int:
@@ -90,6 +117,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     speaker.add_argument(
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
+    speaker.add_argument("--voice-name", metavar="NAME", help="of a voice that the settings of the server name")
     parser.add_argument("--out", metavar="WAV", help="mono WAV file to write; - for samples on standard output")
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
@@ -183,6 +211,7 @@ def _run_synth(options: argparse.Namespace) -> int:
         codebooks=options.codebooks,
         voice=options.voice,
         voice_id=options.voice_id,
+        voice_name=options.voice_name,
         out=options.out,
         play=options.play,
         tokens_per_second=options.rate,

@@ -22,6 +22,7 @@ from token2wav_client.faults import explain
 from token2wav_client.health import Health, speak_a_little, tokens_for, voice_of
 from token2wav_client.retry import policy
 from token2wav_client.stream import Utterance
+from token2wav_client.tokens import as_batches
 from token2wav_client.voice import ClientVoice
 
 _SENDER_GRACE_S = 0.5
@@ -78,14 +79,14 @@ class Client(BaseClient):
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
         Args:
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
             steps: of the ODE, one of those that the server allows; None for its usual number.
 
         Raises:
-            VoiceError: an id that is none.
+            VoiceError: a text that is neither an id nor a name.
             ServerUnavailable: nobody answers (asked once per client; later it shows on the utterance).
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
@@ -107,8 +108,8 @@ class Client(BaseClient):
         iterable is still waiting for is dropped when it comes.
 
         Args:
-            token_batches: each of shape (tokens,), integers.
-            voice: the voice to speak in, or the id of one that the server was sent before.
+            token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
+            voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: dtype of the chunks' samples.
             keep_open: as in `open`.
             steps: as in `open`.
@@ -118,9 +119,10 @@ class Client(BaseClient):
             ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
+        batches = as_batches(token_batches)
         utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
-        sender = threading.Thread(target=_send_all, args=(utterance, token_batches), daemon=True)
+        sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
         try:
             yield from utterance

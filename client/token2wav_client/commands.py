@@ -13,10 +13,10 @@ from token2wav_client.client import Client
 from token2wav_client.errors import OK, OutputError, VoiceError
 from token2wav_client.pcm import PcmFormat, PcmWriter
 from token2wav_client.player import Player
-from token2wav_client.report import as_json, as_table
+from token2wav_client.report import as_json, as_table, tell
 from token2wav_client.stats import ChunkTiming, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
-from token2wav_client.voice import ClientVoice
+from token2wav_client.voice import ClientVoice, is_voice_id
 from token2wav_client.writer import Subtype, WavWriter
 
 STANDARD_OUTPUT = "-"
@@ -38,6 +38,7 @@ def synth(
     codebooks: int,
     voice: str | None,
     voice_id: str | None,
+    voice_name: str | None,
     out: str | None,
     play: bool,
     tokens_per_second: float,
@@ -55,9 +56,7 @@ def synth(
         ClientError: anything that went wrong; audio received before that is kept, and said to be.
     """
     with client, ExitStack() as stack:
-        speaker = voice_id if voice is None else ClientVoice.load(voice)
-        if speaker is None:
-            raise VoiceError("voice: neither a file nor an id was given")
+        speaker = _speaker(voice, voice_id, voice_name)
         sinks: list[Sink] = []
         if out is not None:
             sinks.append(_sink(out, subtype, pcm_format))
@@ -85,10 +84,20 @@ def synth(
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
     if report_json:
-        print(as_json(stats), file=report_to)
+        tell(as_json(stats), report_to)
     elif not quiet:
-        print(as_table(stats), file=report_to)
+        tell(as_table(stats), report_to)
     return OK
+
+
+def _speaker(file: str | None, voice_id: str | None, name: str | None) -> ClientVoice | str:
+    if file is not None:
+        return ClientVoice.load(file)
+    if voice_id is not None and not is_voice_id(voice_id):
+        raise VoiceError(f"voice id: {voice_id!r} is not 64 hexadecimal digits")
+    if not (known := voice_id or name):
+        raise VoiceError("voice: neither a file nor an id or a name was given")
+    return known
 
 
 def _sink(out: str, subtype: Subtype, pcm_format: PcmFormat | None) -> Sink:
@@ -105,7 +114,7 @@ def voice_id(path: str) -> int:
     Raises:
         VoiceError: it cannot be read.
     """
-    print(ClientVoice.load(path).id)
+    tell(ClientVoice.load(path).id)
     return OK
 
 
@@ -118,9 +127,9 @@ def health(client: Client, *, timeout_s: float, audio_format: AudioFormat) -> in
     with client:
         state = client.health(timeout_s=timeout_s, audio_format=audio_format)
     if state.first_audio_s is None:
-        print(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
+        tell(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
     else:
-        print(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+        tell(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
     return OK
 
 

@@ -14,6 +14,7 @@ TIMED_OUT = 5
 NOT_READY = 6
 DENIED = 7
 INTERRUPTED = 130
+TERMINATED = 143
 
 EXIT_CODES: dict[int, str] = {
     OK: "the whole utterance was received (health: the server speaks, or says that it has no room now)",
@@ -25,6 +26,7 @@ EXIT_CODES: dict[int, str] = {
     NOT_READY: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
     DENIED: "no access: a certificate or a token was not accepted, by this side or the other",
     INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
+    TERMINATED: "terminated (SIGTERM); audio received so far is kept",
 }
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from token2wav_client.arguments import positive
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from token2wav_client.errors import OK, OutputError, TokenError
+from token2wav_client.report import tell
 from token2wav_client.token_source import open_tokens
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice
@@ -79,5 +80,5 @@ def _run_perf_data(options: argparse.Namespace) -> int:
     except OSError as error:
         raise OutputError(f"{options.out}: cannot be written ({error})") from None
     seconds = len(tokens) * SAMPLES_PER_TOKEN / SAMPLE_RATE
-    print(f"{options.out}: an utterance of {len(tokens)} tokens, {seconds:g} s")
+    tell(f"{options.out}: an utterance of {len(tokens)} tokens, {seconds:g} s")
     return OK

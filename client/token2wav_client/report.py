@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import asdict
+from typing import TextIO
 
+from token2wav_client.errors import OutputError
 from token2wav_client.stats import ChunkTiming, UtteranceStats
 
 _HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}"
+
+
+def tell(text: str, file: TextIO | None = None) -> None:
+    """Print a report, by default on standard output.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    try:
+        print(text, file=file, flush=True)
+    except OSError as error:
+        # What is left in the buffer would make Python fail once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (file or sys.stdout).fileno())
+        raise OutputError(f"report: cannot be written ({error.strerror})") from None
 
 
 def as_json(stats: UtteranceStats) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -12,14 +13,15 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from token2wav_client.errors import TokenError
+from token2wav_client.input_file import UNREADABLE, array_in_npy, content_of, reason
 from token2wav_client.tokens import TokenParser, as_tokens
 
 Token = int | list[int]  # a number, or the codes of several codebooks
 
 _READ_BYTES = 65_536
+
+logger = logging.getLogger("token2wav_client")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
 
     Args:
         name: `-` for text on standard input, `*.npy` (integers, one dimension, or two: tokens by codebooks), `*.json`
-            (list of integers, or of lists of them), or any other file (a FIFO too) as text of `<|s_123|>` or integers.
+            (list of integers, or of lists of them), or any other file (a FIFO too) as text for `TokenParser`; how
+            much of that was skipped is logged at its end.
         codebooks: codes of a token in text, where they follow one another.
 
     Raises:
@@ -52,24 +55,20 @@ def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
         file, what = FileIO(sys.stdin.fileno(), closefd=False), "standard input"
         return TokenSource(_grouped(_read_text(file, what), codebooks, what), None)
     path = Path(name)
-    readers: dict[str, Callable[[Path], Any]] = {".npy": _read_npy, ".json": _read_json}
+    readers: dict[str, Callable[[bytes], Any]] = {".npy": array_in_npy, ".json": _read_json}
     try:
         if path.suffix not in readers:
             return TokenSource(_grouped(_read_text(FileIO(path), name), codebooks, name), None)
-        tokens = as_tokens(readers[path.suffix](path))
+        tokens = as_tokens(readers[path.suffix](content_of(path)))
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise TokenError(f"{name}: cannot read tokens ({error})") from None
+    except UNREADABLE as error:
+        raise TokenError(f"{name}: cannot read tokens ({reason(error)})") from None
     return TokenSource(iter([tokens.tolist()]), len(tokens))
 
 
-def _read_npy(path: Path) -> Any:
-    return np.load(path, allow_pickle=False)
-
-
-def _read_json(path: Path) -> Any:
-    values = json.loads(path.read_bytes())
+def _read_json(content: bytes) -> Any:
+    values = json.loads(content)
     if not isinstance(values, list):
         raise TokenError("tokens: expected a JSON list of integers")
     for token in values:
@@ -104,6 +103,10 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
                     yield tokens
         if tokens := parser.close():
             yield tokens
+        if parser.skipped:
+            logger.warning(
+                "%s: skipped %d that are no speech tokens, the first one %s", name, parser.skipped, parser.first_skipped
+            )
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
     except OSError as error:

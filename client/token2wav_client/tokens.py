@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +17,40 @@ TokenArray = npt.NDArray[np.int32]
 MAX_TOKEN = int(np.iinfo(np.int32).max)
 MAX_DIGITS = len(str(MAX_TOKEN))
 
-# A plain integer is complete only when something follows it; `<|s_12|>` ends itself.
-_COMPLETE = re.compile(rb"<\|s_(\d{1,%d})\|>|(\d{1,%d})(?=[\s,<])|[\s,]+" % (MAX_DIGITS, MAX_DIGITS))
-_BEGUN = re.compile(rb"<(?:\|(?:s(?:_(?:\d{1,%d}\|?)?)?)?)?|\d{1,%d}" % (MAX_DIGITS, MAX_DIGITS))
+# A plain integer is complete only when something follows it; `<|s_12|>` ends itself. Names that begin like those of
+# speech tokens are never special: what is misspelt there must not be lost in silence.
+_DIGITS = rb"\d{1,%d}" % MAX_DIGITS
+_SPEECH = rb"(?:s|speech)_"
+_SPECIAL = rb"(?!%s)[^\s|<>]{1,64}" % _SPEECH
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_COMPLETE = re.compile(
+    rb"<\|%s(%s)\|>|(%s)(?=[\s,<\xef])|[\s,]+|(<\|%s\|>|%s)" % (_SPEECH, _DIGITS, _DIGITS, _SPECIAL, _BYTE_ORDER_MARK)
+)
+_BEGUN = re.compile(
+    rb"<(?:\|(?:%s(?:%s\|?)?|%s\|?)?)?|%s|\xef\xbb?" % (_SPEECH, _DIGITS, _SPECIAL, _DIGITS),
+)
 
 
 class TokenParser:
-    """Reads `<|s_123|>` and plain integers from text that arrives in pieces.
+    """Reads `<|s_123|>`, `<|speech_123|>` and plain integers from text that arrives in pieces.
 
-    White space and commas between tokens are skipped; anything else is an error that names its position.
+    White space and commas between tokens are skipped; so are a language model's special tokens, such as
+    `<|endofprompt|>`, and byte-order marks, which are counted. Anything else is an error that names its position.
     However the text is cut, the tokens are the same:
 
         parser = TokenParser()
         parser.feed(b"<|s_1|><|s_2")   # [1]
         parser.feed(b"3|> 7")          # [23]
         parser.close()                 # [7]
+
+    Attributes:
+        skipped: special tokens and byte-order marks so far.
+        first_skipped: the first of them, as a message shows it; empty if there are none.
     """
 
     def __init__(self) -> None:
+        self.skipped = 0
+        self.first_skipped = ""
         self._rest = b""
         self._offset = 0  # bytes of the text before `_rest`
 
@@ -48,6 +67,8 @@ class TokenParser:
             digits = found[1] or found[2]
             if digits:
                 tokens.append(self._token(digits, self._offset + at))
+            elif found[3]:
+                self._skip(found[3])
             at = found.end()
         if at < len(data) and not _BEGUN.fullmatch(data, at):
             raise self._not_a_token(data[at:], self._offset + at)
@@ -67,6 +88,11 @@ class TokenParser:
         if not rest.isdigit():
             raise TokenError(f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}")
         return [self._token(rest, self._offset)]
+
+    def _skip(self, special: bytes) -> None:
+        if not self.skipped:
+            self.first_skipped = "a byte-order mark" if special == _BYTE_ORDER_MARK else _excerpt(special, 80)
+        self.skipped += 1
 
     @staticmethod
     def _token(digits: bytes, position: int) -> int:
@@ -99,12 +125,16 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     Raises:
         TokenError: not integers, of another number of dimensions, or outside 0 .. 2**31 - 1.
     """
+    _refuse_text(values)
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as error:
         raise TokenError(f"tokens: not a list of integers ({error})") from None
     if array.ndim not in (1, 2):
-        raise TokenError(f"tokens: shape {array.shape}, expected one dimension, or two for tokens of several codes")
+        hint = "; pass batches of tokens, such as [7]" if array.ndim == 0 else ""
+        raise TokenError(
+            f"tokens: shape {array.shape}, expected one dimension, or two for tokens of several codes{hint}"
+        )
     if array.size == 0:
         return np.zeros((0, *array.shape[1:]), np.int32)
     if array.dtype.kind not in "iu":
@@ -113,3 +143,23 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     if low < 0 or high > MAX_TOKEN:
         raise TokenError(f"tokens: {low if low < 0 else high} is outside 0 to {MAX_TOKEN}")
     return array.astype(np.int32)
+
+
+def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
+    """Batches of tokens as `synthesize` takes them; a flat array or sequence of integers is a single batch.
+
+    Raises:
+        TokenError: text, or nothing that can be iterated.
+    """
+    _refuse_text(tokens)
+    flat = isinstance(tokens, Sequence) and len(tokens) > 0 and isinstance(tokens[0], Integral)
+    if flat or getattr(tokens, "ndim", None) == 1:
+        return [tokens]
+    if not isinstance(tokens, Iterable):
+        raise TokenError(f"tokens: {type(tokens).__name__}, expected batches of tokens, such as [[17, 4711]]")
+    return tokens
+
+
+def _refuse_text(values: object) -> None:
+    if isinstance(values, (str, bytes)):
+        raise TokenError(f"tokens: {type(values).__name__}, expected integers; TokenParser reads them from text")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +13,16 @@ from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from token2wav_client.errors import TokenError, VoiceError
+from token2wav_client.input_file import UNREADABLE, arrays_in_npz, content_of, reason
 from token2wav_client.tokens import TokenArray, as_tokens
 
 MEL_BINS = 80  # these two of models in CosyVoice3's format; others have other ones, which their servers check
 SPEAKER_SIZE = 192
+_ID = re.compile("[0-9a-f]{64}")
+_LONGEST_NAME = 255
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
 
@@ -71,32 +75,39 @@ class ClientVoice:
             VoiceError: the file cannot be read, lacks a field, or a field is wrong.
         """
         path = Path(path)
-        readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+        readers: dict[str, Callable[[bytes], dict[str, npt.NDArray[Any]]]] = {".npz": _read_npz, ".safetensors": load}
         if path.suffix not in readers:
             raise VoiceError(f"{path}: a voice is a file that ends in {' or '.join(readers)}")
         try:
-            arrays = readers[path.suffix](path)
+            arrays = readers[path.suffix](content_of(path))
             missing = [field for field in FIELDS if field not in arrays]
             if missing:
                 raise VoiceError(f"{missing[0]}: missing, expected the fields {', '.join(FIELDS)}")
             return cls(**{field: arrays[field] for field in FIELDS})
         except VoiceError as error:
             raise VoiceError(f"{path}: {error}") from None
-        except (OSError, ValueError, TypeError, EOFError, BadZipFile, SafetensorError) as error:
-            raise VoiceError(f"{path}: cannot read the voice ({error})") from None
+        except UNREADABLE as error:
+            raise VoiceError(f"{path}: cannot read the voice ({reason(error)})") from None
 
 
-def _read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    # np.load opens other formats whatever the name says; only an archive of arrays is a voice.
-    archive = np.load(path, allow_pickle=False)
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise VoiceError("not an .npz archive")
-    with archive:
-        return {field: archive[field] for field in FIELDS if field in archive.files}
+def is_voice_id(text: str) -> bool:
+    """Whether a text is the id of a voice: 64 hexadecimal digits."""
+    return _ID.fullmatch(text) is not None
 
 
-def _read_safetensors(path: Path) -> dict[str, npt.NDArray[Any]]:
-    return dict(load_file(path))
+def check_known_voice(text: str) -> None:
+    """Raises VoiceError if a text is neither the id nor the name of a voice that a server may know."""
+    if text.endswith((".npz", ".safetensors")):
+        raise VoiceError(f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it")
+    if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
+        raise VoiceError(f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice")
+
+
+def _read_npz(content: bytes) -> dict[str, npt.NDArray[Any]]:
+    try:
+        return arrays_in_npz(content, FIELDS)
+    except BadZipFile as error:
+        raise VoiceError(f"not an .npz archive, or a damaged one ({error})") from None
 
 
 def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.float32]:

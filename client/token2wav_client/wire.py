@@ -13,14 +13,14 @@ from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, A
 from token2wav_client.errors import ProtocolError
 from token2wav_client.faults import understand
 from token2wav_client.tokens import TokenArray
-from token2wav_client.voice import FIELDS, ClientVoice
+from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What only the first request of an utterance carries; a voice that the server knows goes by its id."""
+    """What only the first request of an utterance carries; a voice that the server knows goes by its id or name."""
 
     voice: ClientVoice | str
     audio_format: AudioFormat
@@ -75,11 +75,13 @@ def build_request(
 
 
 def _add_voice(request: Any, voice: ClientVoice | str) -> None:
-    if isinstance(voice, str):
+    if not isinstance(voice, str):
+        for name in FIELDS:
+            _add_input(request, name, getattr(voice, name))
+    elif is_voice_id(voice):
         _add_input(request, "voice_id", np.frombuffer(bytes.fromhex(voice), np.uint8))
-        return
-    for name in FIELDS:
-        _add_input(request, name, getattr(voice, name))
+    else:
+        request.parameters["voice"].string_param = voice
 
 
 def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -> None:

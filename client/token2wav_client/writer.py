@@ -13,6 +13,7 @@ from token2wav_client.audio import SAMPLE_RATE, AudioArray
 from token2wav_client.errors import OutputError
 
 Subtype = Literal["PCM_16", "FLOAT"]
+_PROBE_BYTES = 1 << 16
 
 
 class WavWriter:
@@ -29,7 +30,7 @@ class WavWriter:
         samples: samples written so far.
 
     Raises:
-        OutputError: nothing can be written there; found out before any work is done.
+        OutputError: another format's name, or nothing can be written there; found out before any work is done.
     """
 
     def __init__(self, path: str | Path, subtype: Subtype = "PCM_16") -> None:
@@ -37,6 +38,11 @@ class WavWriter:
         self._path = Path(path)
         self._subtype = subtype
         folder = self._path.parent
+        if self._path.suffix.lower() != ".wav":
+            raise OutputError(
+                f"{path}: what can be written is a file that ends in .wav, or samples on standard output (--out -) for "
+                "a program that makes other formats"
+            )
         if not folder.is_dir():
             raise OutputError(f"{path}: the folder {folder} does not exist")
         if self._path.exists() and not self._path.is_file():
@@ -59,7 +65,7 @@ class WavWriter:
                 file.seek(0, soundfile.SEEK_END)
                 file.write(audio)
         except (OSError, soundfile.SoundFileError) as error:
-            raise OutputError(f"{self._path}: cannot write ({error})") from None
+            raise OutputError(f"{self._path}: cannot write ({self._reason(error)})") from None
         self.samples += len(audio)
 
     def _open(self, sample_rate: int) -> soundfile.SoundFile:
@@ -68,3 +74,17 @@ class WavWriter:
         return soundfile.SoundFile(
             self._path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=self._subtype
         )
+
+    def _reason(self, error: Exception) -> str:
+        """Why the file system refused, in its own words: libsndfile says "System error", whatever it was."""
+        try:
+            size = self._path.stat().st_size
+            try:
+                with self._path.open("r+b") as file:
+                    file.seek(size)
+                    file.write(bytes(_PROBE_BYTES))
+            finally:
+                os.truncate(self._path, size)
+        except OSError as refused:
+            return refused.strerror or str(refused)
+        return str(error)

@@ -28,7 +28,7 @@ class Inspected:
     """One artefact, looked into.
 
     Attributes:
-        artifact: as the manifest has it.
+        artifact: as it is described.
         problem: why it cannot be used here; None if it can.
         nodes, operators, inputs, outputs: of an ONNX graph; engines can only be opened on their GPU.
         weights: bytes of an ONNX graph's weights.
@@ -47,7 +47,7 @@ def inspect_folder(engines: EngineFolder, model_folder: Path) -> list[Inspected]
     """Looks into all artefacts of a folder.
 
     Raises:
-        ArtifactError: the manifest is damaged.
+        ArtifactError: a description is damaged.
         ConfigError, CheckpointError: the model folder cannot be used.
     """
     return [_inspected(engines, artifact, model_folder) for artifact in engines.artifacts()]

@@ -45,7 +45,7 @@ class Maker:
     Args:
         model_folder: the model.
         engines: where artefacts go.
-        command: the command line, for the manifest.
+        command: the command line, for descriptions.
 
     Raises:
         ConfigError: the folder's YAML cannot be used.
@@ -166,7 +166,7 @@ class Maker:
         return {"steps": flow.n_timesteps, "guidance": flow.inference_cfg_rate}
 
     def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
-        """What an ONNX file says of itself when it is found without its manifest."""
+        """What an ONNX file says of itself when it is found without its description."""
         return {
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),

@@ -24,7 +24,7 @@ class Package:
     """One of the two packages; they have the same interface but for details.
 
     Attributes:
-        name: of the module, which is the backend's in manifests.
+        name: of the module, which is the backend's in descriptions.
         module: itself.
     """
 

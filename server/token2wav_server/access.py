@@ -1,8 +1,8 @@
 """Who may do what at a server: TLS, and which of Triton's protocols are closed.
 
 Triton offers more than clients need, some of it dangerous: whoever may register shared memory or switch traces on can
-crash a server or write its files. Those protocols are closed with a key, for gRPC and HTTP. Over HTTP, which has no TLS
-here, nothing can be spoken either.
+crash a server or write its files. Shared memory is closed to everybody, the others without a key. Over HTTP, which has
+no TLS here, utterances need the key, too, unless that is opened.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from token2wav_server.errors import AccessError
 if TYPE_CHECKING:
     from token2wav_client import Tls
 
-_CLOSED = "model-repository,shared-memory,trace,logging"
-_KEY_NAME = "admin-key"  # header admin-key of HTTP, triton-grpc-protocol-admin-key of gRPC
+CLIENT_HEADER = "x-token2wav-client"  # of gRPC, with the client's name; the balancer sets it
+KEY_NAME = "admin-key"  # header admin-key of HTTP, triton-grpc-protocol-admin-key of gRPC
+_CLOSED = "model-repository,trace,logging"
 _KEY_BYTES = 32
 _SHORTEST_KEY = 16
 
@@ -107,16 +108,23 @@ class Access:
     Attributes:
         certificates: for TLS on gRPC; without them it is in the clear.
         admin_key: opens what is closed; by default a random one that nobody is told.
+        http_inference: whether utterances over HTTP are open to everybody.
     """
 
     certificates: Certificates | None = None
     admin_key: str = field(default_factory=lambda: secrets.token_urlsafe(_KEY_BYTES), repr=False)
+    http_inference: bool = False
 
     def arguments(self) -> list[str]:
         """For tritonserver."""
+        nobodys_key = secrets.token_urlsafe(_KEY_BYTES)
+        inference = "" if self.http_inference else ",inference"
         return [
-            f"--grpc-restricted-protocol={_CLOSED}:{_KEY_NAME}={self.admin_key}",
-            f"--http-restricted-api={_CLOSED},inference:{_KEY_NAME}={self.admin_key}",
+            f"--grpc-restricted-protocol={_CLOSED}:{KEY_NAME}={self.admin_key}",
+            f"--grpc-restricted-protocol=shared-memory:{KEY_NAME}={nobodys_key}",
+            f"--http-restricted-api={_CLOSED}{inference}:{KEY_NAME}={self.admin_key}",
+            f"--http-restricted-api=shared-memory:{KEY_NAME}={nobodys_key}",
+            f"--grpc-header-forward-pattern=^{CLIENT_HEADER}$",  # Triton makes it a parameter of each request
             *(self.certificates.arguments() if self.certificates else []),
         ]
 

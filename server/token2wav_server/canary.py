@@ -25,6 +25,7 @@ class Canary:
 
     Attributes:
         why_none: why nothing can be tried; empty if it can.
+        failures: tries in a row that failed.
     """
 
     def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
@@ -32,7 +33,7 @@ class Canary:
         self._model = next((model for model in MODELS if (model_repository / model).is_dir()), MODELS[0])
         found = (model_repository / self._model).is_dir()
         self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
-        self._failures = 0
+        self.failures = 0
         try:
             import token2wav_client  # noqa: F401
 
@@ -48,9 +49,9 @@ class Canary:
             with self._client(grpc_url) as client:
                 client.health(timeout_s=self.interval_s)
         except ClientError as error:
-            self._failures += 1
-            return str(error) if self._failures >= _TRIES else ""
-        self._failures = 0
+            self.failures += 1
+            return str(error) if self.failures >= _TRIES else ""
+        self.failures = 0
         return ""
 
     def _client(self, grpc_url: str) -> Client:

@@ -22,6 +22,7 @@ from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 from token2wav_server.status import Status, StatusPort
 from token2wav_server.supervisor import Supervisor
+from token2wav_server.voices import check_voices
 
 STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
 
@@ -58,7 +59,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     from token2wav.checkpoint import check_model_folder  # torch: seconds that neither --help nor a typing error need
 
     check_model_folder(options.model)
-    load_server_config(options.config)
+    check_voices(load_server_config(options.config), options.model)
     server = TritonServer(
         options.model,
         config=options.config,
@@ -100,8 +101,8 @@ def _access(options: argparse.Namespace) -> Access:
             raise AccessError("TLS needs both --tls-certificate and --tls-key")
         certificates = Certificates(options.tls_certificate, options.tls_key, options.tls_client_ca)
     if options.admin_key_file is None:
-        return Access(certificates)
-    return Access(certificates, read_or_make_key(options.admin_key_file))
+        return Access(certificates, http_inference=options.http_inference)
+    return Access(certificates, read_or_make_key(options.admin_key_file), options.http_inference)
 
 
 def _canary(interval_s: float, server: TritonServer) -> Canary | None:
@@ -138,10 +139,13 @@ def _parser() -> argparse.ArgumentParser:
         ),
         (
             "--admin-key-file",
-            "key to model-repository, shared-memory, trace and logging, made if it is not there (default: secret)",
+            "key to model-repository, trace, logging and HTTP inference, made if it is not there (default: secret)",
         ),
     ):
         parser.add_argument(option, type=Path, metavar="FILE", help=text)
+    parser.add_argument(
+        "--http-inference", action="store_true", help="let everybody who reaches the HTTP port speak, without a key"
+    )
     parser.add_argument(
         "--grace-seconds",
         type=_seconds,
@@ -177,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         default=5,
         metavar="N",
-        help="how often in a row to restart a server that ended by itself or does not work (default: %(default)s)",
+        help="how often in a row to restart a server that ended or failed before it spoke (default: %(default)s)",
     )
     parser.add_argument(
         "--verbose",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,15 +13,16 @@ from typing import IO, TextIO
 from token2wav_server.guard import MESSAGE
 
 _KEPT_LINES = 2000
+_KILLED = 128  # and the number of the signal, as an exit status
 
 # "I1121 03:55:22.845388 3026 model.py:5] "text"", where the text has \n for a line break.
 _TRITON_LINE = re.compile(r"^(?P<level>[IWE])\d{4} [\d:.]+ \d+ (?P<source>\S+):\d+\] (?P<text>.*)$")
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: \w+: (?P<reason>.*)")
 _STARTUP_ERROR = re.compile(r"error:|.*: (unrecognized option|option .* requires an argument)")
-# Printed on every machine without a GPU, and of no consequence there.
+# Printed on every machine without a GPU, and of no consequence there; and Triton's stack when it is killed.
 _NOISE = re.compile(
     r"NVML|DCGM|CudaDriverHelper|CUDA driver version is insufficient|pinned_memory_manager|cuda_memory_manager"
-    r"|^Signal \(\d+\) received"
+    r"|^Signal \(\d+\) received|^ *\d+# "
 )
 _TABLE = re.compile(r"^([+|].*)?$")
 # What tritonserver prints after an option that it does not know: some hundred lines.
@@ -54,23 +56,25 @@ class LogPump(threading.Thread):
                         self._sink.write(line + "\n")
                         self._sink.flush()
 
-    def failure_reason(self) -> str:
-        """Returns why the server failed, as far as its output tells."""
-        return failure_reason(list(self._lines))
+    def failure_reason(self, status: int | None) -> str:
+        """Returns why the server failed, as far as its exit status and its output tell."""
+        return failure_reason(list(self._lines), status)
 
     def end(self) -> str:
         """Returns the last lines, as one."""
         return _end(list(self._lines)) or "nothing"
 
 
-def failure_reason(lines: list[str]) -> str:
-    """Picks from a failed server's output what explains the failure.
+def failure_reason(lines: list[str], status: int | None = None) -> str:
+    """Picks from a failed server's exit status and output what explains the failure.
 
-    What the guard says comes first, then models that failed to load, each with the message of its own exception;
-    without one, Triton's error lines; without those, the last lines.
+    What the guard says comes first, then the signal that killed the server, then models that failed to load, each with
+    the message of its own exception; without one, Triton's error lines; without those, the last lines.
     """
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
         return said[-1]
+    if status is not None and status > _KILLED:
+        return f"tritonserver was killed by {signal.Signals(status - _KILLED).name}"
     loads = {}
     errors = []
     for line in lines:

@@ -17,7 +17,7 @@ from token2wav.checkpoint import modules
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowChunk
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.memory import CUDA_SHARE
+from token2wav.engines.device import cuda_cache_bytes
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.work import ChunkWork
 from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
@@ -168,7 +168,7 @@ def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNee
         voices: whose prompts are in the cache.
     """
     free = max(0, total - taken - weights)
-    cache = min(cache, free) if cache else int(free * CUDA_SHARE)
+    cache = min(cache, free) if cache else cuda_cache_bytes(free)
     pages = cache // needs.page_bytes - voices * needs.prompt_pages
     by_pages, by_contexts = max(0, pages) // needs.pages, (free - cache) // needs.context_bytes
     binds = "cache pages" if by_pages <= by_contexts else "memory beside the cache, for streams' contexts"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 
 from token2wav_server.errors import PortInUseError
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -18,10 +20,10 @@ class Ports:
     metrics: int = 8002
 
     @classmethod
-    def free(cls, host: str = "127.0.0.1") -> Ports:
+    def free(cls, host: str = LOOPBACK) -> Ports:
         """Returns three ports that nobody listens on at this moment."""
         with ExitStack() as stack:
-            sockets = [stack.enter_context(_bound(host, 0)) for _ in fields(cls)]
+            sockets = [stack.enter_context(reserved(host)) for _ in fields(cls)]
             return cls(*(bound.getsockname()[1] for bound in sockets))
 
     def check_free(self, host: str) -> None:
@@ -32,33 +34,44 @@ class Ports:
         """
         with ExitStack() as stack:
             for field in fields(self):
-                port = getattr(self, field.name)
-                try:
-                    stack.enter_context(_bound(host, port))
-                except (OSError, OverflowError) as error:
-                    raise PortInUseError(
-                        f"{field.name} port {port} on {host} cannot be used ({reason_of(error)}): "
-                        f"stop what listens there or choose another with --{field.name}-port"
-                    ) from None
+                stack.enter_context(listening(host, getattr(self, field.name), field.name))
 
 
-def family(host: str) -> socket.AddressFamily:
-    """Of an address as it is written."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def listening(host: str, port: int, service: str) -> socket.socket:
+    """A socket that listens.
+
+    Args:
+        service: named in errors, and in the option that sets the port.
+
+    Raises:
+        PortInUseError: the port is taken, or is none.
+    """
+    bound = None
+    try:
+        bound = _bound(host, port)
+        bound.listen()  # with SO_REUSEADDR, only listening notices another listener
+    except (OSError, OverflowError) as error:
+        if bound is not None:
+            bound.close()
+        reason = getattr(error, "strerror", None) or "must be between 1 and 65535"
+        raise PortInUseError(
+            f"{service} port {port} on {host} cannot be used ({reason}): "
+            f"stop what listens there or choose another with --{service}-port"
+        ) from None
+    return bound
 
 
-def reason_of(error: OSError | OverflowError) -> str:
-    """Why a port could not be bound, in words."""
-    return getattr(error, "strerror", None) or "must be between 1 and 65535"
+def reserved(host: str) -> socket.socket:
+    """A socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
+    return _bound(host, 0)
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    bound = socket.socket(family(host), socket.SOCK_STREAM)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         # A port that only lingers in TIME_WAIT is free for the server.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-        bound.listen(1)  # with SO_REUSEADDR, only listening notices another listener
     except BaseException:
         bound.close()
         raise

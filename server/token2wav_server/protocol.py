@@ -18,25 +18,32 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
+from token2wav.config_values import shown
 from token2wav.errors import (
     EngineError,
+    ExpiredError,
+    IdleError,
     InputError,
     LimitError,
     StreamClosedError,
     Token2WavError,
 )
 from token2wav.streaming.session import AudioChunk
-from token2wav.voice import Voice
+from token2wav.streaming.voices import VoiceRegistry
+from token2wav.voice import FIELDS, Voice
+from token2wav_server.access import CLIENT_HEADER
 
-VOICE_INPUTS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
-PARAMETERS = ("audio_format", "keep_open", "steps")
+_NAME_CHARS = 128
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
+    IdleError: "NOT_FOUND",
+    ExpiredError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
     EngineError: "INTERNAL",
 }
@@ -46,11 +53,13 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters of the first request of an utterance; 0 steps are the usual number."""
+    """Parameters of the first request of an utterance; 0 steps are the usual number, and empty names are none."""
 
     audio_format: str = "float32"
     keep_open: bool = False
     steps: int = 0
+    client: str = ""
+    voice: str = ""
 
     @classmethod
     def of(cls, request: Any) -> Options:
@@ -69,7 +78,13 @@ class Options:
         steps = given.get("steps")
         if steps is not None and (type(steps) is not int or steps < 1):
             raise InputError("steps", f"'{steps}' is not an integer of at least 1")
-        return cls(audio_format, keep_open, steps or 0)
+        voice = given.get("voice")
+        if voice is not None and (not isinstance(voice, str) or not voice):
+            raise InputError("voice", f"{shown(voice)} is not the name of a voice")
+        client = given.get(CLIENT_HEADER, "")  # the header's, after what the request itself may say under this name
+        if not isinstance(client, str) or len(client) > _NAME_CHARS:
+            raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+        return cls(audio_format, keep_open, steps or 0, client, voice or "")
 
 
 @dataclass(frozen=True)
@@ -108,18 +123,23 @@ def voice_of(request: Any) -> Voice:
     return Voice(*arrays)
 
 
-def voice_id_of(request: Any) -> str | None:
-    """The id of a registered voice in the first request of an utterance, or None if the voice itself is to come.
+def known_voice(request: Any, name: str, voices: VoiceRegistry) -> Voice | None:
+    """The voice that the first request of an utterance names, or None if the voice itself is to come.
+
+    Args:
+        request: of Triton.
+        name: in its parameters; empty for none.
+        voices: that have ids and names.
 
     Raises:
-        InputError: there is a voice beside it.
+        InputError: no such voice, or there is another one beside it.
     """
     digest = tensor(request, VOICE_ID)
-    if digest is None:
+    if not name and digest is None:
         return None
-    if any(tensor(request, name) is not None for name in VOICE_INPUTS):
-        raise InputError(VOICE_ID, "comes with a voice; send either")
-    return digest.tobytes().hex()
+    if any(tensor(request, field) is not None for field in VOICE_INPUTS) or (name and digest is not None):
+        raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
+    return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
 
 
 def refuse_voice(request: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from token2wav_server import drain, guard
@@ -19,7 +21,7 @@ from token2wav_server.access import Access
 from token2wav_server.binaries import find_tritonserver
 from token2wav_server.errors import ServerCrashedError, ServerError, ServerStartError
 from token2wav_server.log import LogPump, matters
-from token2wav_server.ports import Ports
+from token2wav_server.ports import LOOPBACK, Ports, reserved
 from token2wav_server.repository import InputShapes, fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
@@ -51,6 +53,9 @@ class TritonServer:
         extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
             it is ready.
         ready_timeout_s: how long loading the models may take.
+
+    Attributes:
+        version: of tritonserver, once it has been ready.
     """
 
     def __init__(
@@ -80,6 +85,8 @@ class TritonServer:
         self._guard: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
         self._folder: Path | None = None
+        self._inner = self.ports
+        self.version = ""
         self._cleanup = contextlib.ExitStack()
 
     @property
@@ -157,11 +164,11 @@ class TritonServer:
             return None
 
     def failure_reason(self) -> str:
-        """What the output of a server that has ended says about the reason."""
+        """Why a server that has ended did so: what its guard saw, the signal that killed it, or what it printed."""
         if self._log is None:
             return "it was never started"
         self._log.join(timeout=2)
-        return self._log.failure_reason()
+        return self._log.failure_reason(self.wait(timeout_s=0) if self.running else None)
 
     def drain(self, grace_s: float) -> int:
         """Has new utterances refused and waits until the open ones have ended.
@@ -172,7 +179,10 @@ class TritonServer:
         if self._folder is None:
             raise ServerError("the server is not running: start it first")
         return drain.drain(
-            self._folder / _DRAIN_FILE, self.metrics_url, grace_s, lambda: self.wait(timeout_s=0) is not None
+            self._folder / _DRAIN_FILE,
+            f"{LOOPBACK}:{self._inner.metrics}",
+            grace_s,
+            lambda: self.wait(timeout_s=0) is not None,
         )
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -186,10 +196,14 @@ class TritonServer:
         self._cleanup.close()
 
     def _launch(self) -> None:
+        from token2wav_server.front import Front  # not above: model processes import this package too, and need no HTTP
+
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
         self._cleanup.callback(self._forget)
         self._cleanup.callback(guard.remove_leftovers, folder, shm_prefix)
+        self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
+        self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
         repository = fitted(self.model_repository, InputShapes.of(self.model), folder)
         triton = find_tritonserver(folder)
         sink = sys.stderr
@@ -221,12 +235,12 @@ class TritonServer:
         return [
             f"--model-repository={repository}",
             f"--backend-directory={backends}",
-            f"--http-address={self.host}",
-            f"--http-port={self.ports.http}",
+            f"--http-address={LOOPBACK}",
+            f"--http-port={self._inner.http}",
             f"--grpc-address={self.host}",
             f"--grpc-port={self.ports.grpc}",
-            f"--metrics-address={self.host}",
-            f"--metrics-port={self.ports.metrics}",
+            f"--metrics-address={LOOPBACK}",
+            f"--metrics-port={self._inner.metrics}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
             "--disable-auto-complete-config",  # else every model.py is loaded twice
@@ -249,18 +263,30 @@ class TritonServer:
 
     def _is_ready(self) -> bool:
         # The metrics service starts last.
-        ready = self._get_status(self.ports.http, "/v2/health/ready") == 200
-        return ready and self._get_status(self.ports.metrics, "/metrics") == 200
+        if (
+            self._get(self._inner.http, "/v2/health/ready") is None
+            or self._get(self._inner.metrics, "/metrics") is None
+        ):
+            return False
+        self.version = json.loads(self._get(self._inner.http, "/v2") or b"{}").get("version", "")
+        return True
 
-    def _get_status(self, port: int, path: str) -> int | None:
-        connection = http.client.HTTPConnection(_reachable(self.host), port, timeout=2)
+    def _get(self, port: int, path: str) -> bytes | None:
+        """What tritonserver itself answers, if that is a success."""
+        connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
         try:
             connection.request("GET", path)
-            return connection.getresponse().status
+            response = connection.getresponse()
+            return response.read() if response.status == 200 else None
         except (OSError, http.client.HTTPException):
             return None
         finally:
             connection.close()
+
+    def _reserve(self) -> int:
+        """A free port of the loopback, kept for tritonserver until it is stopped."""
+        port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
+        return self._reserve() if port in astuple(self.ports) else port
 
     def _stop_guard(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
@@ -283,10 +309,5 @@ class TritonServer:
         self._folder = None
 
     def _url(self, port: int) -> str:
-        host = _reachable(self.host)
+        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.host, self.host)  # under which this machine reaches it
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reachable(host: str) -> str:
-    """The address under which this machine reaches a server that listens on ``host``."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

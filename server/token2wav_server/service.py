@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from token2wav.config import ServerConfig, load_server_config
-from token2wav.errors import ConfigError, InputError, StreamClosedError, Token2WavError
+from token2wav.errors import ConfigError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.scheduler import Scheduler, default_lanes
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.utterance import Utterance
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
+from token2wav_server.model_process import end_process, told_if_slow
 from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    known_voice,
     refuse_voice,
     tensor,
-    voice_id_of,
     voice_of,
 )
-from token2wav_server.slow_start import told_if_slow
+from token2wav_server.shared_memory import give_back
 from token2wav_server.triton_log import log_to_triton
+from token2wav_server.voices import voices_in
+
+_PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
+_REMEMBERED = 1024  # ids of streams that are over
 
 
 class Service:
@@ -43,10 +51,15 @@ class Service:
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
         self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
+        voices = voices_in(config, model.config)
+        for name, voice in voices.items():
+            self._voices.keep(name, voice, model.prepared(voice))
+        _prefill(model, voices.values())
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
+        self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
         lanes = config.runtime.lanes or default_lanes(model.engine.device)
-        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes)
+        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes, on_device_lost=end_process)
 
     @classmethod
     def start(cls) -> Service:
@@ -72,6 +85,7 @@ class Service:
             self._handle(request)
         except Token2WavError as error:
             self._metrics.refused(error)
+            give_back(request)
             TritonReply(request).fail(error)
 
     def close(self) -> None:
@@ -90,6 +104,7 @@ class Service:
             self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
         utterance, audio_format = self._find(position)
+        self._scheduler.check_open(utterance)
         try:
             refuse_voice(request)
         except InputError as error:
@@ -100,30 +115,55 @@ class Service:
     def _open(self, request: Any, position: Position, options: Options) -> Utterance:
         sequence_id = position.sequence_id
         if not sequence_id:
-            return self._scheduler.open(self._voice(request), steps=options.steps)
+            return self._scheduler.open(self._voice(request, options.voice), steps=options.steps, client=options.client)
         if sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
-        utterance = self._scheduler.open(self._voice(request), lambda: self._forget(sequence_id), steps=options.steps)
+        utterance = self._scheduler.open(
+            self._voice(request, options.voice),
+            lambda: self._forget(sequence_id),
+            steps=options.steps,
+            client=options.client,
+        )
+        self._ended.pop(sequence_id, None)
         self._sequences[sequence_id] = utterance, options.audio_format
         return utterance
 
-    def _voice(self, request: Any) -> Voice:
+    def _voice(self, request: Any, name: str) -> Voice:
         """The voice of an utterance: named, or sent along and from then on registered."""
-        if (voice_id := voice_id_of(request)) is not None:
-            return self._voices.get(voice_id)
+        if (known := known_voice(request, name, self._voices)) is not None:
+            return known
         sent = voice_of(request)
         voice = self._scheduler.prepared(sent)
         self._voices.register(sent, voice)
         return voice
 
     def _find(self, position: Position) -> tuple[Utterance, str]:
-        try:
-            return self._sequences[position.sequence_id]
-        except KeyError:
-            raise StreamClosedError(
-                f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
-                "its first request had no sequence_start"
-            ) from None
+        sequence_id = position.sequence_id
+        if (found := self._sequences.get(sequence_id)) is not None:
+            return found
+        raise StreamClosedError(
+            self._ended.get(
+                sequence_id,
+                f"sequence_id: '{sequence_id}' is no open stream; it ended long ago, or its first request had no "
+                "sequence_start",
+            )
+        )
 
     def _forget(self, sequence_id: int | str) -> None:
-        self._sequences.pop(sequence_id, None)
+        if (found := self._sequences.pop(sequence_id, None)) is None:
+            return
+        self._ended[sequence_id] = found[0].why_closed
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+
+def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
+    """Computes the prompts of voices, which their first listeners would wait for, as far as time and cache allow."""
+    deadline = time.monotonic() + _PREFILL_SECONDS
+    for voice in voices:
+        try:
+            model.stream(voice).cancel()
+        except LimitError:
+            return
+        if time.monotonic() > deadline:
+            return

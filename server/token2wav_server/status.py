@@ -5,17 +5,13 @@ Triton's own readiness cannot: it stays while the server drains. The launcher kn
 
 from __future__ import annotations
 
-import threading
 from enum import Enum
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
-from types import TracebackType
 
-from token2wav_server.errors import PortInUseError
-from token2wav_server.ports import family, reason_of
+from aiohttp import web
 
-_PATIENCE_S = 5.0  # for a client that connects and says nothing
+from token2wav_server.http_ports import HttpPorts, answer
+from token2wav_server.ports import listening
 
 
 class Status(Enum):
@@ -30,8 +26,8 @@ class Status(Enum):
     DRAINING = HTTPStatus.NOT_FOUND
 
 
-class StatusPort:
-    """Answers every GET with the status that was told last; use it as a context manager.
+class StatusPort(HttpPorts):
+    """Answers every request with the status that was told last; use it as a context manager.
 
     Args:
         host: address to listen on.
@@ -42,52 +38,12 @@ class StatusPort:
     """
 
     def __init__(self, host: str, port: int) -> None:
+        super().__init__({listening(host, port, "status"): self._answer})
         self._status = Status.STARTING
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _PATIENCE_S
-
-            def do_GET(self) -> None:
-                status = outer._status
-                body = f"{status.name.lower()}\n".encode()
-                self.send_response(status.value)
-                self.send_header("Content-Type", "text/plain")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def version_string(self) -> str:
-                return "token2wav"
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Says nothing: balancers ask every second."""
-
-        class Server(ThreadingTCPServer):  # not HTTPServer, which asks DNS for its own name first
-            address_family = family(host)
-            allow_reuse_address = True
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """Says nothing: clients that hang up are no errors."""
-
-        try:
-            self._server = Server((host, port), Handler)
-        except (OSError, OverflowError) as error:
-            raise PortInUseError(
-                f"status port {port} on {host} cannot be used ({reason_of(error)}): "
-                "stop what listens there or choose another with --status-port"
-            ) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
 
     def tell(self, status: Status) -> None:
         """Has this answered from now on."""
         self._status = status
 
-    def __enter__(self) -> StatusPort:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        return answer(self._status.value, f"{self._status.name.lower()}\n")

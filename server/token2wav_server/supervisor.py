@@ -48,6 +48,7 @@ class Supervisor:
         self._announce = announce
         self._tell = tell
         self._notice_s = notice_s
+        self._served = False  # whether the server that runs now, or ran last, has spoken to the canary
 
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
@@ -64,7 +65,7 @@ class Supervisor:
             while True:
                 self._announce_ready()
                 self._tell(Status.READY)
-                ready_at = time.monotonic()
+                ready_at, self._served = time.monotonic(), False
                 failure = self._wait_for_failure()
                 self._tell(Status.STARTING)
                 self._restart(failure, time.monotonic() - ready_at)
@@ -75,18 +76,25 @@ class Supervisor:
 
     def _announce_ready(self) -> None:
         server = self._server
-        self._announce(f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}")
+        self._announce(
+            f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
+            f"Triton {server.version}, its HTTP and metrics behind a front"
+        )
 
     def _wait_for_failure(self) -> str:
         canary = self._canary
-        while (status := self._server.wait(canary.interval_s if canary else None)) is None:
-            if canary and (problem := canary.failure(self._server.grpc_url)):
-                return f"the model does not work: {problem}"
+        wait_s = 0.0 if canary else None  # the first canary tells at once whether it serves
+        while (status := self._server.wait(wait_s)) is None:
+            if canary:
+                if problem := canary.failure(self._server.grpc_url):
+                    return f"the model does not work: {problem}"
+                self._served = self._served or not canary.failures
+                wait_s = canary.interval_s
         return f"the server ended by itself (status {status}): {self._server.failure_reason()}"
 
     def _restart(self, failure: str, lasted_s: float) -> None:
         while True:
-            pause_s = self._back_off.failed(lasted_s)
+            pause_s = self._back_off.failed(lasted_s, served=self._served)
             if pause_s is None:
                 raise ServerGaveUpError(failure)
             self._announce(
@@ -99,7 +107,7 @@ class Supervisor:
                 self._server.start()
                 return
             except ServerError as error:
-                failure, lasted_s = str(error), 0.0
+                failure, lasted_s, self._served = str(error), 0.0, False
 
     def _drain(self) -> int:
         if not self._server.running:

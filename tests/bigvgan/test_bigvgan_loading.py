@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.bigvgan.rig import GOLDEN, LEAST, SMALL
+from tests.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, random_bigvgan
 from tests.unit.material import one_line
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.engines.base import MelChunk
@@ -202,7 +202,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "even kernel": ({"resblock_kernel_sizes": [3, 4]}, "resblock_kernel_sizes[1]: 4 is even"),
     "kernel shorter than rate": ({"upsample_kernel_sizes": [2, 4]}, "upsample_kernel_sizes[0]: 2 must be the rate 4"),
     "odd overlap": ({"upsample_kernel_sizes": [8, 5]}, "upsample_kernel_sizes[1]: 5 must be the rate 2"),
-    "channels run out": ({"upsample_initial_channel": 10}, "upsample_initial_channel: 10 cannot be halved 2 times"),
+    "channels run out": (
+        {"upsample_initial_channel": 1},
+        "upsample_initial_channel: 1 is halved in each of 2 stages, which leaves none; at least 4 are needed",
+    ),
     "other hop": ({"hop_size": 256}, "hop_size: 256, but upsample_rates make 8 samples of a frame"),
 }
 
@@ -234,6 +237,17 @@ def test_no_configuration(tmp_path: Path) -> None:
 def test_v1_files_leave_out_how_it_ends(folder: Path) -> None:
     config = BigVGANConfig.read(folder)
     assert (config.use_tanh_at_final, config.use_bias_at_final) == (True, True)
+
+
+def test_odd_channels_are_halved_as_integers() -> None:
+    """As public code does: 48 channels and five stages end with one channel."""
+    five = changed(upsample_initial_channel=48, upsample_rates=(2,) * 5, upsample_kernel_sizes=(4,) * 5, hop_size=32)
+    bigvgan = random_bigvgan(five)
+    assert [up[0].out_channels for up in bigvgan.ups] == [24, 12, 6, 3, 1]  # type: ignore[index]
+    with torch.inference_mode():
+        audio = bigvgan(a_mel(5)[None])
+    assert audio.shape == (1, 1, 5 * 32)
+    assert audio.std() > 0
 
 
 # The vocoder and the flow before it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -93,6 +94,7 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
         ["synth", "--tokens", "t", "--voice", "v"],
         ["synth", "--tokens", "t", "--out", "o"],
         ["synth", "--tokens", "t", "--voice", "v", "--voice-id", "i", "--out", "o"],
+        ["synth", "--tokens", "t", "--voice-name", "n", "--voice-id", "i", "--out", "o"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "-1"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--rate", "nan"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--tokens-per-request", "0"],
@@ -119,6 +121,21 @@ def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
     assert bad[wrong] in one_sentence(capsys)
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
+        ("--voice-name=", "voice: neither a file nor an id or a name was given"),
+        ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
+    ],
+)
+def test_a_voice_that_no_server_can_know_exits_with_2(
+    option: str, message: str, tmp_path: Path, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["synth", f"--tokens={tokens}", option, f"--out={tmp_path / 'o.wav'}", f"--url={free_url}"]) == 2
+    assert message in one_sentence(capsys)
+
+
 def test_nobody_at_the_address_exits_with_3(
     tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +158,12 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
     assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
 
 
-def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str, mute_port: socket.socket) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_it_without_a_traceback(
+    tmp_path: Path, voice: str, mute_port: socket.socket, number: signal.Signals, status: int, said: str
+) -> None:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens", "-", "--voice", voice]
     command += ["--out", str(tmp_path / "out.wav"), "--url", url_of(mute_port), "--connect-timeout", "30"]
     # A shell that runs the tests in the background hands down SIGINT ignored.
@@ -156,10 +178,23 @@ def test_an_interrupt_exits_with_130_and_no_traceback(tmp_path: Path, voice: str
         mute_port.settimeout(60)
         connection, _ = mute_port.accept()  # it is up and waits for the server
         with connection:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130
-    assert errors == "token2wav-client: interrupted\n"
+    assert process.returncode == status
+    assert errors == f"token2wav-client: {said}\n"
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "closed pipe"])
+def test_a_report_that_cannot_be_written_is_an_error_of_the_output(target: str, voice: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "token2wav_client", "voice-id", voice]
+        output = full if target == "/dev/full" else pipe
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    reason = os.strerror(errno.ENOSPC if target == "/dev/full" else errno.EPIPE)
+    assert done.returncode == 2
+    assert done.stderr == f"token2wav-client: error: report: cannot be written ({reason})\n"
 
 
 def test_the_id_of_a_voice_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,13 @@ def test_samples_in_a_pipe(
         with os.fdopen(reading, "rb") as pipe:
             assert pipe.read() == expected.tobytes()
     assert writer.samples == len(audio)
+
+
+def test_a_full_device_behind_standard_output_is_named() -> None:
+    code = "from token2wav_client.pcm import PcmWriter; import numpy; PcmWriter().write(numpy.zeros(9, numpy.int16))"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert "OutputError: out: cannot write to standard output (No space left on device)" in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token2wav_client.errors import TokenError
-from token2wav_client.tokens import MAX_TOKEN, TokenParser, as_tokens
+from token2wav_client.tokens import MAX_TOKEN, TokenParser, as_batches, as_tokens
 
 TOKENS = st.lists(st.integers(0, MAX_TOKEN), max_size=30)
 SEPARATORS = st.sampled_from([b" ", b"\n", b", ", b"\t\r\n", b",,"])
@@ -79,7 +80,12 @@ def test_a_plain_integer_needs_what_follows_it() -> None:
     ("text", "position"),
     [
         (b"1 2 x", 4),
-        (b"<|s_1|> <|x_2|>", 8),
+        (b"<|s_1|> <|x 2|>", 8),
+        (b"<|s_1|> <|speech_x|>", 8),
+        (b"<|s_1|><x>", 7),
+        (b"<||>", 0),
+        (b"<|" + b"x" * 65 + b"|>", 0),
+        (b"7 \xef\xbb ", 2),
         (b"<|s_1|><|s_-2|>", 7),
         (b"-1", 0),
         (b"1.5", 0),
@@ -101,7 +107,22 @@ def test_positions_count_from_the_beginning_of_the_stream() -> None:
         parser.feed(b"oops")
 
 
-@pytest.mark.parametrize("text", [b"<", b"<|s_1", b"<|s_1|", b"3 <|s_"])
+@pytest.mark.parametrize("size", range(1, 40))
+def test_special_tokens_and_byte_order_marks_are_skipped_and_counted(size: int) -> None:
+    text = b"\xef\xbb\xbf<|endofprompt|><|s_12|>7\xef\xbb\xbf<|im_end|>\n<|zh|><|speech_3|> <|s|><|0.00|>42"
+    parser = TokenParser()
+    tokens = [token for start in range(0, len(text), size) for token in parser.feed(text[start : start + size])]
+    assert tokens + parser.close() == [12, 7, 3, 42]
+    assert (parser.skipped, parser.first_skipped) == (7, "a byte-order mark")
+
+
+def test_a_special_token_is_shown_as_a_message_can_hold_it() -> None:
+    parser = TokenParser()
+    parser.feed(b"<|\x1b[31m\xff|><|other|>")
+    assert (parser.skipped, parser.first_skipped) == (2, r"'<|\x1b[31m\\xff|>'")
+
+
+@pytest.mark.parametrize("text", [b"<", b"<|s_1", b"<|s_1|", b"3 <|s_", b"<|endof", b"<|endofprompt|", b"\xef\xbb"])
 def test_an_end_within_a_token_is_an_error(text: bytes) -> None:
     with pytest.raises(TokenError, match="ends within"):
         parse([text])
@@ -122,7 +143,9 @@ def test_integers_become_int32(values: object) -> None:
         ([1.5], "float64"),
         ([True], "bool"),
         ([[[1]]], r"shape \(1, 1, 1\)"),
-        (7, r"shape \(\)"),
+        (7, r"shape \(\), .*; pass batches of tokens, such as \[7\]$"),
+        ("<|s_1|>", "^tokens: str, expected integers; TokenParser reads them from text$"),
+        (b"1 2", "^tokens: bytes, expected integers"),
         ([[1], [2, 3]], "not a list"),
         (["1"], "dtype"),
         ([10**30], "dtype object"),
@@ -131,3 +154,33 @@ def test_integers_become_int32(values: object) -> None:
 def test_what_is_no_token_list_is_refused(values: object, message: str) -> None:
     with pytest.raises(TokenError, match=message):
         as_tokens(values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], (1, 2), range(1, 3), np.array([1, 2]), [np.int64(1), np.int64(2)]])
+def test_flat_tokens_are_a_single_batch(tokens: Any) -> None:
+    assert [as_tokens(batch).tolist() for batch in as_batches(tokens)] == [[1, 2]]
+
+
+@pytest.mark.parametrize("tokens", [[], [[1], [2]], [np.array([1])], np.array([[1], [2]])])
+def test_batches_stay_as_they_are(tokens: Any) -> None:
+    assert as_batches(tokens) is tokens
+
+
+def test_a_source_is_not_asked_before_its_batches_are_taken() -> None:
+    source = iter([[1]])
+    assert as_batches(source) is source
+    assert next(source) == [1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ("<|s_1|>", "tokens: str, expected integers; TokenParser reads them from text"),
+        (b"1 2", "tokens: bytes, expected integers; TokenParser reads them from text"),
+        (7, r"tokens: int, expected batches of tokens, such as \[\[17, 4711\]\]"),
+        (None, "tokens: NoneType, expected batches of tokens"),
+    ],
+)
+def test_what_is_no_batch_is_refused(tokens: Any, message: str) -> None:
+    with pytest.raises(TokenError, match=message):
+        as_batches(tokens)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +14,9 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
+from tests.client.hostile import memory_within, npy_header
 from token2wav_client.errors import VoiceError
-from token2wav_client.voice import ClientVoice
+from token2wav_client.voice import ClientVoice, check_known_voice
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -85,6 +90,60 @@ def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, content: 
         ClientVoice.load(tmp_path / name)
 
 
+def archive(**contents: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as members:
+        for name, content in contents.items():
+            members.writestr(f"{name}.npy", content)
+    return file.getvalue()
+
+
+def safetensors_header(**tensors: dict[str, Any]) -> bytes:
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "v.npz",
+            archive(prompt_tokens=npy_header("(3, )"), prompt_mel=npy_header(f"({10**12}, 80)")),
+            "its header announces",
+        ),
+        ("v.npz", archive(prompt_mel=bytes(100 << 20)), "prompt_mel has more than 64 MiB"),
+        ("v.npz", archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)), "cannot read the voice"),
+        (
+            "v.safetensors",
+            safetensors_header(prompt_mel={"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}),
+            "cannot read the voice",
+        ),
+        ("v.safetensors", (2**60).to_bytes(8, "little"), "header too large"),
+        ("v.safetensors", (10**5).to_bytes(8, "little") + b"[" * 10**5, "cannot read the voice"),
+        (
+            "v.safetensors",
+            safetensors_header(prompt_mel={"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}) + b"ab",
+            "type 'BF16' is not known",
+        ),
+    ],
+)
+def test_a_hostile_file_is_refused_before_it_takes_memory(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with memory_within(128 << 20), pytest.raises(VoiceError, match=message) as caught:
+        ClientVoice.load(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
+def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 10**11)  # takes no room on disk
+    with memory_within(256 << 20), pytest.raises(VoiceError, match="it has more than 64 MiB"):
+        ClientVoice.load(tmp_path / name)
+
+
 def test_an_array_file_that_calls_itself_an_archive_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "v.npz").open("wb") as file:
         np.save(file, np.arange(3))
@@ -101,3 +160,24 @@ def test_pickled_fields_are_refused(tmp_path: Path, voice_arrays: Arrays) -> Non
 def test_another_suffix_is_refused_with_the_allowed_ones(tmp_path: Path) -> None:
     with pytest.raises(VoiceError, match=r"\.npz or \.safetensors"):
         ClientVoice.load(tmp_path / "voice.pt")
+
+
+@pytest.mark.parametrize("known", ["anna", "Änne 2", "0" * 64])
+def test_a_text_may_be_an_id_or_a_name(known: str) -> None:
+    check_known_voice(known)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("voice.safetensors", r"'voice\.safetensors' is a file, not a name; ClientVoice\.load, or --voice, reads it"),
+        ("voice.npz", "is a file, not a name"),
+        ("", "'' is neither the id nor the name of a voice"),
+        ("a\nb", "is neither the id nor the name"),
+        ("\udcff", "is neither the id nor the name"),
+        ("a" * 256, "is neither the id nor the name"),
+    ],
+)
+def test_other_text_is_no_voice(text: str, message: str) -> None:
+    with pytest.raises(VoiceError, match=message):
+        check_known_voice(text)

@@ -49,6 +49,15 @@ def test_a_voice_that_the_server_knows_goes_by_its_id() -> None:
     assert set(sent) == {"tokens", "voice_id"}
 
 
+def test_a_voice_of_the_server_goes_by_its_name() -> None:
+    for name in ("anna", "Änne 2", "0123" * 15):
+        opening = Opening(name, "float32", keep_open=True)
+        request = build_request("token2wav", "sequence", "0", as_tokens([7]), opening=opening)
+        assert request.parameters["voice"].string_param == name
+        assert set(tensors(request)) == {"tokens"}
+    assert "voice" not in build_request("token2wav", "sequence", "1", as_tokens([7])).parameters
+
+
 def test_the_first_request_carries_voice_and_options(voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
     voice = ClientVoice(**voice_arrays)
     opening = Opening(voice, "int16", keep_open=True)

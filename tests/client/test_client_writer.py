@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -68,8 +72,35 @@ def test_an_older_file_is_replaced_and_an_empty_chunk_harmless(tmp_path: Path) -
 def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
         WavWriter(tmp_path / "missing" / "out.wav")
+    (tmp_path / "folder.wav").mkdir()
     with pytest.raises(OutputError, match="no regular file"):
-        WavWriter(tmp_path)
+        WavWriter(tmp_path / "folder.wav")
+
+
+@pytest.mark.parametrize("name", ["out.mp3", "out.flac", "out", "wav"])
+def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        OutputError, match=rf"{name}: what can be written is a file that ends in \.wav, or samples on st"
+    ):
+        WavWriter(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path) -> None:
+    path = tmp_path / "out.WAV"
+    writer = WavWriter(path)
+    writer.write(np.zeros(960, np.float32))
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, room[1]))
+    try:
+        with pytest.raises(OutputError, match=rf"^{path}: cannot write \({os.strerror(errno.EFBIG)}\)$"):
+            writer.write(np.zeros(24_000, np.float32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert writer.samples == 960
+    assert declared_bytes(path) >= 2 * 960
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:

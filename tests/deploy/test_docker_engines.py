@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from importlib.metadata import version
@@ -14,7 +13,7 @@ import torch
 from benchmarks.models import SIZES, random_model
 from tests.deploy.container import ENTRYPOINT, image_environment
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav.artifacts import MANIFEST, Artifact, EngineFolder, fingerprint
+from token2wav.artifacts import Artifact, EngineFolder, fingerprint
 
 
 @pytest.fixture
@@ -75,8 +74,7 @@ def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
     assert not [line for line in said if "vocoder" in line]
     assert last == f"engines: {folder} is complete"
     assert list(root.iterdir()) == [folder]
-    manifest = (folder / MANIFEST).read_text()
-    made = {artifact["graph"]: artifact["precision"] for artifact in json.loads(manifest)["artifacts"]}
-    assert made == {"step": "float32", "vocoder": "float32"}
+    made = EngineFolder(folder).artifacts()
+    assert {artifact.graph: artifact.precision for artifact in made} == {"step": "float32", "vocoder": "float32"}
     assert build() == [f"engines: nothing to build: {folder} is up to date"]
-    assert (folder / MANIFEST).read_text() == manifest
+    assert EngineFolder(folder).artifacts() == made

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
-from token2wav_server.access import Certificates, read_or_make_key
+from token2wav_server.access import CLIENT_HEADER, Certificates, read_or_make_key
 from token2wav_server.canary import Canary
 from token2wav_server.errors import AccessError
 from token2wav_server.ports import Ports
@@ -56,14 +57,24 @@ def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(authority: Authority, admin_key: Path) -> Iterator[tuple[Replica, Replica]]:
+def servers(
+    authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Replica, Replica]]:
     """One that lets in who has a certificate, and one with TLS for anybody; they start at the same time."""
     tls = [
         f"--tls-certificate={authority.certificate('token2wav.test')}",
         f"--tls-key={authority.key('token2wav.test')}",
         "--canary-seconds=0",
     ]
-    closed = [*tls, f"--tls-client-ca={authority.ca}", f"--admin-key-file={admin_key}", "--verbose"]
+    settings = tmp_path_factory.mktemp("settings") / "server.yaml"
+    settings.write_text("limits: {streams_per_client: 2}\n")
+    closed = [
+        *tls,
+        f"--config={settings}",
+        f"--tls-client-ca={authority.ca}",
+        f"--admin-key-file={admin_key}",
+        "--verbose",
+    ]
     with (
         Replica.start(TINY, ADDRESS, Ports.free(ADDRESS), Ports.free(ADDRESS).http, *closed) as mutual_server,
         Replica.start(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
@@ -159,8 +170,11 @@ CLOSED: dict[str, tuple[str, Any]] = {
     "trace": ("TraceSetting", service_pb2.TraceSettingRequest()),
     "logging": ("LogSettings", service_pb2.LogSettingsRequest()),
     "repository": ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
-    "shared memory": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
-    "CUDA memory": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+}
+SHARED_MEMORY: dict[str, tuple[str, Any]] = {
+    "system": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+    "CUDA": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
+    "register": ("SystemSharedMemoryRegister", service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/b")),
 }
 
 
@@ -181,6 +195,14 @@ def test_protocols_that_clients_dont_need_are_closed(what: str, direct: Any, adm
     getattr(direct, name)(request, metadata=_admin(admin_key))
 
 
+@pytest.mark.parametrize("what", SHARED_MEMORY)
+def test_nobody_shares_memory(what: str, direct: Any, admin_key: Path) -> None:
+    name, request = SHARED_MEMORY[what]
+    for metadata in ((), _admin(admin_key)):
+        with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
+            getattr(direct, name)(request, metadata=metadata)
+
+
 def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
     unload = service_pb2.RepositoryModelUnloadRequest(model_name="token2wav")
     with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
@@ -190,21 +212,23 @@ def test_nobody_loads_or_unloads_models(direct: Any, admin_key: Path) -> None:
     assert direct.ModelReady(service_pb2.ModelReadyRequest(name="token2wav")).ready
 
 
-def test_http_tells_its_health_and_nothing_that_matters(server: Replica) -> None:
-    def status(path: str, body: bytes | None = None) -> int:
+def test_http_tells_its_health_and_nothing_that_matters(server: Replica, admin_key: Path) -> None:
+    def status(path: str, body: bytes | None = None, key: str = "") -> int:
+        request = urllib.request.Request(
+            f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, headers={"admin-key": key}
+        )
         try:
-            with urllib.request.urlopen(
-                f"http://{ADDRESS}:{server.ports.http}/v2/{path}", body, timeout=PATIENCE_SECONDS
-            ) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
 
     assert status("health/ready") == status("models/token2wav") == 200
+    key = admin_key.read_text().strip()
     for path in ("logging", "trace/setting", "systemsharedmemory/status", "cudasharedmemory/status"):
-        assert status(path) == 403, path
+        assert status(path) == status(path, key=key) == 403, path
     for path in ("repository/index", "repository/models/token2wav/unload", "systemsharedmemory/region/a/register"):
-        assert status(path, b"{}") == 403, path
+        assert status(path, b"{}") == status(path, b"{}", key) == 403, path
     for path in ("models/token2wav/infer", "models/token2wav/generate_stream"):
         assert status(path, json.dumps({}).encode()) == 403, path
 
@@ -216,6 +240,24 @@ def test_a_token_lets_in(balancer: Balancer, authority: Authority, golden: Golde
     with Client(balancer.url, tls=tls, token=TOKEN) as client:
         audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], voice)])
     assert np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+
+
+def test_a_client_gets_its_share_and_cannot_take_another_name(
+    balancer: Balancer, server: Replica, authority: Authority
+) -> None:
+    tls = Tls(ca=authority.ca, server_name="balancer.test")
+    speaker = ClientVoice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+    with ExitStack() as stack:
+        for name in ("bob", "carol"):
+            client = stack.enter_context(Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: name}))
+            stack.enter_context(client.open(speaker)).push([1])
+        wait_until(lambda: server.open_streams() == 2)
+        client = stack.enter_context(Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: "dave"}))
+        with pytest.raises(ServerError, match=r"^streams: client 'alice' has 2 open, .*; try again later$"):
+            list(client.synthesize([[1]], speaker))
+        assert speaks(server.url, tls=mutual(authority))  # past the balancer, without a name
+    wait_until(lambda: server.open_streams() == 0)
+    assert speaks(balancer.url, tls=tls, token=TOKEN)
 
 
 @pytest.mark.parametrize("token", [None, "nobody", "wrong", TOKEN[:-1]])
@@ -238,6 +280,7 @@ def test_the_balancer_passes_on_what_speaking_takes(balancer: Balancer, authorit
         assert stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata).inputs
         others = {
             **CLOSED,
+            **SHARED_MEMORY,
             "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
             "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
         }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.export.rig import ARTIFACT, TINY, add, engine
-from token2wav.artifacts import GRAPH_VERSION, MANIFEST, Artifact, EngineFolder, fingerprint
+from token2wav.artifacts import DESCRIPTION, GRAPH_VERSION, Artifact, EngineFolder, fingerprint
 from token2wav.errors import ArtifactError, CheckpointError
 
 
@@ -170,13 +172,13 @@ def test_a_model_without_weights_is_named(model: Path) -> None:
         fingerprint(model, "hift")
 
 
-# Manifests that were damaged.
+# Descriptions that were damaged.
 
 
 def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     def damage(text: str) -> str:
         document = json.loads(text)
-        change(document["artifacts"][0])
+        change(document)
         return json.dumps(document)
 
     return damage
@@ -186,34 +188,26 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "empty": (lambda text: "", "Expecting value"),
     "truncated": (lambda text: text[: len(text) // 2], "line"),
     "no object": (lambda text: "[1]", "expected an object"),
-    "no list": (lambda text: '{"artifacts": {}}', "expected an object"),
     "deep": (lambda text: "[" * 100_000, "recursion"),
-    "artefact is no mapping": (lambda text: '{"artifacts": [3]}', "artifacts[0]: expected a mapping"),
-    "key missing": (rewritten(lambda a: a.pop("opset")), "artifacts[0].opset: missing"),
+    "key missing": (rewritten(lambda a: a.pop("opset")), "opset: missing"),
     "key unknown": (rewritten(lambda a: a.update(extra=1)), "unknown key 'extra'"),
-    "wrong type": (rewritten(lambda a: a.update(sizes=[1])), "artifacts[0].sizes: expected a mapping"),
+    "wrong type": (rewritten(lambda a: a.update(sizes=[1])), "sizes: expected a mapping"),
     "unknown graph": (rewritten(lambda a: a.update(graph="other")), "'other' is not one of"),
-    "outside": (rewritten(lambda a: a.update(file="../graph.onnx")), "'../graph.onnx' is not a file in a folder"),
-    "absolute": (rewritten(lambda a: a.update(file="/graph.onnx")), "'/graph.onnx' is not a file in a folder"),
-    "other file outside": (rewritten(lambda a: a["sizes"].update({"../x": 1})), "'../x' is not a file in a folder"),
+    "outside": (rewritten(lambda a: a.update(file="../graph.onnx")), "'../graph.onnx' is not a file in this folder"),
+    "absolute": (rewritten(lambda a: a.update(file="/graph.onnx")), "'/graph.onnx' is not a file in this folder"),
+    "other file outside": (rewritten(lambda a: a["sizes"].update({"../x": 1})), "'../x' is not a file in this folder"),
     "file without size": (rewritten(lambda a: a.update(sizes={})), "is not among them"),
 }
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_manifest_is_one_sentence(engines: EngineFolder, damage: Callable[[str], str], words: str) -> None:
-    add(engines)
-    manifest = engines.path / MANIFEST
-    manifest.write_text(damage(manifest.read_text()))
+def test_a_damaged_description_is_one_sentence(engines: EngineFolder, damage: Callable[[str], str], words: str) -> None:
+    description = add(engines).with_name(DESCRIPTION)
+    description.write_text(damage(description.read_text()))
     message = refusal(engines)
-    assert message.startswith(f"{manifest}: not a manifest of engines: ")
+    assert message.startswith(f"{description}: not a description of an artefact: ")
     assert words in message
-    assert message.endswith(f"remove {engines.path} and run token2wav-export again")
-    damaged = manifest.read_text()
-    with pytest.raises(ArtifactError):
-        add(engines)
-    assert manifest.read_text() == damaged
-    assert len(list(engines.path.glob("step.*"))) == 1
+    assert message.endswith(f"remove {description.parent} and run token2wav-export again")
 
 
 # Exports that die, and exports at the same time.
@@ -238,6 +232,8 @@ def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_
     abandoned = engines.path / ".partial-0123456789ab"
     abandoned.mkdir()
     (abandoned / "graph.onnx").write_bytes(b"half of a gr")
+    two_days_ago = time.time() - 2 * 24 * 3600
+    os.utime(abandoned, (two_days_ago, two_days_ago))
     with engines.staging() as busy:
         (busy / "graph.onnx").write_bytes(b"graph")
         with engines.staging():
@@ -269,5 +265,5 @@ def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     artifacts = engines.artifacts()
     assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {c for cs in theirs for c in cs}
     assert len(artifacts) == 31
-    on_disk = {path.name for path in engines.path.iterdir()} - {MANIFEST, ".lock"}
+    on_disk = {path.name for path in engines.path.iterdir()}
     assert on_disk == {Path(artifact.file).parts[0] for artifact in artifacts}

@@ -86,10 +86,11 @@ def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatc
     assert build_target(package, []) == {"compute_capability": ("9.0",), "gpu": ("H100",)}
 
 
-def test_a_damaged_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{")
+def test_a_damaged_description(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "artifact.json").write_text("{")
     message = failure(capsys, 2, "inspect", "--model", str(TINY), "--out", str(tmp_path))
-    assert "manifest.json: not a manifest of engines" in message
+    assert "artifact.json: not a description of an artefact" in message
 
 
 def test_an_export_that_fails_keeps_the_one_before(

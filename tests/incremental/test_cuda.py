@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -62,6 +64,47 @@ def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) ->
         mel, expected = stream_mel(captured, tokens, voice), stream_mel(eager, tokens, voice)
         bound = MEL if precision == "float32" else HALF * float(expected.std())
         assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
+
+
+def test_a_second_model_has_graphs_of_its_own(reference: Token2Wav) -> None:
+    """Also while the first one is there, and after it is gone."""
+    tokens, voice = some_tokens(60), a_voice(41)
+    expected = stream_mel(reference, tokens, voice)
+    first, second = load("float32"), load("float32")
+    for model in (first, second):
+        assert np.sqrt(np.mean((stream_mel(model, tokens, voice) - expected) ** 2)) <= MEL
+    del first, second, model
+    assert np.sqrt(np.mean((stream_mel(load("float32"), tokens, voice) - expected) ** 2)) <= MEL
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees no second CUDA device")
+def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
+    tokens, voice = some_tokens(60), a_voice(41)
+    runtime = RuntimeConfig(device="cuda:1", engine="torch", precision="float32", cache_mib=512)
+    audio = Token2Wav.load(TINY, runtime=runtime).synthesize(tokens, voice)
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= 35
+
+
+LOSE_THE_DEVICE = """
+import sys, numpy, torch
+from tests.incremental.rig import a_voice, some_tokens
+from token2wav import RuntimeConfig, Token2Wav
+from token2wav.errors import DeviceLostError
+model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", engine="torch", cache_mib=512))
+assert len(model.synthesize(some_tokens(30), a_voice(0)))
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # fails in the kernel, later than it is called
+try:
+    model.synthesize(some_tokens(30), a_voice(0))
+except DeviceLostError as error:
+    print("lost:", error)
+"""
+
+
+def test_a_failed_kernel_costs_the_process_its_device() -> None:
+    """In a process of its own: nothing else could use the GPU in this one afterwards."""
+    command = [sys.executable, "-c", LOSE_THE_DEVICE, str(TINY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "lost: engine: the GPU cannot be used any more by this process" in done.stdout, done.stderr
 
 
 def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:

@@ -11,8 +11,8 @@ from tests.incremental.rig import AUDIO, Parts
 from tests.incremental.test_packed_vocoder import Utterance, run
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.engines.cuda_graphs import SWITCH, CudaGraph
-from token2wav.engines.exact_convolutions import keep_convolutions_exact
+from token2wav.engines.cuda_graphs import SWITCH, CudaGraph, GraphPool
+from token2wav.engines.device import keep_arithmetic_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_shapes import likely_windows
@@ -29,7 +29,7 @@ SNR_DB = 50  # F0 of another library differs in its last bits, which moves phase
 
 @pytest.fixture(scope="module")
 def on_gpu() -> Iterator[Parts]:
-    keep_convolutions_exact(torch.device("cuda"))
+    keep_arithmetic_exact(torch.device("cuda"))
     parts = Parts.load()
     parts.hift.to("cuda")
     yield parts
@@ -42,8 +42,8 @@ def vocoders(on_gpu: Parts) -> dict[bool, PackedHiFT]:
     flow = on_gpu.config.flow
     shapes = likely_windows(RowLayout(on_gpu.hift), flow, flow.hops(StreamConfig()), 4)
     return {
-        capture: PackedHiFT(on_gpu.hift, on_gpu.source_noise, shapes=shapes, capture=capture)
-        for capture in (False, True)
+        capture: PackedHiFT(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
 
 

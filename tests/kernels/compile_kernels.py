@@ -1,8 +1,9 @@
-"""Compiles every kernel for a GPU that need not be there, at the public model's size.
+"""Compiler of every kernel for a GPU that need not be there, at the public model's size.
 
-`python compile_kernels.py 90 float16 int8` does so for compute capability 9.0 and two ways to keep pages.
-
-Prints a line for each: its name, how pages are kept, registers of a thread, bytes that it spills, shared memory.
+`python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep pages. It calls the
+kernels as batches of several sizes do, so the types, constants and alignments are those that are compiled where the
+server runs. It prints a line for each binary: kernel, storage, registers of a thread, bytes that it spills, shared
+memory of a program, instructions that load 16 bytes.
 """
 
 from __future__ import annotations
@@ -11,56 +12,92 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from token2wav.kernels import attention, cache_writes, norms, position_convolution
+from token2wav.engines.paged_batch import room_for_contexts
+from token2wav.flow.cache import CacheLayout, KeyValueStore
+from token2wav.kernels import chunk_table
+from token2wav.kernels.attention import paged_attention
+from token2wav.kernels.cache_writes import store_keys_values
+from token2wav.kernels.norms import gated_norm, modulated_norm
+from token2wav.kernels.position_convolution import PositionConvolution
+from token2wav.model_config import ModelConfig
 
-# Types of arguments: those that depend on how pages are kept, and the others that are no int32.
-STORAGE = {
-    "float32": {"data": "*fp32", "scales": "constexpr", "weights": "*fp32"},
-    "float16": {"data": "*fp16", "scales": "constexpr", "weights": "*fp16"},
-    "int8": {"data": "*i8", "scales": "*fp32", "weights": "*fp16"},
-}
-KINDS = {"keys": "data", "values": "data", "key_scales": "scales", "value_scales": "scales"} | dict.fromkeys(
-    ("h", "qkv", "out"), "weights"
-)
-FLOAT32 = ("x", "gate", "shift", "scale", "cos", "sin", "weights", "bias", "contexts", "before", "after")
-
-PAGES = {"BLOCK_FRAMES": 50, "HEADS": 16, "HEADS_UP": 16, "DIM": 64}
-ROW = {"WIDTH": 1024}
-GROUPS = {"TAPS": 31, "TAPS_UP": 32, "GROUPS": 16, "WIDTH": 64, "WIDTH_UP": 64, "TILE": position_convolution._TILE}
-ATTENTION = {"num_warps": attention._WARPS, "num_stages": attention._STAGES}
-CONVOLUTION = {"num_warps": position_convolution._WARPS, "num_stages": position_convolution._STAGES}
-
-Job = tuple[Any, str, dict[str, int], dict[str, int]]  # kernel, storage, constants, options
+CONFIG = ModelConfig.read(Path(__file__).parents[1] / "data" / "full_size").flow.estimator
+TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
+# Streams and blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
+BATCHES = ((1, 1), (3, 2), (16, 6))
+_WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 
-def jobs(storages: list[str]) -> Iterator[Job]:
-    for storage in storages:
-        yield norms._modulated_norm, storage, ROW, {}
-        yield norms._gated_norm, storage, ROW, {}
-        yield cache_writes._store_keys_values, storage, PAGES, {}
-        for queries in (attention._FEW_QUERIES, attention._QUERIES):
-            tile = {"QUERIES": queries, "KEYS": attention._KEYS}
-            yield attention._paged_attention, storage, PAGES | tile, ATTENTION
-    yield position_convolution._convolve, "any", GROUPS, CONVOLUTION
-    yield position_convolution._keep, "any", GROUPS | {"WIDTH": position_convolution._TILE}, {}
+class AbsentGPU:
+    """Driver of a GPU of some compute capability: enough of one to compile for it."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-def types_of(kernel: Any, storage: str, constants: dict[str, int]) -> dict[str, str]:
-    """Of a kernel's arguments, by their names."""
-    types = dict.fromkeys(FLOAT32, "*fp32") | {"table": "*i32"}
-    types |= {name: STORAGE.get(storage, STORAGE["float32"])[kind] for name, kind in KINDS.items()}
-    found = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    if kernel is attention._paged_attention:
-        found["scale"] = "fp32"  # of the scores
-    return found
+def compiled(work: Callable[[], None]) -> Iterator[Any]:
+    """Binaries that a function's launches would be made of; nothing is launched."""
+    found: dict[str, Any] = {}
+
+    def take(kernel: JITFunction[Any], grid: object) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
+            found[binary.hash] = binary
+
+        return launch
+
+    before, JITFunction.__getitem__ = JITFunction.__getitem__, take
+    try:
+        work()
+    finally:
+        JITFunction.__getitem__ = before
+    yield from found.values()
+
+
+def on_pages(storage: str) -> None:
+    """Calls the kernels whose types depend on how pages are kept."""
+    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, CONFIG.static_chunk_size, storage)  # type: ignore[arg-type]
+    for streams, blocks in BATCHES:
+        pages = KeyValueStore(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
+        table = torch.zeros(streams, chunk_table.table_width(512 + blocks), dtype=torch.int32)
+        frames, kind = blocks * CONFIG.static_chunk_size, TYPES[storage]
+        cos, sin = (torch.zeros(streams, frames, CONFIG.dim_head) for _ in range(2))
+        qkv = torch.zeros(2 * streams, frames, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
+        store_keys_values(qkv, pages, cos, sin, table)
+        paged_attention(qkv, pages, cos, sin, table, blocks - 2)
+        x, gate = torch.zeros(2 * streams, frames, CONFIG.dim), torch.zeros(CONFIG.dim)
+        gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
+
+
+def on_positions() -> None:
+    """Calls the kernels that work in float32 whatever is kept."""
+    conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
+    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, CONFIG.static_chunk_size)
+    for streams, blocks in BATCHES:
+        before, after = room_for_contexts(streams, CONFIG, layout, torch.device("cpu"))[:, :, 0, 1]
+        table = torch.zeros(streams, chunk_table.table_width(512 + blocks), dtype=torch.int32)
+        x = torch.zeros(2 * streams, blocks * CONFIG.static_chunk_size, CONFIG.dim)
+        PositionConvolution(conv)(x, before, after, table)
 
 
 def resources(cubin: bytes) -> tuple[str, str]:
@@ -75,13 +112,12 @@ def resources(cubin: bytes) -> tuple[str, str]:
 
 
 def main() -> None:
-    target = GPUTarget("cuda", int(sys.argv[1]), 32)
-    for kernel, storage, sizes, options in jobs(sys.argv[2:]):
-        types = types_of(kernel, storage, sizes)
-        constants = {name: sizes.get(name) for name, kind in types.items() if kind == "constexpr"}  # None: no scales
-        source = ASTSource(kernel, signature=types, constexprs=constants)
-        compiled = triton.compile(source, target=target, options=options)
-        print(kernel.__name__, storage, *resources(compiled.asm["cubin"]), compiled.metadata.shared)
+    driver.set_active(AbsentGPU(int(sys.argv[1])))
+    works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {"any": on_positions}
+    for storage, work in works.items():
+        for binary in compiled(work):
+            wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
+            print(binary.metadata.name, storage, *resources(binary.asm["cubin"]), binary.metadata.shared, wide)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
 from token2wav.engines import choice
 from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.engines.fused_solver import fused_solver
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.torch_engine import TorchChunkSolver
@@ -69,7 +70,8 @@ def an_engine(
     chunks: ChunkSolver = TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
     if fused:
         with torch.inference_mode():
-            chunks = fused_solver(flow, solver.tables, store, left_blocks, LONGEST)
+            graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
+            chunks = fused_solver(flow, solver.tables, store, left_blocks, LONGEST, graphs)
     recompute = RecomputeFlowEngine(flow, noise, solver, left_blocks=left_blocks)
     return CachedFlowEngine(flow, noise, chunks, store, recompute, left_blocks=left_blocks, longest_hop=LONGEST)
 

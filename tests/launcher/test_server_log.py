@@ -9,6 +9,8 @@ NOISE = [
     'E1121 03:55:22.845560 3026 server.cc:241] "CudaDriverHelper has not been initialized."',
     "Error: Failed to initialize NVML",
     'W1121 03:55:23.147520 3026 metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+    "Signal (11) received.",
+    " 0# 0x000055F35EBEA52D in /wheel/bin/tritonserver",
 ]
 CHATTER = [
     'I1121 03:55:22.847288 3026 model_lifecycle.cc:472] "loading: good:1"',
@@ -54,6 +56,13 @@ def test_other_errors_are_the_reason() -> None:
 
 def test_unknown_option_is_the_reason() -> None:
     assert failure_reason([UNKNOWN_OPTION, *USAGE]) == UNKNOWN_OPTION
+
+
+def test_a_signal_that_kills_the_server_is_the_reason() -> None:
+    assert failure_reason([*NOISE, WRONG_CONFIG], status=139) == "tritonserver was killed by SIGSEGV"
+    assert failure_reason(["guard: the model process ended with status 1"], status=134) == (
+        "the model process ended with status 1"
+    )
 
 
 def test_last_lines_are_better_than_no_reason() -> None:

@@ -56,9 +56,10 @@ class Script(TritonServer):
 
 
 class Answers(Canary):
-    def __init__(self, *answers: str) -> None:
+    def __init__(self, *answers: str, failures: int = 0) -> None:
         super().__init__(1.0, Path())
         self._answers = iter(answers)
+        self.failures = failures
 
     def failure(self, grpc_url: str) -> str:
         return next(self._answers)
@@ -129,6 +130,24 @@ def test_it_gives_up(pauses: list[float]) -> None:
     with pytest.raises(ServerGaveUpError, match=r"^the server ended by itself \(status 1\): no reason$"):
         serve(Script(waits=[1, 1, 1, 1]), restarts=3)
     assert pauses == [0.0, 1.0, 2.0]
+
+
+def test_servers_that_spoke_before_they_ended_are_not_given_up(pauses: list[float]) -> None:
+    """One client that can crash a server must not end it for all."""
+    server = Script(waits=[None, 139, None, 139, None, 139, KeyboardInterrupt()])
+    _, said = serve(server, restarts=1, canary=Answers("", "", ""))
+    assert [line.split("; ")[1] for line in said[:3]] == [
+        "restart 1 of 1",
+        "restart 1 of 1 in 1 s",
+        "restart 1 of 1 in 2 s",
+    ]
+    assert pauses == [0.0, 1.0, 2.0]
+
+
+def test_servers_that_never_spoke_are_given_up() -> None:
+    server = Script(waits=[None, 139, None, 139])
+    with pytest.raises(ServerGaveUpError):
+        serve(server, restarts=1, canary=Answers("", "", failures=1))
 
 
 def test_a_server_that_does_not_work_is_restarted() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.golden import GoldenSet, golden_sets
 from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
-from token2wav.engines.exact_convolutions import keep_convolutions_exact
+from token2wav.engines.device import keep_arithmetic_exact
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.model_config import ModelConfig
@@ -40,7 +40,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
     device = torch.device(request.param)
-    keep_convolutions_exact(device)
+    keep_arithmetic_exact(device)
     return device
 
 

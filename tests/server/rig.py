@@ -10,6 +10,7 @@ import re
 import time
 import urllib.request
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_server import ServerStartError
+from token2wav_server.access import Access
 from token2wav_server.ports import Ports
 from token2wav_server.server import TritonServer
 
@@ -39,7 +41,12 @@ class Rig:
     @classmethod
     @contextmanager
     def start(
-        cls, model: Path, folder: Path, settings: str | None = None, repository: Path | None = None
+        cls,
+        model: Path,
+        folder: Path,
+        settings: str | None = None,
+        repository: Path | None = None,
+        access: Access | None = None,
     ) -> Iterator[Rig]:
         config = None
         if settings is not None:
@@ -50,6 +57,7 @@ class Rig:
             config=config,
             model_repository=repository,
             ports=Ports.free(),
+            access=access,
             log_file=folder / "triton.log",
             ready_timeout_s=_START_SECONDS,
         )
@@ -84,11 +92,16 @@ class Rig:
             assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
             time.sleep(0.05)
 
+    def ended(self) -> Counter[str]:
+        """Streams that are over, by reason."""
+        found = re.findall(r'token2wav_streams_ended\{reason="(\w+)"\} (\S+)', self.metrics())
+        return Counter({reason: int(float(count)) for reason, count in found})
+
     @contextmanager
-    def connect(self, model: str = "token2wav") -> Iterator[Connection]:
+    def connect(self, model: str = "token2wav", headers: dict[str, str] | None = None) -> Iterator[Connection]:
         client = triton.InferenceServerClient(self.server.grpc_url)
         connection = Connection(client, model)
-        client.start_stream(lambda result, error: connection.inbox.put((result, error)))
+        client.start_stream(lambda result, error: connection.inbox.put((result, error)), headers=headers)
         try:
             yield connection
         finally:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.server.conftest import STREAM_SECONDS
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.support.golden import GoldenSet
+from token2wav_server.access import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
+
+ALL_THAT_ONE_MAY_HAVE = "all that one may have (limits.streams_per_client); try again later"
+AFTER_THE_END = "stream: it has ended; tokens after the end are not taken"
 
 
 def changed(golden: GoldenSet, **arrays: NDArray[Any]) -> Inputs:
@@ -67,6 +73,14 @@ BAD_VOICES: dict[str, tuple[Inputs, str]] = {
     "mel of other bands": ({"prompt_mel": np.zeros((60, 100), np.float32)}, "unexpected shape for input 'prompt_mel'"),
     "mel with NaN": ({"prompt_mel": mel_with(np.nan)}, "prompt_mel: holds NaN or infinite values"),
     "mel with infinity": ({"prompt_mel": mel_with(np.inf)}, "prompt_mel: holds NaN or infinite values"),
+    "mel beyond its bound": (
+        {"prompt_mel": mel_with(1e30)},
+        "prompt_mel: 1e+30 at index 7, 3 is outside -100 to 100",
+    ),
+    "embedding beyond its bound": (
+        {"speaker_embedding": np.full(192, -1e30, np.float32)},
+        "speaker_embedding: -1e+30 at index 0 is outside -1000 to 1000",
+    ),
     "mel of another type": ({"prompt_mel": np.zeros((60, 80))}, "inference input 'prompt_mel' data-type is 'FP64'"),
     "embedding of another size": (
         {"speaker_embedding": np.ones(191, np.float32)},
@@ -117,7 +131,7 @@ def test_bad_token_in_the_middle_ends_that_stream_only(rig: Rig, golden: GoldenS
         connection.send([2], None, "bad")
         wrong, unknown = connection.answers(requests=2).errors
         assert wrong == "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560"
-        assert "sequence_id: 'bad' is no open stream" in unknown
+        assert unknown == f"stream: it failed: {wrong}"
         connection.send([], None, "good", end=True)
         rest = connection.answers()
         assert not rest.errors
@@ -133,13 +147,17 @@ def test_failure_is_told_on_the_request_that_was_kept_open_too(rig: Rig, golden:
         )
 
 
-def test_tokens_after_the_end(rig: Rig, golden: GoldenSet) -> None:
+def test_what_comes_after_the_end_costs_nothing_that_was_earned(rig: Rig, golden: GoldenSet) -> None:
+    tokens = np.tile(golden.tokens, 8)[:1000]  # seconds of work, of which the requests below see the first moments
     with rig.connect() as connection:
-        connection.send([1], golden.voice, "over", start=True, end=True)
+        connection.send(tokens, golden.voice, "over", start=True, end=True)
+        for late, voice in (([1], None), ([-1], None), ([], golden.voice)):
+            connection.send(late, voice, "over")
+        answers = connection.answers(requests=4)
+        assert answers.errors == [AFTER_THE_END] * 3
+        assert answers.audio.shape == (960 * len(tokens),)
         connection.send([1], None, "over")
-        answers = connection.answers(requests=2)
-        # Depending on which is first, the second request or the end of the first one's audio.
-        assert any("ended" in error for error in answers.errors)
+        assert connection.answers().errors == [AFTER_THE_END]
         the_next_stream_works(connection, golden)
 
 
@@ -166,6 +184,7 @@ def test_an_id_in_use_is_refused_to_others(rig: Rig, golden: GoldenSet) -> None:
     [
         ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16"),
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
+        ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
     ],
 )
 def test_bad_parameter(rig: Rig, golden: GoldenSet, parameters: dict[str, Any], message: str) -> None:
@@ -218,10 +237,46 @@ class TestLimits:
             assert not connection.answers().errors
             limited.wait_until_empty()
             connection.send([1], None, "idle")
-            [error] = connection.answers().errors
-            assert "sequence_id: 'idle' is no open stream" in error
+            assert connection.answers().errors == ["stream: no tokens for 2 s; it was dropped"]
 
     def test_idle_stream_that_was_kept_open_is_told(self, limited: Rig, golden: GoldenSet) -> None:
         with limited.connect() as connection:
             connection.send([1], golden.voice, "idle", start=True, parameters={"keep_open": True})
-            assert connection.answers().errors == ["stream: no request for 2 s; it was dropped"]
+            assert connection.answers().errors == ["stream: no tokens for 2 s; it was dropped"]
+
+    def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(self, limited: Rig, golden: GoldenSet) -> None:
+        before = limited.ended()
+        with limited.connect() as connection:
+            for sequence in ("silent", "trickle"):
+                connection.send([1], golden.voice, sequence, start=True)
+            assert not connection.answers(requests=2).errors
+            ends: dict[str, list[str]] = {"silent": [], "trickle": []}
+            while not all(ends.values()):
+                for sequence, tokens in (("silent", []), ("trickle", [1])):
+                    if not ends[sequence]:
+                        connection.send(tokens, None, sequence)
+                        ends[sequence] = connection.answers().errors
+                time.sleep(0.2)
+        assert ends == {
+            "silent": ["stream: no tokens for 2 s; it was dropped"],
+            "trickle": [f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was dropped"],
+        }
+        assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}
+
+    def test_one_client_takes_half_of_the_streams(self, limited: Rig, golden: GoldenSet) -> None:
+        """Its name is the header's, which the balancer sets, whatever the request itself says."""
+        alice, bob = {CLIENT_HEADER: "alice"}, {CLIENT_HEADER: "bob"}
+        with limited.connect(headers=alice) as one, limited.connect(headers=alice) as two:
+            one.send([1], golden.voice, "first", start=True)
+            assert not one.answers().errors
+            for parameters in (None, bob):
+                two.send([1], golden.voice, "second", start=True, parameters=parameters)
+                [error] = two.answers().errors
+                assert error == f"streams: client 'alice' has 1 open, {ALL_THAT_ONE_MAY_HAVE}"
+            with limited.connect(headers=bob) as other:
+                other.send([1], golden.voice, "other", start=True, end=True)
+                assert not other.answers().errors
+            one.send([], None, "first", end=True)
+            assert not one.answers().errors
+            two.send([1], golden.voice, "second", start=True, end=True)
+            assert not two.answers().errors

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import (
     AsyncClient,
+    Client,
     ClientVoice,
     InputError,
     ModelNotReadyError,
@@ -176,3 +178,24 @@ def test_a_server_that_stops_answering_is_asked_again(
     assert audio.shape == whole.shape
     assert np.abs(audio - whole).max() <= SAME_AUDIO
     assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
+
+
+def test_flat_tokens_are_a_single_batch_and_text_is_none(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    flat = golden.tokens[:30]
+
+    async def spoken(tokens: Any) -> list[NDArray[Any]]:
+        async with AsyncClient(rig.server.grpc_url) as client:
+            return [chunk.audio async for chunk in client.synthesize(tokens, voice)]
+
+    with Client(rig.server.grpc_url) as client:
+        expected = np.concatenate([chunk.audio for chunk in client.synthesize([flat], voice)])
+        for tokens in (flat, flat.tolist()):
+            in_threads = np.concatenate([chunk.audio for chunk in client.synthesize(tokens, voice)])
+            in_a_loop = np.concatenate(asyncio.run(spoken(tokens)))
+            assert np.array_equal(in_threads, expected)
+            assert np.array_equal(in_a_loop, expected)
+        for wrong in ("<|s_1|>", ["<|s_1|>"], [["1"]], 7):
+            with pytest.raises(TokenError, match=r"^tokens: "):
+                list(client.synthesize(wrong, voice))  # type: ignore[arg-type]
+            with pytest.raises(TokenError, match=r"^tokens: "):
+                asyncio.run(spoken(wrong))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,27 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+
+
+def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path) -> None:
+    out = tmp_path / "out.wav"
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens=-", f"--voice={VOICE}", f"--out={out}"]
+    with subprocess.Popen(
+        [*command, f"--url={rig.server.grpc_url}", "--quiet"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"<|s_{token}|>" for token in TOKENS).encode())
+        process.stdin.flush()  # and the utterance stays open
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (out.exists() and out.stat().st_size > 2 * 960):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.terminate()
+        assert process.stderr is not None
+        errors = process.stderr.read().decode()
+        assert process.wait(PATIENCE_SECONDS) == 143
+    kept = soundfile.info(out).duration
+    assert errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
 
 
 def test_text_of_a_language_model() -> None:

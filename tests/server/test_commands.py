@@ -93,6 +93,14 @@ def test_unknown_key_in_the_server_configuration(tmp_path: Path) -> None:
     assert "limits: unknown key 'strems'" in one_sentence(completed, "token2wav-serve")
 
 
+def test_a_voice_in_the_server_configuration_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("voices: [anna.safetensors]")
+    completed = serve(TINY, "--config", str(tmp_path / "server.yaml"))
+    assert completed.returncode == SERVE_USAGE
+    said = one_sentence(completed, "token2wav-serve")
+    assert f"voices: {tmp_path}/anna.safetensors: cannot be read as a voice (No such file" in said
+
+
 def test_server_is_down(tmp_path: Path) -> None:
     completed = synth(f"127.0.0.1:{Ports.free().grpc}", tmp_path / "out.wav")
     assert completed.returncode == CLIENT_UNAVAILABLE

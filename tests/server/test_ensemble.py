@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from tests.parity.tolerances import SNR_DB
-from tests.server.rig import Connection, Rig
+from tests.server.rig import Connection, Rig, voice_inputs
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
+from token2wav_server.access import CLIENT_HEADER
 from token2wav_server.canary import Canary
 
 MODEL = "token2wav_ensemble"
@@ -25,9 +27,15 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 
 
 @pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = f"limits: {{streams: 10, prompt_tokens: 40, stream_tokens: 200, idle_seconds: {IDLE_SECONDS}}}"
-    with Rig.start(TINY, tmp_path_factory.mktemp("ensemble"), settings, ROOT / "model_repository_ensemble") as rig:
+def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    settings = (
+        "limits: {streams: 10, prompt_tokens: 40, stream_tokens: 200, streams_per_client: 1, "
+        f"idle_seconds: {IDLE_SECONDS}}}\n"
+        "voices: [anna.safetensors]"
+    )
+    folder = tmp_path_factory.mktemp("ensemble")
+    save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
+    with Rig.start(TINY, folder, settings, ROOT / "model_repository_ensemble") as rig:
         yield rig
 
 
@@ -115,12 +123,28 @@ def test_named_voice(connection: Connection, golden: GoldenSet, whole: NDArray[n
     assert np.abs(connection.answers().audio - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
+def test_a_voice_of_the_settings(
+    ensemble: Rig, connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    with Client(ensemble.server.grpc_url, model=MODEL) as client:
+        audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], "anna")])
+    assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
+    connection.send([1], parameters={"voice": "eve"})
+    assert connection.answers().errors == [f"{IN}voice: 'eve' is not known here; voices of this server are anna"]
+
+
 def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: GoldenSet) -> None:
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[:60], golden.voice, "abandoned", start=True)
         assert len(connection.answers().chunks) == 1
         assert ensemble.open_streams() == {"scheduler": 1, "flow": 1, "vocoder": 1}
         connection.send(golden.tokens, golden.voice)  # and leaves while this is computed
+    with ensemble.connect(MODEL) as connection:
+        connection.send([1], golden.voice, "silent", start=True)
+        while not (errors := connection.answers().errors):
+            time.sleep(0.2)
+            connection.send([], None, "silent")  # no sign of life
+        assert errors[0].startswith(f"{IN}sequence_id: 'silent' is no open stream")
     ensemble.wait_until_empty()
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[60:], None, "abandoned", end=True)
@@ -145,6 +169,21 @@ def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
     audio = np.concatenate((first.audio, connection.answers().audio))
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
     ensemble.wait_until_empty(not_idle_before - time.monotonic())
+
+
+def test_a_client_with_a_name_gets_its_share(ensemble: Rig, connection: Connection, golden: GoldenSet) -> None:
+    connection.send(golden.tokens[:1], golden.voice, "unnamed", start=True)
+    assert not connection.answers().errors
+    with ensemble.connect(MODEL, headers={CLIENT_HEADER: "alice"}) as named:
+        named.send(golden.tokens[:1], golden.voice, "one", start=True)
+        assert not named.answers().errors
+        named.send(golden.tokens[:1], golden.voice, "another", start=True)
+        [error] = named.answers().errors
+        assert error.startswith(f"{IN}streams: client 'alice' has 1 open, ")
+        named.send([], None, "one", end=True)
+        assert named.answers().audio.shape == (960,)
+    connection.send([], None, "unnamed", end=True)
+    assert connection.answers().audio.shape == (960,)
 
 
 def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSet) -> None:

@@ -21,6 +21,7 @@ from token2wav_client import Client, ClientVoice
 from token2wav_client.wire import Opening, build_request
 
 ONE_TOKEN_REQUESTS = 2000
+FAR_TOO_MANY = 10_000_000
 FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
 
 
@@ -63,6 +64,17 @@ def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None
     assert after["threads"] <= before["threads"] + 8
 
 
+def test_a_request_that_is_far_too_large_leaves_no_shared_memory_taken(rig: Rig, golden: GoldenSet) -> None:
+    before = resources(rig)
+    with rig.connect() as connection:
+        for _ in range(2):
+            connection.send(np.zeros(FAR_TOO_MANY, np.int32), golden.voice, start=True)
+            assert connection.answers().errors == [f"tokens: {FAR_TOO_MANY} in one request, at most 15000 are allowed"]
+            assert resources(rig)["shared bytes"] < before["shared bytes"] + 2 * 2**20
+        connection.send(golden.tokens, golden.voice)
+        assert connection.answers().audio.shape == (960 * len(golden.tokens),)
+
+
 def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice) -> None:
     """Connections that come and go by the dozen, some in the middle of a request."""
 
@@ -85,8 +97,10 @@ def resources(rig: Rig) -> dict[str, int]:
     """What the process of the model holds."""
     traces = Traces.of(rig.server.pid)
     stub = Path(f"/proc/{traces.processes[2]}")
+    segments = list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))
     return {
-        "segments": len(list(Path("/dev/shm").glob(f"{traces.shm_prefix}*"))),
+        "segments": len(segments),
+        "shared bytes": sum(segment.stat().st_blocks for segment in segments) * 512,
         "files": len(list((stub / "fd").iterdir())),
         "threads": len(list((stub / "task").iterdir())),
     }

@@ -21,6 +21,7 @@ from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_server.ports import Ports
 
 STREAMS = 8
+CANARY_SPOKE = "reason=finished tokens=3 "
 QUICKLY_SECONDS = 20.0  # below the 30 s of silence that a client bears; seen: 0.5 on an idle machine
 MUTE_MODEL = """
 class TritonPythonModel:
@@ -99,6 +100,19 @@ def test_triton_itself_killed(serving: Serving) -> None:
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == []
     assert serving.health().returncode == 0
+
+
+def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
+    """Six requests of one client ended the service for all, once."""
+    with Serving.start(TINY, "--restarts=1") as serving:
+        for _ in range(3):
+            serving.wait_for_line("^token2wav: ready, ")
+            serving.wait_for_line(CANARY_SPOKE)
+            time.sleep(1)  # until the launcher has heard it to its end
+            os.kill(serving.traces.processes[1], signal.SIGSEGV)
+            line = serving.wait_for_line("restart")
+            assert "(status 139): tritonserver was killed by SIGSEGV; restart 1 of 1" in line
+        serving.wait_for_line("^token2wav: ready, ")
 
 
 def test_a_model_that_never_answers(tmp_path: Path) -> None:

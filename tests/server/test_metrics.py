@@ -34,8 +34,8 @@ STREAMS = {
     4: ("finished", 60),
     5: ("finished", 28),
     6: ("InputError", 1),
-    7: ("StreamClosedError", 1),
-    8: ("StreamClosedError", 1),
+    7: ("IdleError", 1),
+    8: ("IdleError", 1),
     9: ("cancelled", 1),
 }
 LATE = 5
@@ -142,7 +142,7 @@ def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     assert len(names) > 10
     assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names
     assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == names
-    assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "README.md").read_text()))
+    assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
 
 
 def test_open_streams(seen: Seen) -> None:

@@ -1,22 +1,26 @@
-"""Voices that are sent once and named afterwards, on a real server."""
+"""Voices that are sent once and named afterwards, and those that a server knows from the start, on real servers."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from tests.server.rig import Rig, voice_inputs
 from tests.support.golden import DATA, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav, Voice
-from token2wav_client import Client, ClientVoice, ServerError, VoiceError
+from token2wav_client import Client, ClientVoice, ServerError
 
 UNKNOWN = "0" * 64
 
@@ -64,8 +68,6 @@ def test_a_malformed_id_is_refused(rig: Rig) -> None:
         connection.send([1], named("0123"))
         [error] = connection.answers().errors
         assert "unexpected shape for input 'voice_id'" in error
-    with pytest.raises(VoiceError, match=r"voice id: 'abc' is not 64 hexadecimal digits"):
-        spoken(rig, np.array([1], np.int32), "abc")
 
 
 def test_a_voice_and_an_id_together_are_refused(rig: Rig, golden: GoldenSet) -> None:
@@ -103,16 +105,74 @@ def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
         assert "is not registered here" in error
 
 
-def test_what_is_forgotten_must_be_sent_again(golden: GoldenSet, voice: ClientVoice, tmp_path: Path) -> None:
-    other = ClientVoice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
-    settings = "limits: {voices: 1}\nstream: {align_prompt: true}"
-    with Rig.start(TINY, tmp_path, settings) as rig:
-        with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
-            utterance.push(golden.tokens[:28])
-            assert next(utterance).index == 0  # aligned: 25 + 3 tokens are enough
-            spoken(rig, golden.tokens[:3], other)
-            with pytest.raises(ServerError, match="is not registered here"):
-                spoken(rig, golden.tokens[:3], voice.id)
-            utterance.finish()  # a stream keeps its voice
-            assert sum(len(chunk.audio) for chunk in utterance) > 0
+@pytest.fixture(scope="module")
+def keeping(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """A server that knows anna from the start, and keeps one other voice."""
+    folder = tmp_path_factory.mktemp("keeping")
+    save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
+    settings = "voices: [anna.safetensors]\nlimits: {voices: 1}\nstream: {align_prompt: true}"
+    with Rig.start(TINY, folder, settings) as rig:
+        yield rig
         rig.wait_until_empty()
+
+
+def variant(voice: ClientVoice, factor: float) -> ClientVoice:
+    return ClientVoice(voice.prompt_tokens, voice.prompt_mel, factor * voice.speaker_embedding)
+
+
+def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
+    keeping: Rig, golden: GoldenSet, voice: ClientVoice, tmp_path: Path
+) -> None:
+    def prompts(result: str) -> int:
+        [count] = re.findall(rf'token2wav_voice_prompts\{{result="{result}"\}} (\d+)', keeping.metrics())
+        return int(count)
+
+    computed = prompts("miss")
+    by_name = spoken(keeping, golden.tokens, "anna")
+    assert prompts("miss") == computed  # it was there before anybody asked
+    for factor in (2.0, 3.0):  # more than are kept of those that are sent
+        spoken(keeping, golden.tokens[:3], variant(voice, factor))
+    assert np.array_equal(spoken(keeping, golden.tokens, voice.id), by_name)
+    assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
+    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", keeping.server.grpc_url, "--quiet"]
+    np.save(tmp_path / "tokens.npy", golden.tokens)
+    command += ["--tokens", str(tmp_path / "tokens.npy"), "--out", str(tmp_path / "out.wav"), "--subtype", "FLOAT"]
+    subprocess.run([*command, "--voice-name", "anna"], timeout=PATIENCE_SECONDS, check=True)
+    assert np.array_equal(soundfile.read(tmp_path / "out.wav", dtype="float32")[0], by_name)
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig: Rig) -> None:
+    tokens = np.array([1], np.int32)
+    with pytest.raises(ServerError, match=r"^voice: 'Änne .b' is not known here; voices of this server are anna$"):
+        spoken(keeping, tokens, 'Änne "b')
+    with pytest.raises(ServerError, match=r"^voice: 'anna' is not known here; voices of this server are none$"):
+        spoken(rig, tokens, "anna")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(7, "7 is not the name of a voice"), ("", "'' is not the name"), (True, "True is not the")]
+)
+def test_what_is_no_name_is_refused(rig: Rig, value: object, message: str) -> None:
+    with rig.connect() as connection:
+        connection.send([1], parameters={"voice": value})
+        [error] = connection.answers().errors
+        assert error.startswith(f"voice: {message}")
+
+
+def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: GoldenSet) -> None:
+    with keeping.connect() as connection:
+        for voice in (golden.voice, named(UNKNOWN), {"speaker_embedding": golden.voice.speaker_embedding}):
+            connection.send([1], voice, parameters={"voice": "anna"})
+            assert connection.answers().errors == ["voice: comes with a voice; send either"]
+
+
+def test_what_is_forgotten_must_be_sent_again(keeping: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+    first, other = variant(voice, 0.5), variant(voice, -1.0)
+    with Client(keeping.server.grpc_url) as client, client.open(first) as utterance:
+        utterance.push(golden.tokens[:28])
+        assert next(utterance).index == 0  # aligned: 25 + 3 tokens are enough
+        spoken(keeping, golden.tokens[:3], other)
+        with pytest.raises(ServerError, match="is not registered here"):
+            spoken(keeping, golden.tokens[:3], first.id)
+        utterance.finish()  # a stream keeps its voice
+        assert sum(len(chunk.audio) for chunk in utterance) > 0

@@ -1,10 +1,10 @@
-"""A minute of the soak: clients of whom one in five misbehaves, on a real server (`python -m benchmarks.soak`)."""
+"""A minute of the soak: clients of whom one in five misbehaves, on a real server (`make soak`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.soak import Plan, soak
+from tests.soak.run import Plan, soak
 
 PLAN = Plan(minutes=1.0, clients=12, seed=5)
 

@@ -23,6 +23,7 @@ from tests.unit.scheduling import (
     until,
 )
 from token2wav import StreamClosedError, Token2Wav, Voice
+from token2wav.errors import ExpiredError, IdleError
 from token2wav.scheduler import Scheduler
 from token2wav.utterance import Observer
 
@@ -44,8 +45,9 @@ def test_an_idle_utterance_is_dropped(make: Make, model: Token2Wav, voice: Voice
     assert model.pipeline.open_streams == 1
     clock.now += 2.0
     error = kept.failed()
-    assert isinstance(error, StreamClosedError)
-    assert "30 s" in str(error)
+    assert isinstance(error, IdleError)
+    assert str(error) == "stream: no tokens for 30 s; it was dropped"
+    assert str(refused(scheduler, utterance, [1])) == str(error)
     until(lambda: closed.count == 1)
     assert model.pipeline.open_streams == 0
 
@@ -58,6 +60,36 @@ def test_an_utterance_without_any_request_is_dropped_too(make: Make, voice: Voic
     clock.now += 31.0
     until(lambda: closed.count == 1)
     assert scheduler.open_utterances == 0
+
+
+def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -> None:
+    clock, closed = FakeClock(), Counter()
+    scheduler = make(clock=clock, idle_seconds=30.0)
+    utterance = scheduler.open(voice, closed)
+    for _ in range(3):
+        clock.now += 10.0
+        scheduler.push(utterance, [], reply := RecordingReply(), end=False)
+        reply.succeeded()
+    clock.now += 1.0
+    until(lambda: closed.count == 1)
+    assert isinstance(refused(scheduler, utterance, []), StreamClosedError)
+
+
+def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
+    clock, closed = FakeClock(), Counter()
+    scheduler = make(clock=clock, idle_seconds=30.0, stream_seconds=100.0)
+    utterance, kept = scheduler.open(voice, closed), RecordingReply()
+    scheduler.push(utterance, [1], kept, end=False, keep_open=True)
+    for _ in range(5):
+        clock.now += 20.0
+        scheduler.push(utterance, [1], reply := RecordingReply(), end=False)
+        reply.succeeded()
+    assert not utterance.closed
+    clock.now += 1.0
+    error = kept.failed()
+    assert isinstance(error, ExpiredError)
+    assert str(error) == "stream: open for 100 s, which is the limit of one stream; it was dropped"
+    assert closed.count == 1
 
 
 def test_a_request_that_takes_long_is_not_idleness(make: Make, voice: Voice, expected: Expected) -> None:

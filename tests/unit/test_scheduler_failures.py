@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+import torch
 
-from tests.unit.material import FaultyVocoder, demo_tokens
+from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from tests.unit.scheduling import (
     FIRST,
+    LIMITS,
     BrokenReply,
     Counter,
     Expected,
@@ -18,7 +22,9 @@ from tests.unit.scheduling import (
     speak,
 )
 from token2wav import EngineError, Token2Wav, Voice
+from token2wav.errors import DeviceLostError
 from token2wav.scheduler import Scheduler
+from token2wav.streaming import pipeline
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,28 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     scheduler.push(other, demo_tokens(40)[FIRST:], rest, end=True)
     assert np.array_equal(joined(started, rest), expected(40))
     assert model.pipeline.open_streams == 0
+
+
+def test_a_lost_device_is_told_once_its_utterances_have_failed(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(device: torch.device, cause: BaseException) -> None:
+        raise DeviceLostError("engine: the GPU cannot be used any more by this process")
+
+    monkeypatch.setattr(pipeline, "check_device", lost)
+    model, vocoder = faulty
+    told, reply = threading.Event(), RecordingReply()
+
+    def tell() -> None:
+        assert reply.outcomes == ["failed"]
+        told.set()
+
+    scheduler = Scheduler(model, LIMITS, on_device_lost=tell)
+    vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
+    scheduler.push(scheduler.open(voice), demo_tokens(FIRST), reply, end=False)
+    assert isinstance(reply.failed(), DeviceLostError)
+    assert told.wait(WAIT_SECONDS)
+    scheduler.close()
 
 
 def test_an_engine_that_cannot_open_fails_the_request(

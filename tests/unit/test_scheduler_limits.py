@@ -8,6 +8,7 @@ import pytest
 from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
 from tests.unit.scheduling import (
     FIRST,
+    SECOND,
     Counter,
     Expected,
     GatedReply,
@@ -106,13 +107,44 @@ def test_what_waits_is_failed_with_the_reason_of_the_refusal(scheduler: Schedule
     assert kept.failed() is error
 
 
-def test_tokens_after_the_end_are_refused(scheduler: Scheduler, voice: Voice) -> None:
+@pytest.mark.parametrize("late", [[1], [], [-1], [0.5]])
+def test_tokens_after_the_end_are_refused_and_cost_nothing(
+    scheduler: Scheduler, voice: Voice, expected: Expected, late: object
+) -> None:
     running = GatedReply()
     utterance = scheduler.open(voice)
-    scheduler.push(utterance, demo_tokens(4), running, end=True)
+    scheduler.push(utterance, demo_tokens(SECOND), running, end=True)
     assert running.reached.wait(WAIT_SECONDS)
-    error = refused(scheduler, utterance, [1])
+    for end in (False, True):
+        error = refused(scheduler, utterance, late, end=end)
+        assert isinstance(error, StreamClosedError)
+        assert str(error) == "stream: it has ended; tokens after the end are not taken"
     running.gate.set()
-    assert isinstance(error, StreamClosedError)
-    assert "after the end" in str(error)
-    assert running.failed() is error
+    assert np.array_equal(joined(running), expected(SECOND))
+
+
+def test_clients_with_a_name_are_limited_each_and_those_without_are_not(make: Make, voice: Voice) -> None:
+    scheduler = make(streams=5)
+    opened = [scheduler.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
+    with pytest.raises(
+        LimitError, match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$"
+    ):
+        scheduler.open(voice, client="alice")
+    opened += [scheduler.open(voice, client="bob"), scheduler.open(voice)]
+    with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
+        scheduler.open(voice, client="bob")
+    scheduler.cancel(opened.pop(0))
+    opened.append(scheduler.open(voice, client="alice"))
+    for utterance in opened:
+        scheduler.cancel(utterance)
+    opened = [scheduler.open(voice) for _ in range(5)]  # without a balancer nobody has a name
+    for utterance in opened:
+        scheduler.cancel(utterance)
+
+
+def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
+    scheduler = make(streams=5, streams_per_client=1)
+    utterance = scheduler.open(voice, client="alice")
+    with pytest.raises(LimitError, match="has 1 open"):
+        scheduler.open(voice, client="alice")
+    scheduler.cancel(utterance)

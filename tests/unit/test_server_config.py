@@ -46,10 +46,13 @@ limits:
     queued_requests: 5
     prompt_tokens: 100
     idle_seconds: 2.5
+    stream_seconds: 99
+    streams_per_client: 2
     voices: 7
     voice_mib: 9
     batch_streams: 5
     player_buffer_seconds: 0.1
+voices: [anna.safetensors, /voices/bob.safetensors]
 """
 
 
@@ -69,11 +72,13 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
         RuntimeConfig(
             "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
         ),
-        LimitConfig(3, 10, 20, 5, 100, 2.5, voices=7, voice_mib=9, batch_streams=5, player_buffer_seconds=0.1),
+        LimitConfig(3, 10, 20, 5, 100, 2.5, 99, 2, voices=7, voice_mib=9, batch_streams=5, player_buffer_seconds=0.1),
+        voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
         given, default = getattr(config, part.name), getattr(ServerConfig(), part.name)
-        for item in dataclasses.fields(given):
+        assert given != default, part.name
+        for item in dataclasses.fields(given) if dataclasses.is_dataclass(given) else ():
             assert getattr(given, item.name) != getattr(default, item.name), item.name
 
 

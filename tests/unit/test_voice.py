@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from tests.unit.material import demo_voice
 from token2wav import InputError, Voice
@@ -39,6 +41,17 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "mel with a batch": ("prompt_mel", np.zeros((1, 8, 80)), r"shape \(1, 8, 80\), expected 2 dimensions"),
     "mel with a NaN": ("prompt_mel", with_one_value(np.zeros((8, 80)), np.nan), "NaN or infinite"),
     "mel beyond float32": ("prompt_mel", with_one_value(np.zeros((8, 80)), 1e300), "NaN or infinite"),
+    "mel beyond what a logarithm can be": (
+        "prompt_mel",
+        with_one_value(np.zeros((8, 80)), 1e30),
+        r"1e\+30 at index 0, 5 is outside -100 to 100$",
+    ),
+    "mel far below silence": ("prompt_mel", with_one_value(np.zeros((8, 80)), -101), "-101 at index 0, 5 is outside"),
+    "huge embedding": (
+        "speaker_embedding",
+        with_one_value(np.ones(192), -2000),
+        "-2000 at index 5 is outside -1000 to 1000$",
+    ),
     "mel of text": ("prompt_mel", [["a"]], "not an array of numbers"),
     "ragged mel": ("prompt_mel", [[1.0], [1.0, 2.0]], "not an array of numbers"),
     "no mel": ("prompt_mel", None, "expected 2 dimensions"),
@@ -118,3 +131,30 @@ def test_voices_can_be_keys_because_they_compare_by_identity() -> None:
     first, second = demo_voice(4), demo_voice(4)
     assert len({first: 1, second: 2}) == 2
     assert first != second
+
+
+def test_a_voice_is_loaded_from_its_file(tmp_path: Path) -> None:
+    save_file(arguments(), tmp_path / "v.safetensors")
+    assert Voice.load(tmp_path / "v.safetensors").content_hash == demo_voice(4).content_hash
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot be read as a voice \(No such file"),
+        (b"", r"cannot be read as a voice \("),
+        (b"garbage" * 100, r"cannot be read as a voice \("),
+        ({"prompt_mel": None}, "prompt_mel: missing; a voice has prompt_tokens, prompt_mel, speaker_embedding"),
+        ({"prompt_tokens": np.ones(4, np.float32)}, "prompt_tokens: type float32, expected integers"),
+        ({"speaker_embedding": np.full(192, np.nan)}, "speaker_embedding: holds NaN or infinite values"),
+    ],
+)
+def test_a_file_that_is_no_voice_is_named(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "v.safetensors"
+    if isinstance(content, dict):
+        arrays = arguments() | content
+        save_file({name: array for name, array in arrays.items() if array is not None}, path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"^{path}: {message}"):
+        Voice.load(path)

@@ -71,6 +71,32 @@ def test_size_is_a_bound_of_its_own() -> None:
     assert registry.bytes <= 2 * size
 
 
+def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
+    registry = VoiceRegistry(1, 1 << 20)
+    anna, prepared = a_voice(0), a_voice(0, 2)
+    registry.keep("anna", anna, prepared)
+    for seed in range(1, 4):
+        registry.register(a_voice(seed))
+    assert registry.register(anna) == anna.content_hash  # sent all the same
+    assert registry.named("anna") is prepared
+    assert registry.get(anna.content_hash) is prepared
+    assert registry.get(a_voice(3).content_hash)
+    assert len(registry) == 1
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    registry = VoiceRegistry(1, 1 << 20)
+    with pytest.raises(InputError, match=r"^voice: 'eve' is not known here; voices of this server are none$"):
+        registry.named("eve")
+    for number in range(23):
+        registry.keep(f"v{number}", a_voice(number))
+    with pytest.raises(InputError, match=r"voices of this server are v0, v1, .*, v19 and 3 others$"):
+        registry.named("eve")
+    with pytest.raises(InputError) as refused:
+        registry.named("e" * 10_000 + "\n")
+    assert len(str(refused.value)) < 300
+
+
 def test_registering_again_costs_nothing_from_any_thread() -> None:
     registry = VoiceRegistry(10, 1 << 20)
     with ThreadPoolExecutor(8) as pool:

@@ -14,9 +14,8 @@ from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_solver
-from token2wav.engines.cuda_graphs import graphs_enabled
-from token2wav.engines.exact_convolutions import keep_convolutions_exact
-from token2wav.engines.memory import cache_bytes
+from token2wav.engines.cuda_graphs import GraphPool, graphs_enabled
+from token2wav.engines.device import cache_bytes, keep_arithmetic_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.stepped_engine import SteppedFlowEngine
@@ -55,9 +54,10 @@ def build_engines(
     _check_engine(config, runtime := host.runtime)
     graphs = choose(host, config.vocoder)  # before weights load: it may refuse
     device = host.device
-    keep_convolutions_exact(device)
+    keep_arithmetic_exact(device)
     flow = load_flow(host.folder, config).to(device)
-    vocoder_engine = _vocoder_engine(host, config, stream, graphs)
+    pool = GraphPool(device) if graphs_enabled(device) else None
+    vocoder_engine = _vocoder_engine(host, config, stream, graphs, pool)
     flow_noise = load_flow_noise(host.folder, config)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
@@ -90,6 +90,7 @@ def build_engines(
         flow_noise,
         solvers,
         graphs,
+        pool=pool,
         cache_bytes=cache_bytes(runtime.cache_mib, device),
         storage=host.precision if runtime.cache_storage == "auto" else runtime.cache_storage,
         left_blocks=stream.left_blocks,
@@ -115,16 +116,18 @@ def _check_engine(config: ModelConfig, runtime: RuntimeConfig) -> None:
         raise ConfigError("runtime.incremental: false does not go with guided attention, whose windows keep nothing")
 
 
-def _vocoder_engine(host: Host, config: ModelConfig, stream: StreamConfig, graphs: Graphs) -> VocoderEngine:
+def _vocoder_engine(
+    host: Host, config: ModelConfig, stream: StreamConfig, graphs: Graphs, pool: GraphPool | None
+) -> VocoderEngine:
     """That of the vocoder which the model folder names."""
     vocoder = load_vocoder(host.folder, config).to(host.device)
     incremental = host.runtime.incremental
     if isinstance(vocoder, BigVGAN):
         return BigVGANEngine(vocoder, graphs.vocoder) if incremental else RecomputeBigVGANEngine(vocoder)
     noise = load_source_noise(host.folder, config)
-    if incremental and graphs.vocoder is None and graphs_enabled(host.device):
+    if incremental and graphs.vocoder is None and pool is not None:
         shapes = likely_windows(RowLayout(vocoder), config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
-        packed = PackedHiFT(vocoder, noise, stream.phase, shapes=shapes, capture=True)
+        packed = PackedHiFT(vocoder, noise, stream.phase, shapes=shapes, graphs=pool)
         return PackedVocoderEngine(packed)
     if incremental:
         return CachedVocoderEngine(vocoder, noise, stream.phase, graphs.vocoder)
@@ -144,6 +147,7 @@ def cached_flow_engines(
     graphs: Graphs = Graphs("torch"),  # noqa: B008 (it is frozen)
     *,
     cache_bytes: int,
+    pool: GraphPool | None = None,
     storage: Storage = "float32",
     left_blocks: int = -1,
     keep_prompt: bool = True,
@@ -158,6 +162,7 @@ def cached_flow_engines(
         solvers: of the flow's estimator, by number of steps. A page has room for the most of them.
         graphs: what executes the estimator.
         cache_bytes: size of the page pool.
+        pool: of the model's CUDA graphs; None runs without.
         storage: type of cached keys and values.
         left_blocks, keep_prompt, longest_hop, tail: see `CachedFlowEngine`.
     """
@@ -167,7 +172,7 @@ def cached_flow_engines(
     engines: dict[int, CachedFlowEngine] = {}
     for steps, solver in solvers.items():
         with torch.inference_mode():
-            chunks = chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop)
+            chunks = chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop, pool)
         engines[steps] = CachedFlowEngine(
             flow,
             noise,

@@ -13,7 +13,7 @@ import torch
 
 from token2wav.artifacts import EngineFolder, Precision
 from token2wav.config import RuntimeConfig
-from token2wav.engines.cuda_graphs import graphs_enabled
+from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.exported_steps import ExportedSteps, StepRunner
 from token2wav.engines.packed import Batch, BatchShape, PackedBatch, likely_shapes
 from token2wav.engines.packed_solver import PackedChunkSolver, Steps
@@ -130,6 +130,7 @@ def chunk_solver(
     store: KeyValueStore,
     left_blocks: int,
     longest_hop: int,
+    pool: GraphPool | None = None,
 ) -> ChunkSolver:
     """What integrates chunks on the engine that was chosen.
 
@@ -139,15 +140,17 @@ def chunk_solver(
         solver: of its estimator.
         store: memory of all pages.
         left_blocks, longest_hop: see `CachedFlowEngine`.
+        pool: of the model's CUDA graphs; None runs without.
     """
     device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
-    capture = graphs_enabled(device) and graphs.engine != "onnx"
-    if graphs.engine == "torch" and not capture:
+    if graphs.engine == "onnx":
+        pool = None
+    if graphs.engine == "torch" and pool is None:
         return TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
     if graphs.engine == "torch" and _kernels_run(config, device):
         from token2wav.engines.fused_solver import fused_solver  # Triton-language kernels
 
-        return fused_solver(flow, solver.tables, store, left_blocks, longest_hop)
+        return fused_solver(flow, solver.tables, store, left_blocks, longest_hop, pool)
 
     def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
         batch = PackedBatch(shape, config, store, left_blocks, device)
@@ -157,8 +160,8 @@ def chunk_solver(
 
     block = flow.config.block_tokens
     hops = [1, 2, *range(4, longest_hop // block + 1, 4), longest_hop // block]
-    shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if capture else []
-    return PackedChunkSolver(prepare, solver.tables, shapes=shapes, capture=capture)
+    shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if pool else []
+    return PackedChunkSolver(prepare, solver.tables, shapes=shapes, graphs=pool)
 
 
 def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from token2wav.engines.cuda_graphs import graphs_enabled
+from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.fused_steps import FusedEstimator, FusedSteps
 from token2wav.engines.packed import Batch, BatchShape
 from token2wav.engines.packed_solver import PackedChunkSolver, Steps
@@ -18,7 +18,12 @@ _PAST = 512
 
 
 def fused_solver(
-    flow: Flow, tables: OdeTables, store: KeyValueStore, left_blocks: int, longest_hop: int
+    flow: Flow,
+    tables: OdeTables,
+    store: KeyValueStore,
+    left_blocks: int,
+    longest_hop: int,
+    graphs: GraphPool | None,
 ) -> PackedChunkSolver:
     """A solver of chunks on kernels, whose shapes are captured where the device can.
 
@@ -27,17 +32,17 @@ def fused_solver(
         tables: of the schedule.
         store: memory of all pages.
         left_blocks, longest_hop: see `CachedFlowEngine`.
+        graphs: where shapes are captured; None runs without.
     """
     device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
     shared = FusedEstimator(flow.estimator, tables, store, left_blocks)
 
-    capture = graphs_enabled(device)
     longest = longest_hop // flow.config.block_tokens
     # A first chunk has up to two blocks of the prompt beside its hop, a last one the look-ahead.
     blocks = sorted({1, 2, 4, longest, longest + 2})
-    shapes = [BatchShape(streams, new, _PAST) for streams in _STREAMS for new in blocks] if capture else []
+    shapes = [BatchShape(streams, new, _PAST) for streams in _STREAMS for new in blocks] if graphs else []
     # Batches run one at a time, so all that are prepared share what is large: 10 MB a stream of the public model.
-    shared_contexts = room_for_contexts(max(_STREAMS) if capture else 0, config, store.layout, device)
+    shared_contexts = room_for_contexts(max(_STREAMS) if graphs else 0, config, store.layout, device)
 
     def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
         contexts = shared_contexts
@@ -46,4 +51,4 @@ def fused_solver(
         batch = PagedBatch(shape, config, store.layout, contexts)
         return batch, FusedSteps(batch, shared)
 
-    return PackedChunkSolver(prepare, tables, shapes=shapes, capture=capture, apart=True)
+    return PackedChunkSolver(prepare, tables, shapes=shapes, graphs=graphs, apart=True)

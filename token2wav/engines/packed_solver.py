@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.packed import Batch, BatchShape
 from token2wav.engines.plans import Plan, Plans
 from token2wav.engines.work import ChunkWork
@@ -33,7 +34,7 @@ class PackedChunkSolver:
         prepare: makes the tensors of a shape, and the evaluation on them.
         tables: of the schedule.
         shapes: to prepare beforehand, and to pad batches to; other batches run in a shape of their own.
-        capture: whether shapes become CUDA graphs.
+        graphs: where shapes are captured as CUDA graphs; None for none.
         apart: whether chunks of different lengths run one length after the other instead of padded to the longest.
     """
 
@@ -43,14 +44,14 @@ class PackedChunkSolver:
         tables: OdeTables,
         *,
         shapes: Sequence[BatchShape] = (),
-        capture: bool = False,
+        graphs: GraphPool | None = None,
         apart: bool = False,
     ) -> None:
         self._prepare = prepare
         self._tables = tables
         self._apart = apart
         self._lock = threading.Lock()  # a plan's tensors hold one batch at a time
-        self._plans = Plans(self._plan, shapes, capture=capture)
+        self._plans = Plans(self._plan, shapes, graphs)
 
     @torch.inference_mode()
     def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:

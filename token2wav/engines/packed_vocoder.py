@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.incremental_vocoder import IncrementalVocoderEngine
 from token2wav.engines.plans import Plan, Plans
 from token2wav.groups import in_groups
@@ -47,7 +48,7 @@ class PackedHiFT:
         noise: of the source.
         phase: rounding of the source's phase, see `StreamConfig`.
         shapes: to prepare beforehand, and to pad batches to; other batches run in a shape of their own.
-        capture: whether shapes become CUDA graphs.
+        graphs: where shapes are captured as CUDA graphs; None for none.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PackedHiFT:
         phase: Phase = "exact",
         *,
         shapes: Sequence[WindowShape] = (),
-        capture: bool = False,
+        graphs: GraphPool | None = None,
     ) -> None:
         self._hift = hift
         self._source_noise = noise
@@ -70,9 +71,9 @@ class PackedHiFT:
         self._lengths = {
             history: sorted({shape.frames for shape in shapes if shape.history == history}) for history in (False, True)
         }
-        if capture:
+        if graphs is not None:
             self._noise.prepare(_PREPARED_BLOCKS)
-        self._plans = Plans(self._plan, shapes, capture=capture)
+        self._plans = Plans(self._plan, shapes, graphs)
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from token2wav.engines.cuda_graphs import CudaGraph
+from token2wav.engines.cuda_graphs import GraphPool
 
 
 class Shape(Protocol):
@@ -57,20 +57,20 @@ class Plans(Generic[ShapeT, BatchT]):
     Args:
         make: makes that of a shape.
         shapes: to prepare, and to pad batches to.
-        capture: whether these become CUDA graphs.
+        graphs: where these are captured as CUDA graphs; None for none.
     """
 
     def __init__(
-        self, make: Callable[[ShapeT], Plan[BatchT]], shapes: Sequence[ShapeT] = (), *, capture: bool = False
+        self, make: Callable[[ShapeT], Plan[BatchT]], shapes: Sequence[ShapeT] = (), graphs: GraphPool | None = None
     ) -> None:
         self._make = torch.inference_mode()(make)
         # The largest come first, so that all graphs find room in what the first one took.
         self._prepared = {shape: self._make(shape) for shape in sorted(shapes, reverse=True)}
         self._most_streams = max((shape.streams for shape in shapes), default=None)
         self._latest: tuple[ShapeT, Plan[BatchT]] | None = None
-        if capture:
+        if graphs is not None:
             for plan in self._prepared.values():
-                plan.run = CudaGraph(plan.run)
+                plan.run = graphs.capture(plan.run)
 
     def parts(self, items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         """A batch in parts that prepared shapes have room for, as far as that is a matter of streams."""

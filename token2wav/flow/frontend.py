@@ -43,10 +43,25 @@ class PreLookahead(nn.Module):
         if last:
             h = F.pad(h, (0, self.lookahead))
         count = h.shape[2] - self.lookahead - left
-        h = F.leaky_relu(self.conv1(h))  # slope 0.01, as published
+        h = F.leaky_relu(_convolved(self.conv1, h))  # slope 0.01, as published
         h = F.pad(h, (self.lookbehind - left, 0))  # zeros before the utterance: of conv1's output, not its input
-        h = self.conv2(h)
+        h = _convolved(self.conv2, h)
         return h.transpose(1, 2) + x[:, left : left + count]
+
+
+def _convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution (B, C, T) to (B, C', T - taps + 1), computed as a matrix product on a GPU.
+
+    Chunks come in many lengths and batches in many sizes, and for every shape that is new cuDNN takes milliseconds to
+    choose how to convolve; a product of matrices takes none.
+    """
+    return as_product(conv, x) if x.is_cuda else conv(x)
+
+
+def as_product(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution without groups, strides or dilation as one matrix product over the windows of its input."""
+    windows = x.unfold(2, conv.kernel_size[0], 1).transpose(1, 2).flatten(2)  # (B, T - taps + 1, C * taps)
+    return F.linear(windows, conv.weight.flatten(1), conv.bias).transpose(1, 2)
 
 
 class CodebookEmbedding(nn.Embedding):

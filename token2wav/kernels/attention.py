@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from token2wav.flow.cache import LayerPages
-from token2wav.kernels.chunk_table import FRAMES, HEADER, PAST, PREFIX, START
+from token2wav.kernels.chunk_table import FRAMES, HEADER, OF_A_BATCH, PAST, PREFIX, START
 
 # Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep everything in registers.
 _KEYS, _WARPS, _STAGES = 32, 4, 2
@@ -34,7 +34,7 @@ def _loaded(data, scales, frame, row, column, visible, HEADS: tl.constexpr, DIM:
     return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def _paged_attention(
     qkv,  # (R, N, 3 * heads * dim)
     out,  # (R, N, heads * dim)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from token2wav.flow.cache import LayerPages
-from token2wav.kernels.chunk_table import FRAMES, HEADER, PAST
+from token2wav.kernels.chunk_table import FRAMES, HEADER, OF_A_BATCH, PAST
 
 _INT8_MAX = tl.constexpr(127.0)  # as flow/cache.py
 
@@ -23,7 +23,7 @@ def _stored(values, data, scales, at, head, column, inside, HEADS: tl.constexpr,
     tl.store(data + offsets, values.to(data.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def _store_keys_values(
     qkv,  # (R, N, 3 * heads * dim)
     keys,  # (branches, pages, block_frames, heads, dim) and so on

@@ -16,6 +16,10 @@ PAST = tl.constexpr(2)  # pages of the past
 PREFIX = tl.constexpr(3)  # blocks at the start of the utterance that are always seen
 HEADER = tl.constexpr(4)
 
+# Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and for multiples of 16;
+# these have not, because no wide load depends on them, and because compiling takes seconds.
+OF_A_BATCH = ("streams", "frames", "width", "pages", "left_blocks")
+
 
 def table_width(pages: int) -> int:
     """Columns of a table with room for some pages."""

@@ -11,14 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.kernels.chunk_table import FRAMES
+from token2wav.kernels.chunk_table import FRAMES, OF_A_BATCH
 
 # The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
 _NARROWEST = 16  # matrix that the units take; narrower groups are padded
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def _convolve(
     x,  # (R, N, channels)
     weights,  # (taps, groups, inputs, outputs)
@@ -64,7 +64,7 @@ def _convolve(
     tl.store(out + place, result, mask=(frame < frames)[:, None] & real[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_A_BATCH)
 def _keep(
     x,
     before,

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
+from token2wav.engines.device import check_device, entered
 from token2wav.errors import EngineError
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
@@ -30,6 +31,7 @@ class Pipeline:
         vocoder: vocoder engine.
         schedule: when chunks run.
         steps: numbers of ODE steps that the flow engine was made for; empty for the model's own alone.
+        device: that the engines are on.
 
     Attributes:
         steps: the same, the usual one first.
@@ -42,12 +44,14 @@ class Pipeline:
         vocoder: VocoderEngine,
         schedule: HopSchedule,
         steps: tuple[int, ...] = (),
+        device: str = "cpu",
     ) -> None:
         self.steps = config.allowed_steps(steps)
         self._config = config
         self.flow = flow
         self.vocoder = vocoder
         self._schedule = schedule
+        self._device = torch.device(device)
         self._dropped: deque[Session] = deque()
 
     def open(self, voice: Voice, steps: int = 0) -> Session:
@@ -64,7 +68,7 @@ class Pipeline:
         voice.check(self._config)
         self.check_steps(steps)
         self._close_dropped()
-        with _engine_errors():
+        with self.running():
             flow_handle = self.flow.open(voice, steps)
             try:
                 vocoder_handle = self.vocoder.open()
@@ -109,11 +113,12 @@ class Pipeline:
 
         Raises:
             EngineError: an engine failed as a whole; none of the sessions can go on.
+            DeviceLostError: nor can anything else of this process that needs the GPU.
         """
         self._close_dropped()
         chunks = [(session, chunk) for session in sessions if (chunk := session.next_chunk()) is not None]
         start = time.perf_counter()
-        with _engine_errors():
+        with self.running():
             mels = self.flow.advance([(session.flow_handle, chunk) for session, chunk in chunks])
             between = time.perf_counter()
             new = [
@@ -129,6 +134,16 @@ class Pipeline:
             else EngineError("engine: the model produced NaN or infinite audio")
             for (session, chunk), samples in zip(chunks, audio, strict=True)
         ]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Surrounds every use of the engines: enters their device, and turns what torch raises into `EngineError`."""
+        try:
+            with entered(self._device):
+                yield
+        except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
+            check_device(self._device, error)
+            raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
 
     @property
     def open_streams(self) -> int:
@@ -146,11 +161,3 @@ def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
     if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]
     return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]
-
-
-@contextmanager
-def _engine_errors() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
-        raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error

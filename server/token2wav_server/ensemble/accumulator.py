@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 from token2wav.streaming.voices import VoiceRegistry
@@ -27,11 +27,13 @@ from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    known_voice,
     refuse_voice,
     tensor,
-    voice_id_of,
     voice_of,
 )
+from token2wav_server.shared_memory import give_back
+from token2wav_server.voices import voices_in
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,16 @@ class _Stream:
         session: its tokens, and how far they are handed on.
         voice: goes with the first chunk.
         options: of its first request.
-        last_request: when it came, in seconds.
+        admitted: when, in seconds.
+        last_progress: when tokens came, in seconds.
     """
 
     stream_id: int
     session: Session
     voice: Voice
     options: Options
-    last_request: float
+    admitted: float
+    last_progress: float
 
     def label(self, *, last: bool) -> Label:
         """Of the next chunk."""
@@ -76,6 +80,8 @@ class Accumulator:
         self._schedule = HopSchedule.of(stream, flow)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
+        for name, voice in voices_in(settings.server, self._config).items():
+            self._voices.keep(name, voice, self._aligned(voice))
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
         self._open_streams = OpenStreams("scheduler")
@@ -89,6 +95,7 @@ class Accumulator:
                 self._handle(request)
         except Token2WavError as error:
             self._refused.count(error)
+            give_back(request)
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request failed")
@@ -119,16 +126,16 @@ class Accumulator:
         sender.finish()
 
     def _open(self, request: Any, position: Position) -> _Stream:
-        options, voice = Options.of(request), self._voice(request)
+        options = Options.of(request)
+        voice = self._voice(request, options.voice)
         check_steps(options.steps, self._steps)
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
             )
-        if len(self._streams) >= self._limits.streams:
-            raise LimitError(f"streams: all {self._limits.streams} are in use; try again later")
-        session = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0)
-        stream = _Stream(secrets.randbits(63), session, voice, options, time.monotonic())
+        self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
+        session, now = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0), time.monotonic()
+        stream = _Stream(secrets.randbits(63), session, voice, options, now, now)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
         return stream
@@ -142,17 +149,20 @@ class Accumulator:
                 "its first request had no sequence_start"
             ) from None
 
-    def _voice(self, request: Any) -> Voice:
+    def _voice(self, request: Any, name: str) -> Voice:
         """The voice of an utterance: named, or sent along and from then on registered."""
-        if (voice_id := voice_id_of(request)) is not None:
-            return self._voices.get(voice_id)
+        if (known := known_voice(request, name, self._voices)) is not None:
+            return known
         sent = voice_of(request)
         if (count := len(sent.prompt_tokens)) > self._limits.prompt_tokens:
             raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
         sent.check(self._config)
-        voice = sent.aligned(self._config.flow) if self._align_prompt else sent
+        voice = self._aligned(sent)
         self._voices.register(sent, voice)
         return voice
+
+    def _aligned(self, voice: Voice) -> Voice:
+        return voice.aligned(self._config.flow) if self._align_prompt else voice
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
@@ -165,7 +175,8 @@ class Accumulator:
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
         stream.session.push(array)
-        stream.last_request = time.monotonic()
+        if len(array) or end:
+            stream.last_progress = time.monotonic()
         if end:
             stream.session.end()
 
@@ -180,6 +191,7 @@ class Accumulator:
         with self._lock:
             now = time.monotonic()
             for sequence_id, stream in list(self._streams.items()):
-                if now - stream.last_request > self._limits.idle_seconds:
+                idle, open_for = now - stream.last_progress, now - stream.admitted
+                if idle > self._limits.idle_seconds or open_for > self._limits.stream_seconds:
                     del self._streams[sequence_id]
             self._open_streams.set(len(self._streams))

@@ -13,7 +13,7 @@ from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.errors import ConfigError
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
-from token2wav_server.slow_start import told_if_slow
+from token2wav_server.model_process import told_if_slow
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A gRPC stream that sends messages as they are: our client refuses to send what a soak wants to send."""
+"""Raw gRPC stream: it sends messages as they are, where our client refuses what a soak wants to send."""
 
 from __future__ import annotations
 

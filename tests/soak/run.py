@@ -5,7 +5,7 @@ several voices and manners. Every utterance that behaves is compared with the li
 the end nothing may be held for anyone, memory must have stayed flat, and the stopped server must have left nothing.
 Exits with 1 and says what was wrong and the seed if anything was.
 
-    .venv/bin/python -m benchmarks.soak --minutes 10
+    .venv/bin/python -m tests.soak.run --minutes 10
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.environment import ROOT, describe, save
-from benchmarks.soak_lines import TOLERANCE, Line, make_lines
-from benchmarks.soak_misdeeds import MISDEEDS, OVERLOAD, Misdeed, Scene, WrongAnswerError, in_general
-from benchmarks.soak_watch import Log, Watch, as_rows, growth_mib, scrape
-from benchmarks.soak_wire import RawStream
+from tests.soak.lines import TOLERANCE, Line, make_lines
+from tests.soak.misdeeds import MISDEEDS, OVERLOAD, Misdeed, Scene, WrongAnswerError, in_general
+from tests.soak.watch import Log, Watch, as_rows, growth_mib, scrape
+from tests.soak.wire import RawStream
 from token2wav_client import Client, ClientError
 from token2wav_client.audio import SAMPLE_RATE, AudioFormat
 from token2wav_client.wire import Opening

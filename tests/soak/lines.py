@@ -1,4 +1,4 @@
-"""What the clients of a soak say, and what it has to sound like: the audio of the library, sample by sample."""
+"""Lines that the clients of a soak speak, each with the library's audio to compare with, sample by sample."""
 
 from __future__ import annotations
 

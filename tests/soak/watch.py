@@ -1,4 +1,4 @@
-"""What a server takes while it is under a soak, what its log says, and what it leaves behind."""
+"""Watch over a server under a soak: it samples memory, reads the log and looks for what is left behind."""
 
 from __future__ import annotations
 

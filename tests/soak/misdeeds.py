@@ -1,4 +1,4 @@
-"""All that the misbehaving clients of a soak do, and what each may be answered."""
+"""Misdeeds of a soak's clients, each with the answers that a server may give."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from benchmarks.soak_lines import Line
-from benchmarks.soak_wire import SMALL_WINDOW, Answers, RawStream, Spoil
+from tests.soak.lines import Line
+from tests.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
 from token2wav_client import Client, ServerError
 from token2wav_client.wire import Opening
 
@@ -347,8 +347,8 @@ MISDEEDS = [
     Misdeed("vanish", "process killed", killed_process, AUDIO),
     Misdeed("vanish", "connection dropped", dropped_connection, NOTHING),
     Misdeed("vanish", "connection dropped between requests", dropped_between_requests, AUDIO),
-    Misdeed("stall", "stops sending and comes back", stops_sending, "is no open stream"),
-    Misdeed("stall", "stops sending", stops_sending_and_is_told, r"stream: no request for \S+ s; it was dropped"),
+    Misdeed("stall", "stops sending and comes back", stops_sending, r"stream: no tokens for \S+ s; it was dropped"),
+    Misdeed("stall", "stops sending", stops_sending_and_is_told, r"stream: no tokens for \S+ s; it was dropped"),
     Misdeed("stall", "stops reading and leaves", stops_reading_and_leaves, AUDIO),
     Misdeed("stall", "stops reading and reads on", stops_reading_and_reads_on, AUDIO),
     Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),

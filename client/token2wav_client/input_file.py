@@ -1,0 +1,93 @@
+"""Readers of input files that bound what a file may hold before they take memory for it.
+
+The header of an array may announce any size, and an archive may unpack to a thousand times its own.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+
+MOST_MIB = 64  # of a file, or of one array in it; a prompt of 30 s has half a MiB, and so have 18 minutes of tokens
+_MOST_BYTES = MOST_MIB << 20
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+# What foreign bytes make the readers here, json and safetensors raise. RuntimeError is also that of recursion, of
+# encrypted archives and of unknown compressions. NumPy has Python's own parser read the header of an array, whose
+# errors are the syntax's, the tokenizer's, and for brackets that nest too deep a MemoryError.
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, MemoryError, SyntaxError, TokenError),
+    *(BadZipFile, zlib.error, SafetensorError),
+)
+_SHOWN_CHARS = 200
+
+
+def reason(error: BaseException) -> str:
+    """One short line that says why a file cannot be read."""
+    if isinstance(error, (RecursionError, MemoryError)):
+        return "it is nested too deep"
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = f"type {text} is not known" if isinstance(error, KeyError) else text
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def content_of(path: Path) -> bytes:
+    """Content of a file.
+
+    Raises:
+        OSError: it cannot be opened or read.
+        ValueError: it has more than `MOST_MIB`.
+    """
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_MIB} MiB")
+    return content
+
+
+def array_in_npy(content: bytes) -> npt.NDArray[Any]:
+    """Array in the content of a `.npy` file; pickled objects are refused.
+
+    Raises:
+        ValueError: no such file, or one that ends before the array that its header announces.
+    """
+    file = BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in _NPY_HEADERS:
+        raise ValueError(f"version {version} of the format is not known")
+    shape, fortran_order, dtype = _NPY_HEADERS[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled objects, which are never loaded")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header announces the shape {shape}")
+    announced, there = math.prod(shape) * dtype.itemsize, len(content) - file.tell()
+    if announced > there:
+        raise ValueError(f"its header announces {announced} bytes, and {there} follow")
+    flat = np.frombuffer(content, dtype, math.prod(shape), file.tell())
+    return flat.reshape(shape, order="F" if fortran_order else "C")
+
+
+def arrays_in_npz(content: bytes, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+    """Those arrays of the content of a `.npz` file that have one of the names.
+
+    Raises:
+        BadZipFile: no archive.
+        ValueError: one of the arrays cannot be used.
+    """
+    with ZipFile(BytesIO(content)) as archive:
+        members = {member.filename: member for member in archive.infolist()}
+        found = {name: members[f"{name}.npy"] for name in names if f"{name}.npy" in members}
+        for name, member in found.items():
+            if member.file_size > _MOST_BYTES:
+                raise ValueError(f"{name} has more than {MOST_MIB} MiB")
+        return {name: array_in_npy(archive.read(member)) for name, member in found.items()}

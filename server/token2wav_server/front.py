@@ -1,0 +1,124 @@
+"""Front of tritonserver's HTTP and metrics services, the only way in from outside.
+
+Triton's own HTTP parser can be crashed by who reaches it: server 2.51 dies of a form of 4.2 MB, half its stack, sent
+to any path (docs/security.md). So its HTTP and metrics listen on the loopback only. What comes from outside is parsed
+here, compared with a short list, bounded, and written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from token2wav_server.access import KEY_NAME, Access
+from token2wav_server.http_ports import PATIENCE_S, HttpPorts, refusal
+from token2wav_server.ports import LOOPBACK, Ports, listening
+
+# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
+BODY_BYTES = 3 * 1024 * 1024
+# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and has not answered
+# 200,000 names after a minute.
+_BRACKETS = 32
+_NAMES = 64
+_READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
+_SILENCE_S = 300.0  # of tritonserver, between two chunks
+
+_MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
+_TOLD = re.compile(rf"/v2/?|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
+_SPOKEN = re.compile(rf"{_MODEL}/generate_stream")
+_METRICS = re.compile(r"/metrics")
+
+
+class Front(HttpPorts):
+    """Reverse proxy for the few requests that are open, each with bounds; use it as a context manager.
+
+    Args:
+        host: address to listen on.
+        ports: to listen on.
+        inner: where tritonserver's HTTP and metrics listen on the loopback.
+        access: whether utterances need the admin key.
+
+    Raises:
+        PortInUseError: it cannot be listened on.
+    """
+
+    def __init__(self, host: str, ports: Ports, inner: Ports, access: Access) -> None:
+        super().__init__(
+            {
+                listening(host, ports.http, "http"): self._http,
+                listening(host, ports.metrics, "metrics"): self._metrics,
+            }
+        )
+        self._inner = inner
+        self._access = access
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._told(request, _METRICS, self._inner.metrics)
+
+    async def _http(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not _SPOKEN.fullmatch(request.raw_path):
+            return await self._told(request, _TOLD, self._inner.http)
+        if request.method != "POST":
+            return refusal(405, "only POST is open here")
+        key = request.headers.get(KEY_NAME, "").encode(errors="replace")
+        if not (self._access.http_inference or hmac.compare_digest(key, self._access.admin_key.encode())):
+            return refusal(403, f"inference over HTTP is closed: use gRPC, --http-inference, or the header {KEY_NAME}")
+        size = request.content_length
+        if not size or "Transfer-Encoding" in request.headers:
+            return refusal(411, "a body is needed, with a Content-Length and no Transfer-Encoding")
+        if size > BODY_BYTES:
+            return refusal(413, f"the body has {size} bytes, at most {BODY_BYTES} are allowed: use gRPC for more")
+        if "Content-Encoding" in request.headers:
+            return refusal(415, "a body must not be compressed")
+        if "Expect" in request.headers:
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # as if nothing had been sent: an error can still be answered
+        try:
+            body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
+        except asyncio.TimeoutError:
+            return refusal(408, f"the body did not arrive within {PATIENCE_S:g} s")
+        if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
+            return refusal(400, f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat")
+        headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
+        return await _relay(request, self._inner.http, headers, body)
+
+    async def _told(self, request: web.BaseRequest, paths: re.Pattern[str], port: int) -> web.StreamResponse:
+        """Answers a question: a GET without a body."""
+        if not paths.fullmatch(request.raw_path):
+            return refusal(403, "this path is closed over HTTP")
+        if request.method != "GET":
+            return refusal(405, "only GET is open here")
+        return await _relay(request, port, {})
+
+
+async def _relay(
+    request: web.BaseRequest, port: int, headers: dict[str, str], body: bytes | None = None
+) -> web.StreamResponse:
+    """Asks tritonserver with headers of our own only, and passes on what it answers as it comes."""
+    response = web.StreamResponse()
+    response.force_close()
+    try:
+        async with aiohttp.request(
+            request.method,
+            URL(f"http://{LOOPBACK}:{port}{request.raw_path}", encoded=True),
+            data=body,
+            headers=headers | {"Accept-Encoding": "identity"},
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_S, sock_read=_SILENCE_S),
+        ) as told:
+            response.set_status(told.status)
+            response.headers["Content-Type"] = told.headers.get("Content-Type", "text/plain")
+            await response.prepare(request)
+            async for part in told.content.iter_any():
+                await asyncio.wait_for(response.write(part), _READING_S)
+            await response.write_eof()
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        if response.prepared:
+            raise ConnectionError("the answer broke off") from error
+        return refusal(503, "the server does not answer: it starts or stops; try again later")
+    return response

@@ -1,0 +1,101 @@
+"""HTTP listeners of the launcher, which no client can exhaust: each bounds connections, headers, and every wait."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_Self = TypeVar("_Self", bound="HttpPorts")
+
+PATIENCE_S = 10.0  # for a client to send its headers, and again for its body
+_CONNECTIONS = 128  # of one listener; one more is closed at once
+_HEADERS = 64
+_HEADER_BYTES = 4096
+# How long to go on reading what a refused client still sends: it would not read the answer before.
+_LINGER_S = 1.0
+_SHUTDOWN_S = 1.0
+_LOGGER = logging.getLogger(__name__)
+_LOGGER.addHandler(logging.NullHandler())  # what clients do wrong is told to them, and not to the operator's console
+_LOGGER.propagate = False
+
+
+class HttpPorts:
+    """HTTP listeners in one thread of their own; use them as a context manager.
+
+    A connection carries one request, so that nothing can be pipelined or smuggled behind it.
+
+    Args:
+        handlers: what answers on each socket, which is bound already.
+    """
+
+    def __init__(self, handlers: Mapping[socket.socket, Handler]) -> None:
+        self._handlers = handlers
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
+        self._runners: list[web.ServerRunner] = []
+
+    def __enter__(self: _Self) -> _Self:
+        self._thread.start()
+        self._run(self._open())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    async def _open(self) -> None:
+        for bound, handler in self._handlers.items():
+            server = _BoundedServer(
+                handler,
+                handler_cancellation=True,  # a client that leaves takes its request with it
+                logger=_LOGGER,
+                access_log=None,
+                keepalive_timeout=PATIENCE_S,  # also the time until the headers are complete
+                lingering_time=_LINGER_S,
+                max_line_size=_HEADER_BYTES,
+                max_field_size=_HEADER_BYTES,
+                max_headers=_HEADERS,
+                auto_decompress=False,
+            )
+            runner = web.ServerRunner(server, shutdown_timeout=_SHUTDOWN_S)
+            self._runners.append(runner)
+            await runner.setup()
+            await web.SockSite(runner, bound).start()
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+
+
+class _BoundedServer(web.Server):
+    """HTTP server that hangs up on connections beyond its number."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()
+
+
+def answer(status: int, text: str, content_type: str = "text/plain") -> web.Response:
+    """A whole response, after which the connection ends."""
+    response = web.Response(status=status, text=text, content_type=content_type)
+    response.force_close()
+    return response
+
+
+def refusal(status: int, reason: str) -> web.Response:
+    """A response that says what is wrong, in the form of Triton's own."""
+    return answer(status, json.dumps({"error": reason}), "application/json")

@@ -1,0 +1,41 @@
+"""Model process as seen from inside: it shows where a slow start hangs, and ends itself when its GPU is lost."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 60.0
+_STDERR = 2
+_LAST_WORDS_SECONDS = 0.5
+DEVICE_LOST_STATUS = 70
+
+
+@contextmanager
+def told_if_slow(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """Prints once what every thread of this process is doing, if what stands in the block takes longer.
+
+    Args:
+        seconds: whoever waits longer on purpose, for a slow disk or a large engine, reads it and goes on waiting.
+    """
+    faulthandler.dump_traceback_later(seconds, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_process() -> None:
+    """Ends this process, soon but not before answers that are on their way have left.
+
+    A GPU that reports an illegal access refuses all further work of the process. The launcher starts the server anew as
+    soon as a model process is gone; without this, it would take two failed canaries to notice.
+    """
+    log.error("this process has lost its GPU and ends with status %d", DEVICE_LOST_STATUS)
+    threading.Timer(_LAST_WORDS_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

@@ -1,0 +1,26 @@
+"""Array files that lie, and a bound on the memory that reading them may take."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def npy_header(shape: str, descr: str = "<i8") -> bytes:
+    """Content of a `.npy` file that announces an array and holds nothing of it."""
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@contextmanager
+def memory_within(more_bytes: int) -> Iterator[None]:
+    """Lets this process take so many bytes of address space more, and no others."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -1,0 +1,206 @@
+"""Requests that crash Triton's own HTTP parser, and others that mean no good, on every HTTP port that is open.
+
+Each runs beside a gRPC stream that must keep every sample, and leaves the same tritonserver running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.server.serving import Serving, Speaker
+from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
+from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav import Token2Wav
+from token2wav_client import ClientVoice
+from token2wav_server.front import BODY_BYTES
+from token2wav_server.http_ports import PATIENCE_S
+from token2wav_server.ports import Ports
+
+MEGABYTE = 1_000_000
+KEY = "a-key-for-attackers-only"
+SPEAK = "/v2/models/token2wav/generate_stream"
+FORM = "Content-Type: application/x-www-form-urlencoded"  # what Triton 2.51 dies of
+TOLD = [("http", "/v2/health/ready"), ("http", "/v2"), ("metrics", "/metrics"), ("status", "/")]
+PATHS = [
+    *TOLD,
+    ("http", "/nowhere"),
+    ("http", "/v2/systemsharedmemory/region/a/register"),
+    ("http", SPEAK),
+    ("metrics", "/nowhere"),
+]
+
+
+@pytest.fixture(scope="module")
+def status_port() -> int:
+    return Ports.free().http
+
+
+@pytest.fixture(scope="module")
+def serving(status_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    key = tmp_path_factory.mktemp("attacks") / "key"
+    key.write_text(KEY)
+    with Serving.start(
+        TINY, f"--status-port={status_port}", f"--admin-key-file={key}", "--canary-seconds=0"
+    ) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        yield serving
+
+
+@pytest.fixture(autouse=True)
+def _others_hear_nothing_of_it(
+    serving: Serving, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> Iterator[None]:
+    before = serving.traces.processes
+    speaker = Speaker(serving.url, voice, golden.tokens, at_once=160, ends=False)
+    speaker.start()
+    assert speaker.heard.wait(PATIENCE_SECONDS)
+    yield
+    speaker.may_end.set()
+    speaker.join(PATIENCE_SECONDS)
+    assert speaker.audio is not None, speaker.error
+    assert np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    assert serving.traces.processes == before
+
+
+@pytest.fixture
+def ports(serving: Serving, status_port: int) -> dict[str, int]:
+    return {"http": serving.ports.http, "metrics": serving.ports.metrics, "status": status_port}
+
+
+def test_health_and_metrics_are_still_told(ports: dict[str, int]) -> None:
+    for service, path in TOLD:
+        assert status(ports[service], path) == 200
+
+
+@pytest.mark.parametrize("megabytes", [1, 8, 100])
+def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
+    for service, path in PATHS:
+        for expect in ([], ["Expect: 100-continue"]):
+            length = f"Content-Length: {megabytes * MEGABYTE}"
+            told = status(ports[service], path, FORM, length, *expect, body=[bytes(MEGABYTE)] * megabytes)
+            assert told in refused(service) | ({None} if megabytes > 1 else set())
+
+
+@pytest.mark.parametrize(("size", "chunks"), [(1, 200_000), (MEGABYTE, 8)])
+def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
+    piece = b"%x\r\n%s\r\n" % (size, b"A" * size)
+    at_once = max(MEGABYTE // len(piece), 1)
+    body = [*[piece * at_once] * (chunks // at_once), b"0\r\n\r\n"]
+    for service, path in PATHS:
+        told = status(ports[service], path, FORM, "Transfer-Encoding: chunked", body=body)
+        assert told in refused(service) | {None}
+    assert status(ports["http"], SPEAK, f"admin-key: {KEY}", "Transfer-Encoding: chunked", body=body) in (411, None)
+
+
+def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> None:
+    http, key = ports["http"], f"admin-key: {KEY}"
+    assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
+    # The longest that is read is JSON to Triton whatever its sender says, and too little for it to die of.
+    longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
+    assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) in (400, 500)
+    nested = [b"[" * MEGABYTE, b'{"a":' * 200_000, b'{"tokens":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+    names = b'{"tokens":[1]' + b"".join(b',"p%d":1' % number for number in range(100_000)) + b"}"
+    for text in (*nested, names):
+        assert status(http, SPEAK, key, f"Content-Length: {len(text)}", body=[text]) == 400
+    assert status(http, SPEAK, key, "Content-Length: 0") == 411
+    assert status(http, SPEAK, key, "Content-Length: 5", "Content-Encoding: gzip") == 415
+    assert status(http, SPEAK, key, "Content-Length: -5") == 400
+    assert status(http, SPEAK, key, "Content-Length: 5", "Content-Length: 6") == 400
+    assert status(http, SPEAK, key, "Content-Length: 5", "Transfer-Encoding: chunked") in (400, 411)
+    assert status(http, SPEAK, "admin-key: guessed", "Content-Length: 5") == 403
+
+
+def test_headers_without_end(ports: dict[str, int]) -> None:
+    many = [f"X-{number}: {'a' * 100}" for number in range(10_000)]
+    for service, path in PATHS:
+        for headers in (many, ["X: " + "a" * MEGABYTE], ["X: 1"] * 65):
+            assert status(ports[service], path, *headers) in (400, None)
+        assert status(ports[service], path + "a" * MEGABYTE) in (400, None)
+
+
+def test_what_is_no_request(ports: dict[str, int]) -> None:
+    for port in ports.values():
+        for junk in (b"GET /\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+            assert status_of(exchange(port, [junk], hang_up=True)) in (400, 403, 405, None)
+
+
+def test_only_a_few_methods_and_paths_are_open(ports: dict[str, int]) -> None:
+    http, key = ports["http"], f"admin-key: {KEY}"
+    for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"):
+        assert status(http, "/v2/health/ready", method=method) in (400, 403, 405), method
+    for path in ("/v2/logging", "/v2//health/ready", "/v2/models/../logging", "/v2/%6cogging", "/v2/health/ready?a=b"):
+        assert status(http, path, key) == 403, path
+    for path in ("/v2/repository/models/token2wav/unload", "/v2/cudasharedmemory/region/a/register"):
+        assert status(http, path, key, "Content-Length: 2", method="POST", body=[b"{}"]) == 403
+
+
+def test_a_connection_carries_one_request(ports: dict[str, int]) -> None:
+    for service, path in PATHS:
+        assert exchange(ports[service], [head("GET", path) * 1000]).count(b"HTTP/1.1 ") == 1
+
+
+def test_slow_clients_and_many_of_them(ports: dict[str, int]) -> None:
+    """More connections than are allowed, with half a request each: others are served again soon."""
+    late = connect(ports["http"], head("POST", SPEAK, f"admin-key: {KEY}", "Content-Length: 1000") + b"{")
+    slow = [connect(port, b"GET /v2/health/ready HTTP/1.1\r\nHost:") for port in ports.values() for _ in range(200)]
+    began = time.monotonic()
+    while [status(ports[service], path) for service, path in TOLD] != [200] * len(TOLD):
+        assert time.monotonic() - began < 3 * PATIENCE_S
+        time.sleep(0.2)
+    assert status_of(late.recv(1000)) == 408
+    for connection in slow:
+        connection.settimeout(2 * PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1000) == b""
+    for connection in (*slow, late):
+        connection.close()
+
+
+def refused(service: str) -> set[int | None]:
+    # The status port reads no body and tells its status whatever is asked.
+    return {200} if service == "status" else {403, 405, 413}
+
+
+def status(port: int, path: str, *headers: str, body: list[bytes] | None = None, method: str = "") -> int | None:
+    """What is answered; None if the connection is cut before that."""
+    method = method or ("GET" if body is None and "Content" not in "".join(headers) else "POST")
+    return status_of(exchange(port, [head(method, path, *headers), *(body or [])]))
+
+
+def head(method: str, path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: a", *headers, "", ""]).encode()
+
+
+def exchange(port: int, parts: list[bytes], *, hang_up: bool = False) -> bytes:
+    """Sends as much as is taken, then reads to the end."""
+    connection = connect(port)
+    told = b""
+    with connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for part in parts:
+                connection.sendall(part)
+            if hang_up:
+                connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(1 << 16):
+                told += part
+    return told
+
+
+def connect(port: int, said: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(said)
+    return connection
+
+
+def status_of(told: bytes) -> int | None:
+    told = told.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return int(told.split()[1]) if told.startswith(b"HTTP/1.") else None
