@@ -2,6 +2,9 @@ SHELL := bash
 BIN := .venv/bin
 # Prints nothing and takes a moment when .venv is up to date. PYTHON=python3.12 chooses the interpreter.
 SETUP := @PYTHON="$(PYTHON)" scripts/setup.sh
+# Python keeps what it compiles even where the environment says otherwise: else every process that imports torch, as
+# each server of a test does, compiles all of that anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
