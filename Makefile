@@ -24,8 +24,8 @@ demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server 
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
 
-test: lint ## lint, then run all tests, in two processes
-	$(BIN)/pytest -n 2
+test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
+	$(BIN)/pytest -n 4
 
 lint: ## ruff and mypy
 	$(SETUP)
