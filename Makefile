@@ -12,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve export export-full gpu-check perf demo-voice soak docs docs-check clean
+.PHONY: help setup demo test check lint format serve export export-full gpu-check perf demo-voice soak docs docs-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server 
 
 test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
 	$(BIN)/pytest -n 4
+
+check: lint ## lint, then run the tests that need no server and no export (two minutes)
+	$(BIN)/pytest -n 2 $(addprefix tests/,unit client voice guided docs)
 
 lint: ## ruff and mypy
 	$(SETUP)
