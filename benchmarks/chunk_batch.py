@@ -6,10 +6,16 @@ import time
 from types import TracebackType
 
 import numpy as np
+import torch
 
-from benchmarks.gpu.device import synchronize
 from token2wav import Token2Wav, Voice
 from token2wav.engines.base import FlowChunk, MelChunk
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for everything that was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class ChunkBatch:

@@ -9,6 +9,7 @@ run says why. Prints a line for each measurement; writes JSON and a plot.
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -22,9 +23,8 @@ import numpy as np
 import torch
 
 from benchmarks.chunk_batch import ChunkBatch
-from benchmarks.environment import RESULTS, ROOT, describe, save
-from benchmarks.gpu.device import release
-from benchmarks.models import SIZES, fill_randomly, random_model
+from benchmarks.environment import RESULTS, describe, save
+from benchmarks.models import SIZES, model_folder
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.artifacts import EngineFolder
@@ -38,7 +38,6 @@ from token2wav_export.verify import verify
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-FULL_YAML = ROOT / "tests" / "data" / "full_size" / "cosyvoice3.yaml"
 PROMPT_TOKENS = 75
 HOPS = (25, 100)
 LOAD = Load(StreamConfig(), max_streams=4, history_seconds=32.0)
@@ -99,15 +98,6 @@ class Result:
     problem: str | None = None
 
 
-def model_folder(parent: Path, size: str) -> Path:
-    if size == "full":
-        folder = parent / size
-        folder.mkdir()
-        (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
-        return fill_randomly(folder)
-    return random_model(parent / size, SIZES[size])
-
-
 def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result:
     """Exports what the case needs and measures it."""
     folder, size, case, device, batches, histories = job
@@ -117,12 +107,19 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
     try:
         export(folder, case)
         result.verification = asdict(verify(folder, runtime, seconds=6.0))
-        release(torch.device(device))
+        release(device)
         model = Token2Wav.load(folder, runtime=runtime)
         result.rows = list(measure(model, batches, histories))
     except (Token2WavError, RuntimeError) as error:
         result.problem = " ".join(str(error).split())[:300]
     return result
+
+
+def release(device: str) -> None:
+    """Gives a GPU back the memory of models that are gone: the next one's cache is a share of what is free."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def export(folder: Path, case: Case) -> None:

@@ -20,7 +20,9 @@ from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "tests" / "data" / "tiny" / "cosyvoice3.yaml"
+_DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
+FULL_YAML = _DATA / "full_size" / "cosyvoice3.yaml"  # the public size
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -59,6 +61,16 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cosyvoice3.yaml").write_text(resized_yaml(sizes))
     return fill_randomly(folder, seed)
+
+
+def model_folder(parent: Path, size: str) -> Path:
+    """Writes a model folder of a size of `SIZES`, or of `full`, the public one, and returns it: 5 s and 1.4 GB."""
+    if size != "full":
+        return random_model(parent / size, SIZES[size])
+    folder = parent / size
+    folder.mkdir()
+    (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
+    return fill_randomly(folder)
 
 
 # Public shape at the tiny model's width: four samples a frame at first, so that it looks as far as the large ones.

@@ -30,6 +30,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.gpu.streams import PACE, longest_gap
 from benchmarks.models import SIZES, random_model
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.audio import SAMPLE_RATE
@@ -51,7 +52,6 @@ MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
 }
 REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
 GAPS_S = (0.05, 0.1, 0.2)
-PACE = 25.0  # tokens per second of a language model
 AT_ONCE = 1e6
 _MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for another to end
 
@@ -112,7 +112,8 @@ class Utterances:
         except ClientError as error:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
-        return Heard(chunks[0].latency_s, longest_gap(chunks, self.buffer_s), audio_s)
+        gap_s = longest_gap([(chunk.arrival_s, chunk.duration_s) for chunk in chunks], self.buffer_s)
+        return Heard(chunks[0].latency_s, gap_s, audio_s)
 
 
 def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[NDArray[np.int32]]:
@@ -122,15 +123,6 @@ def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[
         batch = tokens[at : at + per_request]
         time.sleep(max(0.0, start + (at + len(batch)) / rate - time.monotonic()))
         yield batch
-
-
-def longest_gap(chunks: list[ChunkTiming], buffer_s: float) -> float:
-    """Returns seconds of the longest silence for a player that starts `buffer_s` after the first audio."""
-    plays_until, longest = chunks[0].arrival_s + buffer_s, 0.0
-    for chunk in chunks:
-        longest = max(longest, chunk.arrival_s - plays_until)
-        plays_until = max(plays_until, chunk.arrival_s) + chunk.samples / SAMPLE_RATE
-    return longest
 
 
 def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tuple[list[Heard], float]:

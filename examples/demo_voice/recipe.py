@@ -32,6 +32,7 @@ class Budget:
         limit: arguments that bound the other two trainings.
         flow_hours: hours of speech whose mels the trained flow makes for the vocoder.
         last_limit: arguments that bound the vocoder's training on those.
+        nice: number by which all trainings stand back for other processes.
     """
 
     sentences: int
@@ -39,6 +40,7 @@ class Budget:
     limit: tuple[str, str]
     flow_hours: float
     last_limit: tuple[str, str]
+    nice: int
 
     @classmethod
     def of(cls, text: str) -> Budget:
@@ -50,6 +52,7 @@ class Budget:
                 limit=("--steps", "40"),
                 flow_hours=1 / 3600,
                 last_limit=("--steps", "10"),
+                nice=0,
             )
         try:
             minutes = float(text)
@@ -63,6 +66,7 @@ class Budget:
             limit=("--minutes", text),
             flow_hours=1.0,
             last_limit=("--minutes", str(minutes / 4)),
+            nice=19,
         )
 
 
@@ -77,30 +81,30 @@ def main() -> None:
     budget: Budget = options.budget
 
     corpus.grow(options.data / CORPUS, budget.sentences, options.workers)
-    _learn_to_hear(options.data, budget.tokenizer_steps)
-    if not _train(options.data, ("flow", "hift"), budget.limit):
+    _learn_to_hear(options.data, budget.tokenizer_steps, budget.nice)
+    if not _train(options.data, ("flow", "hift"), budget.limit, budget.nice):
         flow_mels.make(options.data, budget.flow_hours)
-        _train(options.data, ("hift",), budget.last_limit)
+        _train(options.data, ("hift",), budget.last_limit, budget.nice)
     plot_losses(options.data / TRAINING)
     export(options.data, options.out)
     print(f"recipe: {options.out}")
 
 
-def _learn_to_hear(data: Path, steps: int) -> None:
+def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
     """Trains the tokenizer and freezes it, unless there is one."""
     if front_end.exists(data / FRONT_END):
         return
     missing = steps - trained_steps(data / TRAINING, "tokenizer")
-    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing))):
+    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing)), nice):
         sys.exit("recipe: stopped; the same command goes on")
     weights, _ = averaged_weights(data / TRAINING, "tokenizer")
     front_end.save(data / FRONT_END, ModelConfig.read(TEMPLATE).flow, weights)
 
 
-def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str]) -> bool:
+def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:
     """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
-    command = [sys.executable, "-m", "examples.demo_voice.train"]
-    running = [subprocess.Popen([*command, name, "--data", str(data), *limit]) for name in networks]
+    command = [sys.executable, "-m", "examples.demo_voice.train", "--data", str(data), "--nice", str(nice), *limit]
+    running = [subprocess.Popen([*command, name]) for name in networks]
     asked = []
 
     def stop(number: int, _: object) -> None:

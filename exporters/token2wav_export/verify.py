@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.engines.base import MelChunk
@@ -83,6 +82,8 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     Raises:
         Token2WavError: the model, or the engine, cannot be loaded.
     """
+    from tqdm import tqdm  # the rest of this file runs where the library does
+
     reference = Token2Wav.load(
         folder, runtime=RuntimeConfig(device=runtime.device, engine="torch", precision="float32")
     )

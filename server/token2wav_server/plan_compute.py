@@ -68,7 +68,7 @@ def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: 
     """
     if path is None:
         return Compute(
-            problem="not measured on this GPU: run make gpu-check there, and name its chunks.json with --costs"
+            problem="not measured on this GPU: run make gpu-check there, and name its report.json with --costs"
         )
     try:
         data = json.loads(path.read_bytes())

@@ -73,7 +73,8 @@ class Replica:
 
     def open_streams(self) -> int:
         """How many utterances it holds."""
-        with urllib.request.urlopen(f"http://{self.address}:{self.ports.metrics}/metrics", timeout=5) as response:
+        url = f"http://{self.address}:{self.ports.metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             text = response.read().decode()
         [count] = re.findall(r'token2wav_open_streams\{holder="scheduler"\} (\S+)', text)
         return int(float(count))

@@ -127,9 +127,9 @@ def be_refused(connection: Connection, golden: GoldenSet) -> None:
     assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
 
 
-def wait_for_stream(rig: Rig) -> None:
+def wait_for_stream(served: Rig) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while rig.open_streams() != {"scheduler": 1, "engine": 1}:
+    while served.open_streams() != {"scheduler": 1, "engine": 1}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
