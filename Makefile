@@ -2,6 +2,9 @@ SHELL := bash
 BIN := .venv/bin
 # Prints nothing and takes a moment when .venv is up to date. PYTHON=python3.12 chooses the interpreter.
 SETUP := @PYTHON="$(PYTHON)" scripts/setup.sh
+# Python keeps what it compiles even where the environment says otherwise: else every process that imports torch, as
+# each server of a test does, compiles all of that anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
@@ -9,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format serve export export-full gpu-check perf demo-voice soak docs docs-check clean
+.PHONY: help setup demo test check lint format serve export export-full gpu-check perf demo-voice soak docs docs-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,8 +24,11 @@ demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server 
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
 
-test: lint ## lint, then run all tests, in two processes
-	$(BIN)/pytest -n 2
+test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
+	$(BIN)/pytest -n 4
+
+check: lint ## lint, then run the tests that need no server and no export (two minutes)
+	$(BIN)/pytest -n 2 $(addprefix tests/,unit client voice guided docs)
 
 lint: ## ruff and mypy
 	$(SETUP)
@@ -50,7 +56,7 @@ export-full: ## export a random model of the public size and measure that (minut
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.export_full
 
-gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, as a report in benchmarks/results/gpu
+gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, in half an hour, into benchmarks/results/gpu
 	$(SETUP)
 	@$(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())" \
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }

@@ -1,6 +1,6 @@
-"""CPU time that a second of audio costs, by the streams that are computed together.
+"""Cost of batches: CPU time for a second of audio is measured, by the number of streams computed together.
 
-CPU time and not time on the clock, of one thread as a lane of the scheduler has it, and the least of several rounds: so
+CPU time and not time on the clock, of one thread as a worker of the server has it, and the least of several rounds: so
 the figure hardly depends on who else uses the machine. The streams have the history of the middle of an utterance and
 take hops of 25 tokens. Prints a line for each batch and writes JSON.
 
@@ -31,7 +31,7 @@ _HISTORY_HOPS = 3
 
 @dataclass
 class Cost:
-    """Milliseconds of CPU time for a second of audio of one stream."""
+    """Cost in milliseconds of CPU time for a second of audio of one stream."""
 
     model: str
     streams: int
@@ -40,7 +40,7 @@ class Cost:
 
 
 def measure(model: Token2Wav, name: str, streams: int, repeats: int) -> Cost:
-    """Of one batch, at the same place in the utterances again and again."""
+    """Measures one batch, at the same place in the utterances again and again."""
     pipeline, voice = model.pipeline, prompt(PROMPT_TOKENS)
     flow_ms, vocoder_ms = [], []
     for _ in range(repeats):

@@ -1,4 +1,4 @@
-"""Streams that go through their utterances in step, one batch of chunks after another, with a clock at hand."""
+"""Batch of streams that go through their utterances in step, chunk after chunk, while a clock runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import time
 from types import TracebackType
 
 import numpy as np
+import torch
 
-from benchmarks.gpu.device import synchronize
 from token2wav import Token2Wav, Voice
 from token2wav.engines.base import FlowChunk, MelChunk
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits for everything that was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class ChunkBatch:
-    """Opens streams of random tokens in one voice; a context manager that closes them.
+    """Batch of streams of random tokens in one voice; use it as a context manager, which closes them.
 
     Args:
-        model: what they run on.
-        streams: how many.
-        voice: of all of them; from the first batch on it is cached.
+        model: loaded model.
+        streams: number of streams.
+        voice: voice of all streams; from the first batch on it is cached.
 
     Attributes:
-        spoken_tokens: of every stream so far.
-        new_tokens: that the latest chunk was long in the flow: a first one has the rest of the prompt in it.
+        spoken_tokens: tokens of every stream that are spoken so far.
+        new_tokens: length of the latest chunk in the flow: a first one has the rest of the prompt in it.
     """
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:

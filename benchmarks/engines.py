@@ -1,4 +1,4 @@
-"""Every engine that this host can run, on the same chunks: how far from torch in float32, and how long a chunk takes.
+"""Comparison of all engines that this host can run, on the same chunks: error against torch in float32, and time.
 
 Each engine has a process of its own, one after the other, so that none takes cores or memory from another. What cannot
 run says why. Prints a line for each measurement; writes JSON and a plot.
@@ -9,6 +9,7 @@ run says why. Prints a line for each measurement; writes JSON and a plot.
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -22,9 +23,8 @@ import numpy as np
 import torch
 
 from benchmarks.chunk_batch import ChunkBatch
-from benchmarks.environment import RESULTS, ROOT, describe, save
-from benchmarks.gpu.device import release
-from benchmarks.models import SIZES, fill_randomly, random_model
+from benchmarks.environment import RESULTS, describe, save
+from benchmarks.models import SIZES, model_folder
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.artifacts import EngineFolder
@@ -38,7 +38,6 @@ from token2wav_export.verify import verify
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-FULL_YAML = ROOT / "tests" / "data" / "full_size" / "cosyvoice3.yaml"
 PROMPT_TOKENS = 75
 HOPS = (25, 100)
 LOAD = Load(StreamConfig(), max_streams=4, history_seconds=32.0)
@@ -47,7 +46,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: an engine, in a precision, with CUDA graphs or without."""
+    """Case to measure: an engine, in a precision, with CUDA graphs or without."""
 
     engine: str
     precision: str
@@ -72,13 +71,13 @@ CUDA_CASES = [
 
 @dataclass
 class Row:
-    """Chunks of one length at one history in one batch; median, least and most of several.
+    """Row of results: chunks of one length at one history in one batch; median, least and most of several.
 
     Attributes:
         history_s: audio before the chunk, prompt included; 0 for a first chunk in a voice that is cached.
         hop_tokens: length of the chunk.
-        streams: in the batch.
-        flow_ms, vocoder_ms: of the whole batch.
+        streams: number of streams in the batch.
+        flow_ms, vocoder_ms: time of the whole batch.
     """
 
     history_s: float
@@ -90,22 +89,13 @@ class Row:
 
 @dataclass
 class Result:
-    """All of one case on one model; `problem` says why there is nothing."""
+    """Results of one case on one model; `problem` says why there are none."""
 
     model: str
     case: Case
     rows: list[Row] = field(default_factory=list)
     verification: dict[str, Any] | None = None
     problem: str | None = None
-
-
-def model_folder(parent: Path, size: str) -> Path:
-    if size == "full":
-        folder = parent / size
-        folder.mkdir()
-        (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
-        return fill_randomly(folder)
-    return random_model(parent / size, SIZES[size])
 
 
 def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result:
@@ -117,12 +107,19 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
     try:
         export(folder, case)
         result.verification = asdict(verify(folder, runtime, seconds=6.0))
-        release(torch.device(device))
+        release(device)
         model = Token2Wav.load(folder, runtime=runtime)
         result.rows = list(measure(model, batches, histories))
     except (Token2WavError, RuntimeError) as error:
         result.problem = " ".join(str(error).split())[:300]
     return result
+
+
+def release(device: str) -> None:
+    """Gives a GPU back the memory of models that are gone: the next one's cache is a share of what is free."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def export(folder: Path, case: Case) -> None:
@@ -155,7 +152,7 @@ def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def chunks(model: Token2Wav, streams: int, history_s: float, hop: int) -> Iterator[tuple[float, float]]:
-    """Seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
+    """Measures seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
     with ChunkBatch(model, streams, prompt(PROMPT_TOKENS)) as batch:
         if not history_s:
             yield batch.advance(hop)
@@ -182,7 +179,7 @@ def lines(result: Result) -> Iterator[str]:
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Time of chunks of one stream, engine beside engine."""
+    """Draws the time of chunks of one stream, engine beside engine."""
     sizes = list(dict.fromkeys(result.model for result in results))
     figure, axes = plt.subplots(1, len(sizes), figsize=(6 * len(sizes), 4), layout="constrained", squeeze=False)
     for axis, size in zip(axes[0], sizes, strict=True):

@@ -1,14 +1,15 @@
-"""Where and how a figure was measured, and where it is kept."""
+"""Environment of a measurement: it is described beside the figures, and saved with them."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,18 @@ _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Date, command, commit, hardware and versions of this run, those of further packages included."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    """Describes date, command, commit, hardware and versions of this run, those of further packages included.
+
+    What is not there is None: a version of a package that is not installed, the commit outside a checkout.
+    """
     return {
         "date": date.today().isoformat(),
         "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in (*_PACKAGES, *packages)},
+        "packages": {name: _version(name) for name in (*_PACKAGES, *packages)},
     }
 
 
@@ -37,6 +38,20 @@ def save(name: str, result: dict[str, Any]) -> None:
     """Writes a result beside the others."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _commit() -> str | None:
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

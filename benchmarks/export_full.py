@@ -1,4 +1,4 @@
-"""What exporting a model of the public full size takes: time, memory and disk, with random weights and no GPU.
+"""Export of a model of the public full size: it measures time, memory and disk, with random weights and no GPU.
 
 Every export runs in a process of its own, so that its peak memory is its own. Everything is made in a temporary folder
 of about 4 GB (TMPDIR chooses where). Prints a line for each; writes JSON.
@@ -36,7 +36,7 @@ JOBS: list[Job] = [
 
 
 def run_job(folder: Path, job: Job) -> dict[str, Any]:
-    """Makes one artefact and says what it took."""
+    """Makes one artefact and reports time and memory."""
     graph, precision, backend = job
     engines = EngineFolder.of(folder)
     maker = Maker(folder, engines, ["benchmarks.export_full"])

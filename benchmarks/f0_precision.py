@@ -1,4 +1,4 @@
-"""What the precision of F0 does to the audio: float64, float32 and TF32, with random weights and with trained ones.
+"""Precision of F0, and its effect on the audio: float64, float32 and TF32 with random and trained weights.
 
 F0 is summed into phase, so a small error of it does not stay small. TF32, which GPUs use for convolutions unless told
 not to, is emulated: inputs and weights are rounded to 10 bits of mantissa, sums are kept in float32. Prints a line for
@@ -58,21 +58,21 @@ class TensorFloat32(TorchFunctionMode):
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Float32 to the nearest number with 10 bits of mantissa, away from zero in the middle."""
+    """Rounds float32 to the nearest number with 10 bits of mantissa, away from zero in the middle."""
     bits = x.contiguous().view(torch.int32) + (1 << (_DROPPED_BITS - 1))
     return (bits & -(1 << _DROPPED_BITS)).view(torch.float32)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute.
+    """Variant of the computation.
 
     Attributes:
-        name: in the table.
-        f0: type of the predictor.
+        name: name in the table.
+        f0: number type of the predictor.
         f0_convolutions, other_convolutions: "float" as their type says, or "tf32".
-        phase: rounding of the phase, see `StreamConfig`.
-        noise_seed: of the source's noise; None for the model's.
+        phase: rounding of the phase, as `StreamConfig.phase`.
+        noise_seed: seed of the source's noise; None for the model's.
     """
 
     name: str
@@ -95,7 +95,7 @@ VARIANTS = (
 
 @dataclass(frozen=True, eq=False)
 class Spoken:
-    """What came of a mel: F0 in Hz of every frame, and audio."""
+    """Result of a mel: F0 in Hz of every frame, and audio."""
 
     f0: NDArray[np.float64]
     audio: NDArray[np.float64]
@@ -103,7 +103,7 @@ class Spoken:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A vocoder and a mel (1, bands, frames) for it."""
+    """Subject of the comparison: a vocoder and a mel (1, bands, frames) for it."""
 
     name: str
     hift: HiFT
@@ -130,7 +130,7 @@ def _convolutions(kind: str) -> AbstractContextManager[Any]:
 
 
 def subjects(seconds: int) -> list[Subject]:
-    """The model of the golden tests, and a trained voice with its recordings; mels are repeated to that length."""
+    """Loads the model of the golden tests, and a trained voice with recordings; mels are repeated to that length."""
     golden = load_file(TINY / "golden.safetensors")["flow.mel.streaming"]
     spoken = np.concatenate([Recording.load(path).at(24000) for path in (PROMPT, SENTENCE)])
     recording = torch.from_numpy(prompt_mel(spoken).T.copy())[None]
@@ -143,7 +143,7 @@ def subjects(seconds: int) -> list[Subject]:
 
 
 def compared(variant: Spoken, exact: Spoken, hift: HiFT) -> tuple[dict[str, Any], NDArray[np.float64]]:
-    """Figures of a variant, and by how many cycles F0 has brought its fundamental ahead after every frame."""
+    """Computes figures of a variant, and the cycles by which F0 has brought its fundamental ahead at every frame."""
     config = hift.config
     voiced, also = (each.f0 > config.nsf_voiced_threshold for each in (exact, variant))
     both = voiced & also
@@ -175,7 +175,7 @@ def snr_db(value: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
 
 
 def log_spectral_distance_db(value: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
-    """Mean over windows of 1024 samples of the root mean square difference of their spectra in decibels."""
+    """Averages, over windows of 1024 samples, the root mean square difference of their spectra in decibels."""
     window = torch.hann_window(1024, dtype=torch.float64)
     one, other = (
         torch.stft(torch.from_numpy(signal), 1024, 256, window=window, return_complex=True).abs()
@@ -187,7 +187,7 @@ def log_spectral_distance_db(value: NDArray[np.float64], reference: NDArray[np.f
 
 
 def _short(value: float) -> float | None:
-    """Four digits; None for what JSON has no number for."""
+    """Rounds to four digits; None for what JSON has no number for."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""A listener at the pace of speech, before and while others send long utterances all at once.
+"""Flood test: a listener at the pace of speech is measured before and while others send long utterances at once.
 
 Starts a real tritonserver, speaks a paced utterance alone and then beside the long ones, and prints the silences that a
 player heard. Nothing is saved: the figures in docs/architecture.md are replayed by `tests/unit/test_policy.py`, whose
@@ -26,7 +26,7 @@ from token2wav_server import Ports, TritonServer
 
 
 def silences(url: str, seconds: float, buffer_s: float) -> list[float]:
-    """Gaps that a listener hears whose player starts `buffer_s` after the first audio."""
+    """Lists the gaps that a listener hears whose player starts `buffer_s` after the first audio."""
     tokens = np.resize(np.load(DEMO / "tokens.npy"), round(PACE * seconds))
     gaps, plays_until = [], None
     with Client(url) as client:

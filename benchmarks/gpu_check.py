@@ -1,97 +1,136 @@
-"""Everything that only a GPU can show, unattended: a report of sections, each in a process of its own.
+"""Everything that only a GPU can show, unattended, in slices of some minutes; docs/gpu.md says how to read the report.
 
-Writes the results of every section as JSON as soon as there are any, and at the end report.md and two plots, into
-benchmarks/results/gpu. Sections that have run before keep their results; name some to run only those, none to write the
-report anew. Ends with 1 if a test failed, a result is beyond its bounds, or a section ended early. docs/gpu.md says how
-to read it.
+Nothing of the project needs to be installed. A slice writes results.json after every row, then report.md, and ends by
+itself. Without --slice and --section all slices run one after the other and are merged. Ends with 1 if a test failed,
+a result is beyond its bounds, or a section ended early; being slow is no fault.
 
-    make gpu-check
-    make gpu-check ARGS="--sections chunks peer"
-    python -m benchmarks.gpu_check --rehearse           # all of it in small, on a CPU
+    python3 -m benchmarks.gpu_check --slice 1 --out out/1      # then 2, 3 and 4
+    python3 -m benchmarks.gpu_check --merge out/1 out/2 out/3 out/4 --out out/report
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-import torch
+import yaml
 
-from benchmarks.engines import model_folder
-from benchmarks.environment import RESULTS, ROOT, describe
-from benchmarks.gpu.plots import draw
-from benchmarks.gpu.processes import run_section
-from benchmarks.gpu.records import read_records
-from benchmarks.gpu.report import markdown
-from benchmarks.gpu.sections import SECTIONS
-from benchmarks.gpu.settings import Settings, rehearsal
-from benchmarks.gpu.verdicts import faults, verdicts
-from benchmarks.models import SIZES
-from token2wav.artifacts import Precision
-from token2wav.engines.choice import EngineName
+from benchmarks.environment import RESULTS as PUBLISHED
+from benchmarks.environment import ROOT, describe
 
+SITE = "TOKEN2WAV_SITE"  # folder of packages that were brought along
+_PATHS = [str(ROOT / name) for name in ("", "client", "exporters", "server")]
+_PATHS += [str(Path(os.environ[SITE]).resolve())] if os.environ.get(SITE) else []
+sys.path += [path for path in _PATHS if path not in sys.path]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*_PATHS, os.environ.get("PYTHONPATH")]))
 
-def positive(text: str) -> int:
-    """For argparse, which says what is wrong with it."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
+import torch  # noqa: E402 (the path comes first)
 
+from benchmarks.gpu.report import WORDS, faults, markdown, merge, verdicts, write_report  # noqa: E402
+from benchmarks.gpu.sections import SECTIONS  # noqa: E402
+from benchmarks.gpu.settings import REHEARSAL, RESULTS, SLICES, Settings  # noqa: E402
+from benchmarks.gpu.worker import LOG, Results, run_section  # noqa: E402
+from benchmarks.models import TEMPLATE, model_folder  # noqa: E402
+from token2wav.config_values import from_mapping  # noqa: E402
+from token2wav.engines.cuda_graphs import SWITCH  # noqa: E402
+from token2wav.errors import ConfigError  # noqa: E402
 
-def settings_of(options: argparse.Namespace) -> Settings:
-    """What the command line asks for: the report, or its rehearsal, with whatever else it says."""
-    on_cpu = options.rehearse or options.device == "cpu"
-    out = options.out or (ROOT / "out" / "gpu_rehearsal" if on_cpu else RESULTS / "gpu")
-    base = Settings(out, copy_mib=64, matrix=512) if on_cpu else Settings(out)
-    base = rehearsal(out) if options.rehearse else base
-    names = ("device", "engine", "precision", "size", "minutes")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return replace(base, **given | ({"batches": tuple(options.batches)} if options.batches else {}))
+Part = tuple[str, float, Settings]  # name of a section, its share of the time that is left, and its settings
+_MODEL_BYTES = 4 << 30
+_MOST_LOG_BYTES = 2_000_000
+_LAST_S = 15.0  # of a slice, for ending a section
 
 
-def write_report(out: Path) -> list[str]:
-    """Writes report.md and the plots from what there is, prints the aims, and returns the faults."""
-    sections = read_records(out, list(SECTIONS))
-    if not sections:
-        return ["no section has run"]
-    (out / "report.md").write_text(markdown(sections, draw(sections, out)))
-    print()
-    for verdict in verdicts(sections):
-        print(f"{verdict.word:12}  {verdict.aim}: {verdict.measured}")
-    found = faults(sections)
-    print(*(f"fault: {fault}" for fault in found), f"{out / 'report.md'} and the sections' JSON", sep="\n")
-    return found
+def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator[Part]:
+    """Sections of a slice; what is given comes before what the slice changes."""
+    for name, share, changes in SLICES[number]:
+        if name == REHEARSAL:  # of all that needs a model, and of what runs after an error
+            rehearsed = [each for each in SECTIONS if each not in ("floor", "tests", "compiled")]
+            for section in rehearsed if settings.size == "full" else ["recovery"]:
+                yield name + section, share, settings.rehearsal()
+        else:  # a rehearsal takes over how streams are served, and no more
+            small = {key: value for key, value in changes.items() if key == "setting"}
+            yield name, share, replace(settings, **(changes if settings.size == "full" else small) | given)
+
+
+def run(parts: list[Part], settings: Settings, minutes: float) -> None:
+    """Runs sections one after the other within a time, and writes what they find into `settings.out`."""
+    deadline, out = time.monotonic() + 60 * minutes - _LAST_S, settings.out
+    out.mkdir(parents=True, exist_ok=True)
+    for path in (out / LOG, *out.glob("trace-*.json.gz")):
+        path.unlink(missing_ok=True)
+    facts = describe("triton", "onnxruntime", "tensorrt") | {"size": settings.size, "precision": settings.precision}
+    facts["graphs"] = os.environ.get(SWITCH, "1") != "0"
+    query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+    answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)  # there may be none
+    results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
+    shared = Path("/dev/shm")  # memory, where there is room
+    roomy = settings.size == "full" and shared.is_dir() and shutil.disk_usage(shared).free > _MODEL_BYTES
+    with tempfile.TemporaryDirectory(dir=shared if roomy else None) as temporary:
+        full = model_folder(Path(temporary), "full") if settings.size == "full" else TEMPLATE.parent
+        for name, share, own in parts:
+            folder, seconds = TEMPLATE.parent if own.size == "tiny" else full, share * (deadline - time.monotonic())
+            run_section(name, folder, own, results, max(0.0, seconds))
+    (out / LOG).write_bytes((out / LOG).read_bytes()[-_MOST_LOG_BYTES:])
+    (out / "report.md").write_text(markdown(results.content))
+
+
+def measure(options: argparse.Namespace, out: Path) -> list[Path]:
+    """Runs what is asked for; returns the folders of results."""
+    given = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in options.set)}
+    checked = from_mapping(Settings, given, "--set")
+    given = {name: getattr(checked, name) for name in given}
+    device = given.get("device", "cuda" if torch.cuda.is_available() or not options.rehearse else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("torch sees no CUDA device; --rehearse runs the report in small on a CPU")
+    settings = Settings(out, device)
+    settings = settings.rehearsal() if options.rehearse else settings
+    if options.section:
+        own, count = replace(settings, **given), len(options.section)
+        run([(name, 1 / (count - at), own) for at, name in enumerate(options.section)], own, options.minutes)
+        return [out]
+    folders = {options.slice: out} if options.slice else {number: out / f"slice-{number}" for number in SLICES}
+    for number, folder in folders.items():
+        own = replace(settings, out=folder)
+        run(list(parts_of(number, own, given)), replace(own, **given), options.minutes)
+    return list(folders.values())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with the tiny model and the least of all")
-    parser.add_argument("--device", help="cuda, cuda:N or cpu (default: cuda)")
-    parser.add_argument("--size", choices=[*SIZES, "full"], help="of the random model (default: full, the public one)")
-    parser.add_argument("--engine", choices=get_args(EngineName), help="that is timed (default: torch)")
-    parser.add_argument("--precision", choices=get_args(Precision), help="of it (default: float16 on a GPU)")
-    parser.add_argument("--batches", type=positive, nargs="+", help="streams in the chunks that are timed")
-    parser.add_argument("--minutes", type=float, help="after which a section is ended (default: 30)")
-    parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, of a CPU out/gpu_rehearsal)")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--slice", type=int, choices=SLICES, help="of the report")
+    what.add_argument("--section", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
+    what.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="write one report of several folders")
+    parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, rehearsals: out/gpu)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which a slice has ended (default: 8)")
+    parser.add_argument("--rehearse", action="store_true", help="with the tiny model and the least of all")
+    text = "such as batches=[1,64]: what sections measure; names and meanings: benchmarks/gpu/settings.py"
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=text)
     options = parser.parse_args()
-    settings = settings_of(options)
-    if options.sections and settings.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device; --rehearse runs the report in small on a CPU")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the section that runs, too
-    facts = describe() | {"size": settings.size}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = model_folder(Path(temporary), settings.size) if options.sections else Path(temporary)
-        for name in options.sections:
-            print(f"== {name}", flush=True)
-            if problem := run_section(name, folder, settings, facts):
-                print(f"{name}: {problem}", flush=True)
-    return 1 if write_report(settings.out) else 0
+    out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what runs, too
+    try:
+        folders = options.merge or measure(options, out)
+        content = merge(folders)
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
+        parser.error(str(error))
+    if folders != [out]:
+        write_report(content, out)
+    found = faults(content)
+    print(*(f"{WORDS[each.met]:9}  {each.aim}: {each.measured}" for each in verdicts(content)), sep="\n")
+    print(*(f"fault: {fault}" for fault in found), f"{out / 'report.md'}", sep="\n")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of any size with random weights: speed does not depend on what they were trained to say."""
+"""Models of any size are written with random weights: speed does not depend on what they were trained to say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "tests" / "data" / "tiny" / "cosyvoice3.yaml"
+_DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
+TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
+FULL_YAML = _DATA / "full_size" / "cosyvoice3.yaml"  # the public size
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -45,7 +47,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 
 def resized_yaml(sizes: Mapping[str, int]) -> str:
-    """The tiny model's `cosyvoice3.yaml` with other sizes, by their keys in that file."""
+    """Returns the tiny model's `cosyvoice3.yaml` with other sizes, by their keys in that file."""
     text = TEMPLATE.read_text()
     for key, value in sizes.items():
         text, count = re.subn(rf"(?m)^( +{key}:) \d+$", rf"\1 {value}", text)
@@ -59,6 +61,16 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cosyvoice3.yaml").write_text(resized_yaml(sizes))
     return fill_randomly(folder, seed)
+
+
+def model_folder(parent: Path, size: str) -> Path:
+    """Writes a model folder of a size of `SIZES`, or of `full`, the public one, and returns it: 5 s and 1.4 GB."""
+    if size != "full":
+        return random_model(parent / size, SIZES[size])
+    folder = parent / size
+    folder.mkdir()
+    (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
+    return fill_randomly(folder)
 
 
 # Public shape at the tiny model's width: four samples a frame at first, so that it looks as far as the large ones.
@@ -105,11 +117,11 @@ def bigvgan_model(
     """Writes a model folder with random weights, a BigVGAN and the flow that fits it, and returns it.
 
     Args:
-        folder: to be made.
-        sizes: of the flow.
-        vocoder: whose mel the flow makes.
-        ratio: mel frames of a token.
-        seed: of the weights.
+        folder: path of the new folder.
+        sizes: changed sizes of the flow, by their keys.
+        vocoder: configuration whose mel the flow makes.
+        ratio: mel frames per token.
+        seed: seed of the weights.
     """
     text = resized_yaml(sizes).partition("\nhift:")[0]
     text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)
@@ -129,10 +141,10 @@ def streamflow_model(folder: Path, flow: Mapping[str, Any], vocoder: BigVGANConf
     """Writes a StreamFlow folder with random weights and a BigVGAN, and returns it.
 
     Args:
-        folder: to be made.
-        flow: what differs from the published sizes, by the keys of `streamflow.yaml`.
-        vocoder: for the flow's mel.
-        seed: of the weights.
+        folder: path of the new folder.
+        flow: changes to the published sizes, by the keys of `streamflow.yaml`.
+        vocoder: configuration that takes the flow's mel.
+        seed: seed of the weights.
     """
     beside = folder / "bigvgan"
     beside.mkdir(parents=True)
@@ -152,12 +164,12 @@ def codebook_model(
     """Writes a model folder with random weights that takes 12.5 tokens of several codes a second, and returns it.
 
     Args:
-        folder: to be made.
-        sizes: of the model.
-        count: codes of a token.
-        vocab_size: of each codebook.
-        merge: see `CodebookConfig`.
-        seed: of the weights.
+        folder: path of the new folder.
+        sizes: changed sizes of the model, by their keys.
+        count: number of codes per token.
+        vocab_size: number of codes in each codebook.
+        merge: way to join the embeddings, as `CodebookConfig.merge`.
+        seed: seed of the weights.
     """
     text = resized_yaml(sizes)
     for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", "4"), ("chunk_size", "12")):

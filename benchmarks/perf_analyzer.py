@@ -1,4 +1,4 @@
-"""The server as NVIDIA's perf_analyzer sees it, beside our own benchmark under the same loads.
+"""Load test with NVIDIA's perf_analyzer: it measures the server, beside our own benchmark under the same loads.
 
 Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole utterances over streaming
 gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson). What listeners
@@ -45,12 +45,12 @@ class PerfError(Exception):
 
 @dataclass(frozen=True)
 class PerfLoad:
-    """What perf_analyzer does.
+    """Load that perf_analyzer puts on.
 
     Attributes:
         concurrency: requests that are open at any time; 0 where a rate is given.
         rate: requests per second.
-        distribution: of the times between them.
+        distribution: law of the times between them.
     """
 
     concurrency: int = 0
@@ -63,7 +63,7 @@ class PerfLoad:
 
     @property
     def options(self) -> list[str]:
-        """For perf_analyzer. One load a run: its exports are large, and it ends at the first request that fails."""
+        """Returns options for one load a run: perf_analyzer's exports are large, and a request that fails ends it."""
         if self.concurrency:
             return ["--concurrency-range", str(self.concurrency)]
         # A start alone means up to 1, where it is less.
@@ -71,21 +71,21 @@ class PerfLoad:
 
     @property
     def own(self) -> Load | None:
-        """The same for serving_load's client, which has no evenly spaced loads."""
+        """Returns the same load for serving_load's client, which has no evenly spaced ones."""
         return None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
 
 
 def run_perf_analyzer(
     url: str, data: Path, load: PerfLoad, requests: int, patience_s: float
 ) -> tuple[bytes, dict[str, Any]]:
-    """One load.
+    """Runs perf_analyzer under one load.
 
     Args:
         url: host:port of the server.
-        data: from `token2wav-client perf-data`.
-        load: to put on.
-        requests: to send.
-        patience_s: after which it has hung.
+        data: file from `token2wav-client perf-data`.
+        load: load to put on.
+        requests: number of requests to send.
+        patience_s: seconds after which it has hung.
 
     Returns:
         Its profile export, stripped of tensors, and what it reports itself.
@@ -121,13 +121,13 @@ def run_perf_analyzer(
 
 
 def _reason(output: str) -> str:
-    """What it complains of; after a wrong option there are hundreds of lines of help before that."""
+    """Returns what it complains of; after a wrong option there are hundreds of lines of help before that."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()[:25]), " ".join(lines[-3:]))
 
 
 def own_figures(report: Path) -> dict[str, Any]:
-    """What perf_analyzer says in its CSV: latencies in ms, requests per second."""
+    """Reads perf_analyzer's CSV: latencies in ms, requests per second."""
     with report.open(newline="") as file:
         [row] = csv.DictReader(file)
     latency = {f"p{q}": round(float(row[f"p{q} latency"]) / 1000, 1) for q in (50, 90, 99)}
@@ -135,7 +135,7 @@ def own_figures(report: Path) -> dict[str, Any]:
 
 
 def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dict[str, Any]:
-    """The same figures as far as serving_load's client has them."""
+    """Measures the same figures with serving_load's client, as far as it has them."""
     heard, took_s = run_load(url, load, utterances, seconds)
     good = [one for one in heard if one.error is None]
     return {
@@ -150,7 +150,7 @@ def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dic
 def measure(
     url: str, load: PerfLoad, options: argparse.Namespace, buffer_s: float, data: Path, alone_s: float
 ) -> dict[str, Any]:
-    """perf_analyzer and then our own client under one load; an utterance alone takes `alone_s`."""
+    """Runs perf_analyzer and then our own client under one load; an utterance alone takes `alone_s`."""
     row: dict[str, Any] = {"load": load.label, **asdict(load), "failed": None}
     patience_s = _START_S + 5 * options.requests * max(alone_s, 1 / load.rate if load.rate else 0.0)
     try:
@@ -191,7 +191,7 @@ def _three(values: dict[str, float] | None) -> str:
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A row for a CSV: nested keys joined by dots."""
+    """Flattens a row for a CSV: nested keys joined by dots."""
     result: dict[str, Any] = {}
     for key, value in row.items():
         name = f"{prefix}{key}"
@@ -215,7 +215,7 @@ def write(rows: list[dict[str, Any]], facts: dict[str, Any], folder: Path) -> No
 
 @contextlib.contextmanager
 def server(options: argparse.Namespace) -> Iterator[str]:
-    """host:port of the server to measure."""
+    """Yields host:port of the server to measure."""
     if options.url:
         yield options.url
         return

@@ -1,4 +1,4 @@
-"""What listeners heard, from the file that perf_analyzer's option --profile-export-file writes.
+"""Export of perf_analyzer (--profile-export-file): it is read for what listeners heard.
 
 perf_analyzer itself reports one latency per request, and for a model that sends many responses that is no latency a
 listener would know (docs/benchmarking.md). Its export has the time of every response, and everything that was sent and
@@ -28,12 +28,12 @@ class ExportError(Exception):
 
 @dataclass(frozen=True)
 class HeardUtterance:
-    """One request and its responses with audio.
+    """Utterance as its listener heard it: one request and its responses with audio.
 
     Attributes:
-        sent_s: when it was sent, in seconds on perf_analyzer's clock.
-        arrivals_s: of each chunk, in seconds since then.
-        samples: of each chunk.
+        sent_s: time of the request, in seconds on perf_analyzer's clock.
+        arrivals_s: arrival of each chunk, in seconds since then.
+        samples: number of samples of each chunk.
     """
 
     sent_s: float
@@ -50,10 +50,10 @@ class HeardUtterance:
         return np.diff(self.arrivals_s).tolist()
 
     def silences_s(self, buffer_s: float) -> list[float]:
-        """How long a player is silent each time its audio runs out before the next chunk is there.
+        """Lists how long a player is silent each time its audio runs out before the next chunk is there.
 
         Args:
-            buffer_s: that it waits after the first chunk before it starts; later it goes on with whatever comes.
+            buffer_s: seconds that it waits after the first chunk before it starts; later it goes on with what comes.
         """
         silences, plays_until_s = [], self.arrivals_s[0] + buffer_s
         for arrival_s, samples in zip(self.arrivals_s, self.samples, strict=True):
@@ -65,7 +65,7 @@ class HeardUtterance:
 
 
 def stripped(export: Path) -> bytes:
-    """The export with the number of values in place of every tensor; one that is stripped already stays as it is."""
+    """Returns the export with the number of values in place of every tensor; a stripped one stays as it is."""
     if not export.stat().st_size:
         return b""
     with export.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -78,7 +78,7 @@ def _size_instead(found: re.Match[bytes]) -> bytes:
 
 
 def read_export(export: Path) -> list[HeardUtterance]:
-    """The utterances of a run with one load, in the order in which they were sent.
+    """Reads the utterances of a run with one load, in the order in which they were sent.
 
     Raises:
         ExportError: it is incomplete (perf_analyzer stops writing where it cannot write a value, and says nothing), has
@@ -95,7 +95,7 @@ def read_export(export: Path) -> list[HeardUtterance]:
 
 
 def _heard(request: dict[str, Any]) -> HeardUtterance:
-    """Responses come in order; the last one, which only says that the request is finished, has no audio."""
+    """Reads one utterance. Responses come in order; the last, which says that the request is finished, has no audio."""
     responses = zip(request["response_timestamps"], request["response_outputs"], strict=True)
     chunks = [(time, output["audio"]) for time, output in responses if output.get("audio")]
     if not chunks:
@@ -106,11 +106,11 @@ def _heard(request: dict[str, Any]) -> HeardUtterance:
 
 
 def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
-    """Figures of one load.
+    """Computes the figures of one load.
 
     Args:
-        heard: its utterances.
-        buffer_s: audio that a player waits for before it starts.
+        heard: utterances under that load.
+        buffer_s: seconds of audio that a player waits for before it starts.
     """
     silences = [utterance.silences_s(buffer_s) for utterance in heard]
     ends_s = [utterance.sent_s + utterance.arrivals_s[-1] for utterance in heard]
@@ -130,7 +130,7 @@ def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
 
 
 def quantiles(values: list[float], digits: int = 1) -> dict[str, float] | None:
-    """p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
+    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
     if not values:
         return None
     named = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}

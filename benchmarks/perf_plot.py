@@ -1,4 +1,4 @@
-"""The picture of a perf_analyzer run."""
+"""Plot of a perf_analyzer run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """First audio and throughput over concurrency, first audio over request rate; our own client's dashed."""
+    """Draws first audio and throughput over concurrency, first audio over request rate; our own client's dashed."""
     done = [row for row in rows if not row["failed"]]
     closed = [row for row in done if row["concurrency"]]
     figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""How well the demo voice speaks: words understood, closeness to the recordings, and whether chunks can be heard.
+"""Quality of the demo voice: words understood, closeness to recordings, and whether chunks can be heard are measured.
 
 Records sentences that the model never heard, turns them into tokens, and speaks them in every way that the library
 has: all at once, as streams, with bounded history, with fewer ODE steps, with cheaper numbers; and once through a real
@@ -68,7 +68,7 @@ Speak = Callable[["Sentence"], Chunks]
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """What is said, how it was recorded, and the tokens of that."""
+    """Sentence that is said, with its recording and the tokens of that."""
 
     text: str
     recording: Signal
@@ -77,12 +77,12 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Mode:
-    """One way to speak.
+    """Mode of speaking.
 
     Attributes:
-        name: in the table.
-        stream, runtime: configuration.
-        steps: of the ODE; None for the model's own.
+        name: name in the table.
+        stream, runtime: settings of the model.
+        steps: number of ODE steps; None for the model's own.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Mode:
     steps: int | None = None
 
     def load(self, folder: Path) -> Token2Wav:
-        """The model of a folder, to be run like this."""
+        """Loads the model of a folder, to be run like this."""
         config = ModelConfig.read(folder)
         if self.steps:
             config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=self.steps))
@@ -100,7 +100,7 @@ class Mode:
 
 
 def modes(own_steps: int) -> Iterator[Mode]:
-    """All streaming ways; the first is the default one."""
+    """Lists all streaming modes; the first is the default one."""
     yield Mode(STREAMING)
     for blocks in WINDOWS:
         yield Mode(f"left_blocks {blocks}", StreamConfig(hop="fixed", left_blocks=blocks))
@@ -148,7 +148,7 @@ def main() -> None:
 
 
 def _rows_so_far(name: str, subject: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Rows of an earlier run on the same weights and sentences, which can so be stopped and gone on with."""
+    """Reads rows of an earlier run on the same weights and sentences, which can so be stopped and gone on with."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         return {}
@@ -162,7 +162,7 @@ def _sentence(front_end: FrontEnd, path: Path, text: str) -> Sentence:
 
 
 def _ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Callable[[ExitStack], Speak]]]:
-    """Every row of the table, and what prepares it; what it starts ends with the stack."""
+    """Lists every row of the table, and what prepares it; what it starts ends with the stack."""
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     yield ORIGINAL, lambda _: lambda sentence: [sentence.recording]
     yield VOCODED, lambda _: _vocoded(Mode(WHOLE).load(folder))
@@ -242,7 +242,7 @@ def _with_error(found: dict[str, float] | None) -> str:
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """How long the model was trained, as far as its folder says, and hashes that tell its weights from any others."""
+    """Reads how long the model was trained, if its folder says so, and hashes that tell its weights from others."""
     weights = sorted(path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}"))
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in weights}
     training = folder / "training.json"

@@ -1,4 +1,4 @@
-"""How close speech is to a recording of the same words: by a recogniser, and by four comparisons of signals."""
+"""Scores of speech against a recording of the same words: a recogniser and four comparisons of signals give them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Signal = NDArray[np.float32]
 
 
 class Recogniser:
-    """The US English model that comes with pocketsphinx, with narrower beams than its own: twice as fast, as good."""
+    """Recogniser with pocketsphinx's US English model, and narrower beams than its own: twice as fast, as good."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(
@@ -41,7 +41,7 @@ class Recogniser:
         )
 
     def __call__(self, signal: Signal) -> str:
-        """Words of a signal (n,) at 24 kHz."""
+        """Recognises the words of a signal (n,) at 24 kHz."""
         pcm = (np.clip(_recogniser_rate(signal), -1, 1) * 32767).astype("<i2").tobytes()
         self._decoder.start_utt()
         self._decoder.process_raw(pcm, full_utt=True)
@@ -51,12 +51,12 @@ class Recogniser:
 
 
 def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
-    """Wrong words over all words of all sentences."""
+    """Divides wrong words by all words of all sentences."""
     return float(jiwer.wer([normal(sentence) for sentence in sentences], list(heard)))
 
 
 def resampled(sentences: Sequence[str], heard: Sequence[str], other: Sequence[str]) -> dict[str, list[float]]:
-    """How far chance may move a word error rate against another's, had the same kind of sentences been others.
+    """Estimates how far chance moves a word error rate against another's, had sentences of the same kind been others.
 
     Returns:
         `ratio` and `difference` of the two rates: 95 % of what sentences drawn again, with repeats, give (the paired
@@ -77,12 +77,12 @@ def resampled(sentences: Sequence[str], heard: Sequence[str], other: Sequence[st
 
 
 def intelligibility(original: Signal, result: Signal) -> float:
-    """STOI, 0 to 1 (Taal et al., 2011)."""
+    """Computes STOI, 0 to 1 (Taal et al., 2011)."""
     return float(stoi(original, result, RATE_HZ))
 
 
 def perceptual(original: Signal, result: Signal) -> float | None:
-    """Wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is heard."""
+    """Computes wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is heard."""
     if pesq is None:
         return None
     try:
@@ -92,21 +92,21 @@ def perceptual(original: Signal, result: Signal) -> float | None:
 
 
 def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
-    """Decibels between mel cepstra 1 to 24, frame by frame: nothing needs to be aligned."""
+    """Computes decibels between mel cepstra 1 to 24, frame by frame: nothing needs to be aligned."""
     ours, theirs = (_cepstra(prompt_mel(signal)) for signal in (result, original))
     return float(_CEPSTRAL_DECIBELS * np.sqrt(np.square(ours - theirs).sum(axis=1)).mean())
 
 
 @dataclass
 class Borders:
-    """Whether the ends of chunks can be told from other places of the same kind, over many utterances.
+    """Borders of chunks: two measures tell whether they differ from other places of the same kind.
 
     Both are in decibels, compared with what is around the place: the energy of the first difference in 8 samples with
     that in 8 frames, and the spectral flux from one frame to the next with that between 8 frames.
 
     Attributes:
-        jumps: for the ends of chunks, and for all other multiples of a frame.
-        fluxes: likewise.
+        jumps: energies of differences at the ends of chunks, and at all other multiples of a frame.
+        fluxes: spectral fluxes at the same places.
     """
 
     jumps: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
@@ -131,7 +131,7 @@ class Borders:
             )
 
     def report(self) -> dict[str, dict[str, float]]:
-        """Of both measures how much larger they are at the ends of chunks, and the standard error of that.
+        """Reports how much larger both measures are at the ends of chunks, and the standard error of that.
 
         Empty where there was only one chunk in every utterance.
         """

@@ -1,4 +1,4 @@
-"""The server under load, as listeners hear it: first audio, gaps, throughput, and what batching is worth.
+"""Load test of the server, as listeners hear it: first audio, gaps and throughput, with batching and without.
 
 Starts real tritonservers on the same model, one after the other: with batching and without, with one lane, and the
 ensemble. Each gets the same loads:
@@ -30,6 +30,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
+from benchmarks.gpu.streams import PACE, longest_gap
 from benchmarks.models import SIZES, random_model
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.audio import SAMPLE_RATE
@@ -51,18 +52,17 @@ MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
 }
 REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
 GAPS_S = (0.05, 0.1, 0.2)
-PACE = 25.0  # tokens per second of a language model
 AT_ONCE = 1e6
 _MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for another to end
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients do.
+    """Load that clients put on.
 
     Attributes:
-        clients: of a closed loop; 0 for an open one.
-        arrivals_per_s: of an open loop.
+        clients: number of clients in a closed loop; 0 for an open one.
+        arrivals_per_s: utterances per second in an open loop.
         rate: tokens per second.
     """
 
@@ -78,7 +78,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Heard:
-    """One utterance: latency of its first audio, its longest gap, and its audio, in seconds; an error if it failed."""
+    """Utterance as heard: latency of first audio, longest gap, and audio, in seconds; an error if it failed."""
 
     first_s: float
     gap_s: float
@@ -88,13 +88,13 @@ class Heard:
 
 @dataclass(frozen=True)
 class Utterances:
-    """What is spoken: random portions of the demo's tokens, in its voice.
+    """Utterances to speak: random portions of the demo's tokens, in its voice.
 
     Attributes:
-        seconds: of audio in each.
-        tokens_per_request: that travel together.
-        buffer_s: audio that a player waits for before it starts.
-        model: that is to speak.
+        seconds: duration of each.
+        tokens_per_request: number of tokens that travel together.
+        buffer_s: seconds of audio that a player waits for before it starts.
+        model: name of the model that speaks.
     """
 
     seconds: float
@@ -112,11 +112,12 @@ class Utterances:
         except ClientError as error:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
-        return Heard(chunks[0].latency_s, longest_gap(chunks, self.buffer_s), audio_s)
+        gap_s = longest_gap([(chunk.arrival_s, chunk.duration_s) for chunk in chunks], self.buffer_s)
+        return Heard(chunks[0].latency_s, gap_s, audio_s)
 
 
 def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[NDArray[np.int32]]:
-    """Tokens as a language model emits them: batch k is there once all its tokens are."""
+    """Yields tokens as a language model emits them: batch k is there once all its tokens are."""
     start = time.monotonic()
     for at in range(0, len(tokens), per_request):
         batch = tokens[at : at + per_request]
@@ -124,17 +125,8 @@ def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[
         yield batch
 
 
-def longest_gap(chunks: list[ChunkTiming], buffer_s: float) -> float:
-    """Seconds of the longest silence for a player that starts `buffer_s` after the first audio."""
-    plays_until, longest = chunks[0].arrival_s + buffer_s, 0.0
-    for chunk in chunks:
-        longest = max(longest, chunk.arrival_s - plays_until)
-        plays_until = max(plays_until, chunk.arrival_s) + chunk.samples / SAMPLE_RATE
-    return longest
-
-
 def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tuple[list[Heard], float]:
-    """Everything that was heard, and the time it took until the last one ended."""
+    """Runs a load; returns all that was heard, and the time until the last one ended."""
     start, random = time.monotonic(), np.random.default_rng(0)
     heard: list[Heard] = []
     lock = threading.Lock()
@@ -161,7 +153,7 @@ def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tu
 
 
 def batch_sizes(metrics: str) -> dict[str, float]:
-    """Counts of the server's histogram of batch sizes (the flow's, of an ensemble), by upper bound, and their sum."""
+    """Reads the histogram of batch sizes (the flow's, of an ensemble): counts by upper bound, and their sum."""
     counts = {
         bound: float(value)
         for bound, value in re.findall(
@@ -205,7 +197,7 @@ def as_line(result: dict[str, Any]) -> str:
 
 
 def server_settings(mode: str, common: Mapping[str, Mapping[str, Any]], buffer_s: float) -> dict[str, Any]:
-    """The server's settings in a mode, laid over those that all modes have in common."""
+    """Returns the server's settings in a mode, laid over those that all modes have in common."""
     # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
     layers: list[Mapping[str, Mapping[str, Any]]] = [
         {"stream": {"hop": "lead"}, "limits": {"player_buffer_seconds": buffer_s}},
@@ -224,15 +216,15 @@ def measure(
     common: Mapping[str, Mapping[str, Any]] | None = None,
     log_file: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """All loads on one server, each asked for when the row of the one before has been used.
+    """Measures all loads on one server, each when the row of the one before has been used.
 
     Args:
-        folder: of the model.
-        mode: of `MODES`.
-        loads: to put on.
-        options: of the command line, on utterances and time.
+        folder: model folder.
+        mode: key of `MODES`.
+        loads: loads to put on.
+        options: command-line options on utterances and time.
         common: settings of the server beside those of the mode.
-        log_file: for what the server writes, instead of the terminal.
+        log_file: file for the server's output, instead of the terminal.
     """
     _, model = MODES[mode]
     utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
@@ -263,7 +255,7 @@ def scrape(url: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """First audio, throughput and continuity over the number of clients: above paced tokens, below unpaced ones."""
+    """Draws first audio, throughput and continuity over the number of clients: above paced tokens, below unpaced."""
     figure, axes = plt.subplots(2, 3, figsize=(14, 7), layout="constrained", sharex=True)
     paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}
     for (rate, pace), (first, audio, continuity) in zip(paces.items(), axes, strict=True):

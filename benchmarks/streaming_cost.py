@@ -1,4 +1,4 @@
-"""What a chunk costs: computing it from the cache against recomputing the whole history, on the same weights.
+"""Cost of a chunk: computing it from the cache is compared with recomputing the whole history, on the same weights.
 
 Streams of several lengths run through both, each in a process of its own so that its peak memory is its own. One more,
 windowed stream is very long, to show that nothing grows. Prints a line for each as it is done; writes JSON and a plot.
@@ -50,13 +50,13 @@ def modes_of(model: str) -> dict[str, tuple[StreamConfig, RuntimeConfig]]:
 
 @dataclass
 class Run:
-    """One stream.
+    """Run of one stream.
 
     Attributes:
         position_s: end of every chunk in the utterance.
         flow_s, vocoder_s: time of every chunk in either engine.
         rss_mib: memory of the process after every chunk, beyond the loaded model.
-        peak_mib: the most that it ever was, within chunks too.
+        peak_mib: largest memory, within chunks too.
         flow_totals_s: flow time of all repetitions, of which this one is the median.
     """
 
@@ -72,7 +72,7 @@ class Run:
 
 
 class Stopwatch:
-    """Stands before an engine and times every call of `advance`."""
+    """Stopwatch before an engine, which times every call of `advance`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -128,7 +128,7 @@ def run_job(job: tuple[Path, str, str, int]) -> Run:
 
 
 def median_run(runs: list[Run]) -> Run:
-    """The repetition in the middle by flow time."""
+    """Returns the repetition in the middle by flow time."""
     ranked = sorted(runs, key=lambda run: sum(run.flow_s))
     middle = ranked[len(ranked) // 2]
     middle.flow_totals_s = [round(sum(run.flow_s), 3) for run in runs]
@@ -136,7 +136,7 @@ def median_run(runs: list[Run]) -> Run:
 
 
 def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any]:
-    """How many tokens a first chunk waits for, and what it costs once they are there."""
+    """Measures how many tokens a first chunk waits for, and what it costs once they are there."""
     model = Token2Wav.load(folder, stream=StreamConfig(align_prompt=align))
     voice, tokens = prompt(prompt_tokens), np.random.default_rng(0).integers(0, 6561, 100)
     waited, costs = 0, []
@@ -169,7 +169,7 @@ def row(run: Run) -> str:
 
 
 def plot(runs: list[Run], path: Path) -> None:
-    """Compute per second of audio over position, of the longest streams; then cost and memory of the endless one."""
+    """Draws compute per second of audio over position, for the longest streams; then cost and memory of the endless."""
     *finite, endless = runs
     models = list(dict.fromkeys(run.model for run in finite))
     figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained")
@@ -193,7 +193,7 @@ def plot(runs: list[Run], path: Path) -> None:
 
 
 def cost(run: Run) -> NDArray[np.float64]:
-    """Seconds of compute per second of audio, chunk by chunk."""
+    """Returns seconds of compute per second of audio, chunk by chunk."""
     return (np.array(run.flow_s) + run.vocoder_s) / np.diff([0.0, *run.position_s])
 
 

@@ -1,4 +1,4 @@
-"""What variants of a model cost: fewer ODE steps, no guidance, another vocoder, several codebooks.
+"""Cost of a model's variants: fewer ODE steps, no guidance, another vocoder and several codebooks are measured.
 
 Every variant speaks the same seconds of audio in one stream on one thread. What counts is time on the CPU, which other
 work on the machine does not change as it changes time on the clock. Rounds go through all variants; the least of each
@@ -35,7 +35,7 @@ PROMPT_SECONDS = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """A model folder, and what is asked of it."""
+    """Variant of a model: its folder, and what is asked of it."""
 
     name: str
     folder: Path
@@ -43,7 +43,7 @@ class Variant:
 
 
 class CpuClock:
-    """Stands before an engine and adds up the time on the CPU that `advance` takes."""
+    """CPU clock before an engine, which adds up the time on the CPU that `advance` takes."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -60,7 +60,7 @@ class CpuClock:
 
 
 def without_guidance(folder: Path, sizes: dict[str, int]) -> Path:
-    """A model that was trained or distilled without guidance."""
+    """Makes a model folder as if trained or distilled without guidance."""
     random_model(folder, sizes)
     path = folder / "cosyvoice3.yaml"
     path.write_text(re.sub("inference_cfg_rate: .*", "inference_cfg_rate: 0", path.read_text()))
@@ -68,7 +68,7 @@ def without_guidance(folder: Path, sizes: dict[str, int]) -> Path:
 
 
 def variants(parent: Path, size: str) -> list[Variant]:
-    """The variants of a model, which are written below `parent`."""
+    """Writes the variants of a model below `parent`."""
     sizes = dict(SIZES[size])
     usual = random_model(parent / "usual", sizes)
     bare = without_guidance(parent / "bare", sizes)
@@ -82,7 +82,7 @@ def variants(parent: Path, size: str) -> list[Variant]:
 
 
 def _stream(variant: Variant) -> StreamConfig:
-    """Hops of a second, two and four, or as near to that as attention blocks are."""
+    """Returns settings with hops of a second, two and four, or as near to that as attention blocks are."""
     block_s = ModelConfig.read(variant.folder).block_seconds
     return StreamConfig(
         steps=(variant.steps,),
@@ -101,7 +101,7 @@ def a_voice(model: Token2Wav) -> Voice:
 
 
 def cost(model: Token2Wav, voice: Voice, seconds: int) -> dict[str, float]:
-    """CPU-seconds of both stages for each second of audio."""
+    """Measures CPU-seconds of both stages for each second of audio."""
     pipeline, count = model.pipeline, round(seconds * model.config.token_frame_rate)
     shape = (count, *model.config.flow.token_shape)
     tokens = np.random.default_rng(0).integers(0, model.config.flow.vocab_size, shape)

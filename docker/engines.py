@@ -1,4 +1,4 @@
-"""Engines of the machine that this runs on, in a folder that no other kind of machine shares.
+"""Engine folder of this machine, which no other kind of machine shares: engines are found and built for it.
 
     engines.py folder ROOT
     engines.py build ROOT --model FOLDER [--config FILE]
@@ -29,11 +29,11 @@ UNUSABLE = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What engines are built for here.
+    """Machine that engines are built for.
 
     Attributes:
-        backend: that runs them.
-        version: of its package.
+        backend: library that runs them.
+        version: version of its package.
         target: GPU and compute capability, as `EngineFolder.find` takes them; empty without a GPU.
     """
 
@@ -43,7 +43,7 @@ class Machine:
 
     @classmethod
     def own(cls) -> Machine:
-        """This machine.
+        """Describes this machine.
 
         Raises:
             ConfigError: it has a GPU, and here is no TensorRT that builds for it.
@@ -66,13 +66,13 @@ class Machine:
         return "_".join(re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part)
 
     def wanted(self, runtime: RuntimeConfig) -> dict[Graph, Precision]:
-        """The graphs that a server takes, with the precisions that it asks for. With TensorRT, torch is the vocoder."""
+        """Returns a server's graphs with the precisions that it asks for. With TensorRT, torch is the vocoder."""
         auto: Precision = "float16" if self.target else "float32"
         step: Precision = auto if runtime.precision == "auto" else runtime.precision
         return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
 
     def command(self, config: ServerConfig) -> list[str]:
-        """Arguments of `token2wav-export` but for folders and graphs."""
+        """Returns the arguments of `token2wav-export` but for folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
         arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(config.limits.batch_streams)]
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def folder(root: Path) -> Path:
-    """Where the engines of this machine are, or would be."""
+    """Returns the folder in which the engines of this machine are, or would be."""
     try:
         return root / Machine.own().key
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The whole way once, on any machine: a recording to tokens, and through a real Triton server back to speech.
+"""Demo on any machine: it turns a recording into tokens, and through a real Triton server back into speech.
 
 The tokens of a sentence that the demo model never heard arrive at the pace of a language model, and the audio comes
 back while they still do. A picture shows both, one above the other.

@@ -1,4 +1,4 @@
-"""Speaks what a speech language model prints, while it prints it.
+"""Reader of a speech language model: it speaks what the model prints, while it prints it.
 
     my_llm | python examples/llm_stream.py --voice voice.safetensors --out out.wav
 
@@ -36,7 +36,7 @@ def tokens_in(pieces: Iterable[str]) -> Iterator[list[int]]:
 
 
 def standard_input() -> Iterator[str]:
-    """What the model has printed, as soon as it has, without waiting for a line to end."""
+    """Yields what the model has printed, as soon as it has, without waiting for a line to end."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while data := os.read(sys.stdin.fileno(), 65_536):
         yield decoder.decode(data)

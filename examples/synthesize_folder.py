@@ -1,4 +1,4 @@
-"""Speaks every token file of a folder, several at a time, and goes on where it was interrupted.
+"""Batch job that speaks every token file of a folder, several at a time, and goes on where it was interrupted.
 
 python examples/synthesize_folder.py tokens/ wavs/ --voice voice.safetensors
 """

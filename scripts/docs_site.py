@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _outside(page: str, text: str) -> Iterator[str]:
-    """Files of the repository, neither pages nor missing, that a page links to."""
+    """Lists files of the repository, neither pages nor missing, that a page links to."""
     for link in _LINK.finditer(text):
         path = _in_repository(page, link["path"])
         if not path.startswith("docs/") and path != "README.md" and (ROOT / path).is_file():
@@ -65,7 +65,7 @@ def _in_site(page: str, link: str) -> str:
 
 
 def _reference(package: str, source: Path) -> str:
-    """A page for mkdocstrings with all public names of a package."""
+    """Writes a page for mkdocstrings with all public names of a package."""
     module = ast.parse(source.read_text(encoding="utf-8"))
     listed = next(
         node.value

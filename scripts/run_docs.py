@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the commands of README.md and docs/*.md as they are written, in copies of the working tree.
+"""Runner of documents: it runs the commands of README.md and docs/*.md as written, in copies of the working tree.
 
 A line before a block of commands says that it can run; it is not visible when the page is rendered:
 
@@ -48,7 +48,7 @@ _SHOWN_LINES = 30
 
 @dataclass(frozen=True)
 class Block:
-    """Commands of a page that can run: where they stand, in which language, and what they do with a server."""
+    """Block of commands in a page: it knows its place, its language, and what it does with a server."""
 
     page: Path
     line: int
@@ -68,14 +68,14 @@ class Block:
 
 
 class MarkError(ValueError):
-    """A mark that is misspelt, or stands before nothing that can run."""
+    """Mark that is misspelt, or stands before nothing that can run."""
 
 
 def blocks(page: Path) -> list[Block]:
     """Returns the marked blocks of a page, in order.
 
     Raises:
-        MarkError: with page and line.
+        MarkError: a mark is misspelt, or stands before nothing that can run.
     """
     lines = page.read_text(encoding="utf-8").splitlines()
     found = []
@@ -95,7 +95,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def _block(lines: Sequence[str]) -> tuple[str, str]:
-    """Language and text of the block that begins with the first of the lines; empty if none does."""
+    """Returns language and text of the block that begins with the first of the lines; empty if none does."""
     if lines and (fence := _FENCE.match(lines[0])):
         end = next((n for n, line in enumerate(lines) if n and line.startswith(fence["fence"])), 0)
         return fence["language"], "\n".join(lines[1:end])
@@ -109,7 +109,7 @@ def _block(lines: Sequence[str]) -> tuple[str, str]:
 
 @contextmanager
 def scratch(environment: Path) -> Iterator[Path]:
-    """A copy of the working tree with the stand-ins, and with `environment` as its .venv."""
+    """Makes a copy of the working tree with the stand-ins, and with `environment` as its .venv."""
     with tempfile.TemporaryDirectory(prefix="token2wav-docs-") as folder:
         tree = Path(folder) / "token2wav"
         listed = subprocess.run(
@@ -158,7 +158,7 @@ def _put_stand_ins(tree: Path) -> None:
 
 
 class Page:
-    """Runs the blocks of one page in one copy, with at most one server at a time."""
+    """Run of one page: its blocks run in one copy of the tree, with at most one server at a time."""
 
     def __init__(self, tree: Path, limit_s: float) -> None:
         self._tree = tree

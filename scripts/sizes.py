@@ -1,4 +1,4 @@
-"""Counts of files, lines, words and settings, each beside the most that the project allows itself.
+"""Sizes of the project: files, lines, words and settings are counted, each beside the most that it allows itself.
 
 Prints a table. Counts only what git tracks.
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def tracked(*folders: str, suffix: str) -> list[Path]:
-    """Files below some folders that git tracks."""
+    """Lists files below some folders that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listed.stdout.split("\0") if name.endswith(suffix)]
 

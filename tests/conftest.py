@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+from token2wav_server import PortInUseError, Ports
 
 # Before torch is imported, and inherited by servers that tests start: threads of several processes on few cores wait
 # for one another far longer than the small models of these tests take, and sums are only equal with equal threads.
@@ -15,17 +24,55 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-# By folder of tests: what shares servers, or exports that take long, must run in one worker.
-_TOGETHER = {"deploy": "servers", "launcher": "servers", "server": "servers", "docs": "servers", "export": "exports"}
+ROOT = Path(__file__).parents[1]
+# What takes long comes first, so that no worker has much left when the others have ended.
+_FIRST = ["export", "demo", "server", "parity", "deploy", "kernels", "incremental", "launcher"]
+_USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
+_FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below those that the kernel gives away by itself
 
 
-class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives workers whole files, and some folders as one (its own `--dist loadgroup` fails with pytest 9.2)."""
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives workers whole files, and in one piece those that share servers or exports that take long."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return _TOGETHER.get(file.split("/")[1], file)
+        return _scope(nodeid.partition("::")[0])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFolder:
-    return ByFolder(config, log)
+@cache
+def _scope(file: str) -> str:
+    if file.startswith("tests/export/"):
+        return "exports"
+    return "servers" if _USES_A_SHARED_SERVER.search((ROOT / file).read_text()) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False  # not by the number of tests, which says nothing of their time
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_its_own() -> Iterator[None]:
+    """Keeps workers from choosing the same ports for servers, which begin to listen on them seconds later."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    start = _FIRST_PORT + worker % 10 * _PORTS_OF_A_WORKER
+    begin = random.randrange(_PORTS_OF_A_WORKER)  # elsewhere than another session on this machine
+    numbers = (start + (begin + count) % _PORTS_OF_A_WORKER for count in itertools.count())
+
+    def free(host: str = "127.0.0.1") -> Ports:
+        while True:
+            ports = Ports(next(numbers), next(numbers), next(numbers))
+            with contextlib.suppress(PortInUseError):
+                ports.check_free(host)
+                return ports
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ports, "free", free)
+        yield

@@ -1,4 +1,4 @@
-"""Artifact folders of a model: they hold exported graphs and engines, and tell whether these may still be used.
+"""Artifacts of a model: their folder holds exported graphs and engines, and tells whether they may still be used.
 
 Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The folder is made beside
 its place and renamed into it when all is there, so an export that dies changes nothing, and no lock is needed.
@@ -41,21 +41,21 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Artifact:
-    """One graph in one form, and all that decides whether it may be used.
+    """Artifact: one graph in one form, with all that decides whether it may be used.
 
     Attributes:
-        file: its path below the engine folder, and in its description its name alone; weights may lie beside it.
-        graph, precision, backend: what it is.
-        fingerprint: of the checkpoint it was made from, see `fingerprint`.
-        opset: of the ONNX graph that it is, or was built from.
+        file: path below the engine folder, in its description the name alone; weights may lie beside it.
+        graph, precision, backend: graph that it holds, and its form.
+        fingerprint: `fingerprint` of the checkpoint that it was made from.
+        opset: version of the ONNX operators in it, or in the graph that it was built from.
         schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
-        versions: of the packages that made it.
-        target: values that are accepted of the machine it runs on, such as `{"compute_capability": ["8.9"]}`.
-        flags: of the builder.
-        profiles: per profile and input the smallest, best and largest shape; none where every shape will do.
-        created: UTC, ISO 8601.
-        seconds: that making it took.
-        command: that made it.
+        versions: versions of the packages that made it, by name.
+        target: accepted properties of the machine it runs on, such as `{"compute_capability": ["8.9"]}`.
+        flags: options of the builder.
+        profiles: smallest, best and largest shape per profile and input; none where every shape will do.
+        created: time of its making, UTC, ISO 8601.
+        seconds: time that making it took.
+        command: command line that made it.
         graph_version: GRAPH_VERSION when it was made.
         sizes: bytes of every file, by path as `file`; `EngineFolder.add` fills it in.
     """
@@ -84,12 +84,12 @@ class Artifact:
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """What there is one of in a folder: a later artefact with the same slot replaces an earlier one."""
+        """Key of which a folder has one: a later artefact with the same slot replaces an earlier one."""
         return self.graph, self.precision, self.backend, sorted(self.target.items())
 
 
 def fingerprint(model_folder: Path, stem: Stem) -> str:
-    """Hexadecimal digits that change with the weights of a stage or its part of the configuration.
+    """Returns hexadecimal digits that change with the weights of a stage or its part of the configuration.
 
     Raises:
         ConfigError: the folder's YAML cannot be used.
@@ -106,13 +106,13 @@ def fingerprint(model_folder: Path, stem: Stem) -> str:
 
 
 def stem_of(graph: Graph) -> Stem:
-    """The stage whose weights a graph holds."""
+    """Returns the stage whose weights a graph holds."""
     return "hift" if graph == "vocoder" else "flow"
 
 
 @lru_cache
 def _digest(path: Path, size: int, changed_ns: int) -> str:
-    """SHA-256 of a file, once for each of its states: a full-size one has over a gigabyte."""
+    """Computes SHA-256 of a file, once for each of its states: a full-size one has over a gigabyte."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(_READ_BYTES):
@@ -121,10 +121,10 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 class EngineFolder:
-    """Folder of all artefacts of a model. Processes may add to one at the same time.
+    """Folder of all artefacts of a model. Several processes may add to it at the same time.
 
     Args:
-        path: of the folder; it is made when something is added.
+        path: path of the folder, which is made when something is added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,11 +132,11 @@ class EngineFolder:
 
     @classmethod
     def of(cls, model_folder: Path) -> EngineFolder:
-        """The default folder of a model."""
+        """Returns the default folder of a model."""
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """All current artefacts, usable or not; none if there is no folder.
+        """Reads all current artefacts, usable or not; none if there is no folder.
 
         Raises:
             ArtifactError: a description cannot be read or is damaged.
@@ -144,7 +144,7 @@ class EngineFolder:
         return list({repr(artifact.slot): artifact for artifact in self._all()}.values())
 
     def _all(self) -> list[Artifact]:
-        """All artefacts, oldest first, with those that were replaced a moment ago."""
+        """Reads all artefacts, oldest first, with those that were replaced a moment ago."""
         paths = sorted(self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path))
         return [artifact for path in paths if (artifact := _described(path)) is not None]
 
@@ -158,13 +158,13 @@ class EngineFolder:
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> Path:
-        """The file of a usable artefact.
+        """Finds the file of a usable artefact.
 
         Args:
-            graph, precision, backend: what is wanted.
-            model_folder: the checkpoint that it must have been made from.
-            versions: of packages that must be those that made it.
-            target: the machine that is to run it, such as `{"compute_capability": "8.9"}`.
+            graph, precision, backend: graph and form that are wanted.
+            model_folder: folder of the checkpoint that it must have been made from.
+            versions: installed versions of packages, which must be those that made it.
+            target: properties of the machine that is to run it, such as `{"compute_capability": "8.9"}`.
 
         Raises:
             ArtifactError: there is none; says why, and which command makes one.
@@ -190,7 +190,7 @@ class EngineFolder:
         versions: Mapping[str, str] | None = None,
         target: Mapping[str, str] | None = None,
     ) -> str | None:
-        """Why an artefact cannot be used, or None if it can. Arguments are those of `find`.
+        """Returns why an artefact cannot be used, or None if it can. Arguments are those of `find`.
 
         Raises:
             ConfigError, CheckpointError: the model folder cannot be used.
@@ -222,7 +222,7 @@ class EngineFolder:
         model_folder: Path,
         target: Mapping[str, str] | None = None,
     ) -> str:
-        """The command line that makes an artefact. Arguments are those of `find`."""
+        """Returns the command line that makes an artefact. Arguments are those of `find`."""
         words = ["token2wav-export", "onnx" if backend == "onnx" else "tensorrt", "--model", str(model_folder)]
         if self.path != EngineFolder.of(model_folder).path:
             words += ["--out", str(self.path)]
@@ -235,7 +235,7 @@ class EngineFolder:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """An empty folder to make an artefact in; it vanishes afterwards unless it was added.
+        """Makes an empty folder for an artefact; it vanishes afterwards unless it was added.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
@@ -255,8 +255,8 @@ class EngineFolder:
         """Puts a finished artefact in place, where it replaces the one before it.
 
         Args:
-            staged: the folder from `staging` with its files.
-            artifact: with `file` as a name in that folder.
+            staged: folder from `staging` with its files.
+            artifact: description, with `file` as a name in that folder.
 
         Returns:
             The file in its place.
@@ -287,7 +287,7 @@ class EngineFolder:
 
 
 def _written(path: Path) -> int:
-    """When a file was written, in nanoseconds; 0 if it is gone."""
+    """Returns when a file was written, in nanoseconds; 0 if it is gone."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -295,7 +295,7 @@ def _written(path: Path) -> int:
 
 
 def _described(path: Path) -> Artifact | None:
-    """The artefact of a description, with its files below the engine folder, or None if it has just been replaced."""
+    """Reads a description into an artefact with paths below the engine folder; None if it was replaced just now."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of a BigVGAN vocoder, read from its public `config.json` as data.
+"""Configuration of a BigVGAN vocoder, typed and frozen, which is read from its public `config.json` as data.
 
 It is validated here, once, before any weight is read; the rest of the code trusts it.
 """
@@ -21,12 +21,12 @@ EDGE_KERNEL = 7  # of the first and the last convolution; no file says it
 
 @dataclass(frozen=True)
 class MelSettings:
-    """What a flow and a vocoder must agree on.
+    """Settings of mel that a flow and a vocoder must agree on.
 
     Attributes:
-        sample_rate_hz: of the audio.
+        sample_rate_hz: sample rate of the audio.
         hop_samples: samples per mel frame.
-        bands: of the mel.
+        bands: number of mel bands.
     """
 
     sample_rate_hz: int
@@ -36,7 +36,7 @@ class MelSettings:
 
 @dataclass(frozen=True)
 class BigVGANConfig:
-    """Mel to audio: BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are the public ones."""
+    """Configuration of BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are public."""
 
     resblock: Literal["1", "2"]
     upsample_rates: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Model folders to modules: `flow.pt`, `hift.pt` or the same as `.safetensors`, and the noise a model was built with.
+"""Checkpoints of a model folder: `flow` and `hift`, as `.pt` or `.safetensors`, and noise are loaded into modules.
 
 Files are read and compared with the modules in `weights.py`; nothing in a checkpoint is executed.
 """
@@ -30,7 +30,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def load_flow(folder: Path, config: ModelConfig) -> Flow:
-    """The flow of a model folder in float32 on the CPU, ready for inference.
+    """Loads the flow of a model folder in float32 on the CPU, ready for inference.
 
     Raises:
         CheckpointError: no file, unreadable, or its parameters are not those of the configuration.
@@ -41,7 +41,7 @@ def load_flow(folder: Path, config: ModelConfig) -> Flow:
 
 
 def load_hift(folder: Path, config: ModelConfig) -> HiFT:
-    """The vocoder of a model folder with HiFT, as `load_flow`."""
+    """Loads the vocoder of a model folder with HiFT, as `load_flow` does."""
     with Blank():
         module = HiFT(config.hift)
     module = _filled(module, weights_file(folder, "hift"))
@@ -50,14 +50,14 @@ def load_hift(folder: Path, config: ModelConfig) -> HiFT:
 
 
 def load_vocoder(folder: Path, config: ModelConfig) -> HiFT | BigVGAN:
-    """The vocoder of a model folder, as `load_flow`."""
+    """Loads the vocoder of a model folder, as `load_flow` does."""
     if isinstance(config.vocoder, HiFTConfig):
         return load_hift(folder, config)
     return load_bigvgan(folder / config.vocoder_folder)
 
 
 def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
-    """Noise of the flow: `noise.safetensors` where the folder has it, then what a stock model draws.
+    """Loads the flow's noise: `noise.safetensors` where the folder has it, then what a stock model draws.
 
     Raises:
         CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
@@ -70,7 +70,7 @@ def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
 
 
 def load_source_noise(folder: Path, config: ModelConfig) -> SourceNoise:
-    """Noise of HiFT's source, as `load_flow_noise`."""
+    """Loads the noise of HiFT's source, as `load_flow_noise` does."""
     harmonics, path = config.hift.nb_harmonics + 1, folder / NOISE_FILE
     source = None
     if (buffer := _noise(path, "sinegen.sine_waves")) is not None:
@@ -100,7 +100,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def modules(config: ModelConfig) -> tuple[Flow, HiFT | BigVGAN]:
-    """Flow and vocoder of a model before they have weights of a folder."""
+    """Builds flow and vocoder of a model, without weights of a folder."""
     vocoder = config.vocoder
     return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 

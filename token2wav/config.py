@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of the service: how streams are cut, what they run on, and their bounds."""
+"""Configuration of the service, typed and frozen: it sets chunks of streams, their runtime and their bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_STEPS = 100  # of the ODE
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """How streams are cut into chunks.
+    """Settings of streams: they say how tokens are cut into chunks, and what each chunk sees.
 
     Attributes:
         hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps `hop_tokens`;
@@ -43,7 +43,7 @@ class StreamConfig:
             tokens and no more.
         block_tokens: attention block at inference, for models that were trained with changing ones; 0 keeps the
             model's static chunk size.
-        reach: how wide the window of a chunk is, for models with guided attention. `evaluation` is the reach of one
+        reach: width of the window of a chunk, for models with guided attention. `evaluation` is the reach of one
             evaluation of the estimator, as published; `solution` that of all ODE steps, with as many times the
             look-ahead, and exactly the result of the whole utterance.
         steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
@@ -81,11 +81,11 @@ class StreamConfig:
             raise ConfigError("stream.keep_prompt: false needs left_blocks of 0 or more; -1 keeps all of the past")
 
     def in_tokens(self, token_rate: float, block_tokens: int) -> StreamConfig:
-        """The same with its hops in tokens of a model.
+        """Returns these settings with hops in tokens of a model.
 
         Args:
             token_rate: tokens per second.
-            block_tokens: of an attention block; chunks end on blocks.
+            block_tokens: tokens of an attention block; chunks end on blocks.
 
         Raises:
             ConfigError: a hop in milliseconds is not a whole number of blocks.
@@ -105,14 +105,14 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """What the model runs on.
+    """Settings of the runtime: they choose device, engine, precision and memory.
 
     Attributes:
         device: `auto` (CUDA where torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
-        engine: what executes the networks: `torch`, `onnx` or `tensorrt`, the last two on graphs that
+        engine: library that executes the networks: `torch`, `onnx` or `tensorrt`, the last two on graphs that
             `token2wav-export` made; `auto` takes the fastest for which all is there.
         engines: folder with those graphs; empty for `engines` in the model folder.
-        precision: of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
+        precision: number type of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
         threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
         lanes: batches that a server computes at the same time, each on its share of the threads; 0 takes one for each
             CPU core, up to 4, or a single one on a GPU.
@@ -128,7 +128,7 @@ class RuntimeConfig:
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
     threads: int = 0
-    lanes: int = 0
+    lanes: int = 0  # the scheduler's workers, under the name that users' settings have
     incremental: bool = True
     cache_mib: int = 0
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
@@ -151,17 +151,17 @@ class LimitConfig:
     """Bounds that the server enforces before any work starts.
 
     Attributes:
-        streams: utterances open at once.
-        request_tokens: tokens in one request.
-        stream_tokens: tokens of one utterance (15000 are 10 minutes).
-        queued_requests: requests of one utterance that wait to be consumed.
-        prompt_tokens: tokens of a voice prompt (750 are 30 s).
-        idle_seconds: an utterance to which no tokens come for so long is dropped; requests without tokens don't count.
-        stream_seconds: an utterance that is open for so long is dropped, whatever comes. Three times what an utterance
+        streams: most utterances open at once.
+        request_tokens: most tokens in one request.
+        stream_tokens: most tokens of one utterance (15000 are 10 minutes).
+        queued_requests: most requests of one utterance that wait to be consumed.
+        prompt_tokens: most tokens of a voice prompt (750 are 30 s).
+        idle_seconds: time without tokens after which an utterance is dropped; requests without tokens don't count.
+        stream_seconds: time after which an open utterance is dropped, whatever comes. Three times what an utterance
             of `stream_tokens` lasts at the pace of speech.
-        streams_per_client: utterances that one client may have open at once, where clients have names
+        streams_per_client: most utterances that one client may have open at once, where clients have names
             (docs/security.md); 0 for half of `streams`.
-        voices: registered voices; beyond it the one is forgotten that was used least recently.
+        voices: most registered voices; beyond it the one is forgotten that was used least recently.
         voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
         player_buffer_seconds: audio that a listener's player holds before it starts; deadlines count from there. At
@@ -195,7 +195,7 @@ class LimitConfig:
 
         Args:
             owners: clients of the open utterances, each as often as it has one; empty where it has no name.
-            client: who wants to open another; one without a name is bounded by `streams` alone.
+            client: name of the one that opens another; without a name it is bounded by `streams` alone.
         """
         if len(owners) >= self.streams:
             raise LimitError(f"streams: all {self.streams} are in use; try again later")
@@ -208,10 +208,10 @@ class LimitConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The configuration file of a server; every key is optional.
+    """Configuration of a server, as its file gives it; every key is optional.
 
     Attributes:
-        voices: files of voices that the server knows from the start, by the names of these files without their ending;
+        voices: paths of voices that the server knows from the start, by the names of these files without their ending;
             `.safetensors`, in the file relative to its folder.
     """
 
@@ -241,7 +241,7 @@ def load_server_config(path: Path | None) -> ServerConfig:
 
 
 def config_hash(*configs: Any) -> str:
-    """Twelve hexadecimal digits that identify configurations in logs and artefacts."""
+    """Hashes configurations to twelve hexadecimal digits that identify them in logs and artefacts."""
     # What a configuration does not have is left out, so that a part that is new in a release changes no hash of others.
     said = [
         dataclasses.asdict(config, dict_factory=lambda items: {key: value for key, value in items if value is not None})

@@ -1,4 +1,4 @@
-"""Turns parsed YAML into typed values, with messages that name the key."""
+"""Values of configurations: they are converted from parsed YAML to typed ones, with messages that name the key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Config = TypeVar("_Config")
 
 
 def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
-    """A mapping as dataclass `cls`, nested ones included; `name` is its path for messages, empty for a file."""
+    """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages, empty for a file."""
     if not isinstance(data, dict):
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
     hints = get_type_hints(cls)
@@ -30,7 +30,7 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """`value` as `kind` (int, float, bool, str, Literal, tuples or mappings of them); whole floats pass as integers."""
+    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers."""
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value
@@ -56,7 +56,7 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: on one line, and short whatever it is."""
+    """Formats a value for a message: on one line, and short whatever it is."""
     text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
@@ -65,8 +65,8 @@ def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None
     """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
 
     Args:
-        config: the dataclass.
-        name: its path for messages.
+        config: dataclass to look at.
+        name: path of it for messages.
         zero_too: fields in which zero is allowed.
     """
     for item in dataclasses.fields(config):

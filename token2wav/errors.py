@@ -1,4 +1,4 @@
-"""Every error that a user can cause: one class per kind, one sentence per message.
+"""Errors that a user can cause: there is one class per kind, and one sentence per message.
 
 A message says what is wrong, what was found and what is allowed. The server maps these classes to status codes in one
 table (`token2wav_server.protocol`); nothing else in the project raises to a user.
@@ -40,7 +40,7 @@ class InputError(Token2WavError):
         self._problem = problem
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str]]:
-        """How it gets from one process to another: an exception alone would be made anew of its message."""
+        """Pickles both arguments, for other processes: an exception alone would be made anew of its message."""
         return type(self), (self.field, self._problem)
 
 

@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of a flow: sizes, attention, and when a chunk of it can run."""
+"""Configuration of a flow, typed and frozen: it gives sizes, attention, and the tokens that a chunk waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN_CONVOLUTIONS = ("pre_lookahead_len", "pre_lookahead_channels", "lookbehin
 
 @dataclass(frozen=True)
 class EstimatorConfig:
-    """The DiT. Field names are those of `cosyvoice3.yaml`."""
+    """Configuration of the estimator, a DiT. Field names are those of `cosyvoice3.yaml`."""
 
     dim: int
     depth: int
@@ -47,11 +47,11 @@ class EstimatorConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """At which times the ODE is evaluated.
+    """Schedule of the ODE: it gives the times of its steps.
 
     Attributes:
-        kind: `cosine` takes small steps at first, `linear` equal ones; public names.
-        times: of a distilled model, from 0 to 1, instead: the start of every step, and the end of the last.
+        kind: spacing under its public name: `cosine` takes small steps at first, `linear` equal ones.
+        times: list of a distilled model instead, from 0 to 1: the start of every step, and the end of the last.
     """
 
     kind: Literal["cosine", "linear"] = "cosine"
@@ -69,11 +69,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class CodebookConfig:
-    """Tokens of several codes each.
+    """Codebooks of tokens that have several codes each.
 
     Attributes:
-        count: codes of a token, each from a vocabulary of its own.
-        merge: of their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
+        count: number of codes per token, each from a vocabulary of its own.
+        merge: way to join their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
     """
 
     count: int
@@ -86,7 +86,7 @@ class CodebookConfig:
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Tokens to mel."""
+    """Configuration of the flow, which turns tokens into mel."""
 
     vocab_size: int
     input_size: int
@@ -144,7 +144,7 @@ class FlowConfig:
 
     @property
     def token_shape(self) -> tuple[int, ...]:
-        """Of one token: () for a number, (codebooks,) for several codes."""
+        """Shape of one token: () for a number, (codebooks,) for several codes."""
         return (self.codebooks.count,) if self.codebooks else ()
 
     @property
@@ -153,13 +153,13 @@ class FlowConfig:
         return self.estimator.static_chunk_size // self.token_mel_ratio
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """Tokens of the first and of the longest hop: what the service says, or else what suits the model."""
+        """Returns the tokens of the first and of the longest hop: the service's, or else those that suit the model."""
         first = stream.hop_tokens or (self.chunk_blocks or 1) * self.block_tokens
         growth = 1 if self.guided else _LONGEST_HOP_BLOCKS
         return first, stream.max_hop_tokens or max(first, growth * self.block_tokens)
 
     def served(self, stream: StreamConfig) -> FlowConfig:
-        """See `ModelConfig.served`."""
+        """Returns the flow as a service uses it: with another attention block, or another reach, if it says so."""
         if self.guided is not None:
             return self._guided_served(stream)
         if stream.reach != "evaluation":
@@ -186,5 +186,5 @@ class FlowConfig:
         return dataclasses.replace(self, window_evaluations=evaluations)
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
-        """Tokens of the blocks that lie wholly in a prompt, look-ahead included: they depend on the voice alone."""
+        """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the voice alone."""
         return max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens

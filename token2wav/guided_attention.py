@@ -1,4 +1,4 @@
-"""Block-wise guided attention (StreamFlow): which mask every layer has, and all that follows from it.
+"""Block-wise guided attention (StreamFlow): it gives every layer a mask, from which the reach of a block follows.
 
 Paper: "StreamFlow: Streaming Flow Matching with Block-wise Guided Attention Mask for Speech Token Decoding".
 """
@@ -18,17 +18,17 @@ SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forwa
 
 @dataclass(frozen=True)
 class GuidedAttention:
-    """The masks of an estimator, first layer to last.
+    """Masks of an estimator.
 
     Attributes:
-        layers: mask of each.
+        layers: mask of each layer, first to last.
     """
 
     layers: tuple[Mask, ...]
 
     @classmethod
     def assigned(cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]) -> GuidedAttention:
-        """Block masks but for some layers, counted from 1.
+        """Gives all layers the block mask but for some, counted from 1.
 
         Raises:
             ConfigError: a layer that is not there, or is named twice.
@@ -45,10 +45,10 @@ class GuidedAttention:
 
     @property
     def past_blocks(self) -> int:
-        """Blocks before its own that the estimator's output in a block depends on."""
+        """Number of blocks before its own that the estimator's output in a block depends on."""
         return sum(SEES[mask][0] for mask in self.layers)
 
     @property
     def future_blocks(self) -> int:
-        """Blocks after its own that the estimator's output in a block depends on: the look-ahead."""
+        """Number of blocks after its own that the estimator's output in a block depends on: the look-ahead."""
         return sum(SEES[mask][1] for mask in self.layers)

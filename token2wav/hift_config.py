@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of CosyVoice3's vocoder."""
+"""Configuration of CosyVoice3's vocoder, typed and frozen: it gives sizes and rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from token2wav.errors import ConfigError
 
 @dataclass(frozen=True)
 class HiFTConfig:
-    """Mel to audio: CosyVoice3's causal HiFT."""
+    """Configuration of CosyVoice3's causal HiFT, which turns mel into audio."""
 
     in_channels: int
     base_channels: int

@@ -1,4 +1,4 @@
-"""Reads HyperPyYAML files (`cosyvoice3.yaml`) as plain data; nothing in them is ever imported or called.
+"""HyperPyYAML files (`cosyvoice3.yaml`) are read here as plain data; nothing in them is ever imported or called.
 
 The public loader builds Python objects from such files: `!new:package.Class` calls the class, `!apply:f` calls the
 function. Here a tag is only a label on a mapping. `!ref <a> * <b>` is resolved, with arithmetic on numbers, when and
@@ -36,7 +36,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Tagged:
-    """A node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class", {"a": 1})`."""
+    """Node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class", {"a": 1})`."""
 
     tag: str
     target: str
@@ -44,7 +44,7 @@ class Tagged:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that keeps local tags (one `!`) as data; `!!python/...` stays an error."""
+    """Loader that keeps local tags (one `!`) as data; `!!python/...` stays an error."""
 
 
 def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
@@ -68,11 +68,11 @@ _Loader.add_implicit_resolver(
 
 
 class HyperYaml:
-    """The top level of one file.
+    """Document of one file, which resolves references in it.
 
     Args:
-        path: the file, for messages.
-        data: its top-level mapping.
+        path: path of the file, for messages.
+        data: top-level mapping of the file.
     """
 
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class HyperYaml:
         return key in self._data
 
     def resolve(self, key: str) -> Any:
-        """The value of a top-level key with every `!ref` below it replaced.
+        """Returns the value of a top-level key with every `!ref` below it replaced.
 
         Raises:
             ConfigError: the key, or one that it refers to, is missing, circular, too large or not arithmetic.
@@ -169,7 +169,7 @@ class HyperYaml:
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
-    """Arithmetic on numbers only; `**` is left out because it can be made to take forever."""
+    """Evaluates arithmetic on numbers; `**` is left out because it can be made to take forever."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.Name) and type(names.get(node.id)) in (int, float):

@@ -1,4 +1,4 @@
-"""The face of the library: load a model folder, open streams, synthesise."""
+"""Model of the library: it is loaded from a folder, opens streams and synthesises whole utterances."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class Token2Wav:
-    """A loaded model. Use `Token2Wav.load`.
+    """Loaded model, which opens streams and synthesises whole utterances. `Token2Wav.load` makes one.
 
     Attributes:
-        config: of the model.
-        pipeline: what streams run on.
-        engine: what that runs on.
+        config: sizes and rates of the model.
+        pipeline: runs the chunks of all streams.
+        engine: backend, precision and device of the networks.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Token2Wav:
         """Loads a CosyVoice3-format folder: `cosyvoice3.yaml`, and `flow` and `hift` as `.safetensors` or `.pt`.
 
         Args:
-            folder: the model folder.
-            stream: how streams are cut into chunks.
-            runtime: what to run on.
+            folder: path of the model folder.
+            stream: settings of chunks and their masks.
+            runtime: settings of device and engine.
 
         Raises:
             ConfigError: the folder's YAML or a setting cannot be used.
@@ -82,7 +82,7 @@ class Token2Wav:
         return model
 
     def probe(self) -> None:
-        """Speaks a moment, so that an engine that does not work is found before anybody listens.
+        """Speaks for a moment, so that an engine that does not work is found before anybody listens.
 
         Raises:
             EngineError: it fails, or gives NaN or infinite numbers.
@@ -101,8 +101,8 @@ class Token2Wav:
         """Opens a stream.
 
         Args:
-            voice: of the speaker.
-            steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
+            voice: prompt and speaker.
+            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
 
         Raises:
             InputError: the voice does not fit the model, or steps are not allowed.
@@ -111,7 +111,7 @@ class Token2Wav:
         return Stream(self.pipeline, self.prepared(voice), steps)
 
     def prepared(self, voice: Voice) -> Voice:
-        """The voice as streams use it: aligned if the configuration says so.
+        """Returns the voice as streams use it: aligned if the configuration says so.
 
         Raises:
             InputError: the voice does not fit the model.
@@ -120,12 +120,12 @@ class Token2Wav:
         return voice.aligned(self.config.flow) if self._align_prompt else voice
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
-        """Audio of a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
+        """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: of the speaker.
-            steps: see `stream`.
+            voice: prompt and speaker.
+            steps: number of ODE steps, as for `stream`.
 
         Raises:
             InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
@@ -135,13 +135,13 @@ class Token2Wav:
         return np.concatenate([chunk.audio for chunk in chunks])
 
     def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0) -> NDArray[np.float32]:
-        """Mel of a whole utterance computed at once, (bands, ratio * tokens) float32: the reference for streams.
+        """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the reference for streams.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: of the speaker.
-            streaming: under the streaming attention mask, else under the full one.
-            steps: see `stream`.
+            voice: prompt and speaker.
+            streaming: whether to use the streaming attention mask, else the full one.
+            steps: number of ODE steps, as for `stream`.
 
         Raises:
             InputError: a token or the voice does not fit the model, or there are no tokens.
@@ -156,7 +156,7 @@ class Token2Wav:
             return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
-        """Audio of a whole mel, (80, frames) to (480 * frames,) float32.
+        """Computes the audio of a whole mel: (80, frames) to (480 * frames,) float32.
 
         Raises:
             InputError: another shape, no frames, or a value that is not finite.

@@ -1,4 +1,4 @@
-"""Typed, frozen configuration of a model, read from its `cosyvoice3.yaml` as data.
+"""Configuration of a model, typed and frozen, which is read from its `cosyvoice3.yaml` as data.
 
 It is validated here, once, before any weight is read; the rest of the code trusts it.
 """
@@ -29,14 +29,14 @@ VocoderConfig = HiFTConfig | BigVGANConfig
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One CosyVoice3-format model.
+    """Configuration of one model in CosyVoice3's format; it checks that flow and vocoder fit each other.
 
     Attributes:
-        flow: tokens to mel.
-        vocoder: mel to audio; its class says which one it is.
+        flow: sizes of the network from tokens to mel.
+        vocoder: sizes of the network from mel to audio; the class says which one it is.
         token_frame_rate: tokens per second.
-        vocoder_folder: below the model folder, where a BigVGAN lies.
-        schedule: of the flow's ODE.
+        vocoder_folder: folder below the model folder in which a BigVGAN lies.
+        schedule: times at which the flow's ODE is evaluated.
     """
 
     flow: FlowConfig
@@ -60,7 +60,7 @@ class ModelConfig:
 
     @property
     def hift(self) -> HiFTConfig:
-        """The vocoder, where it is a HiFT.
+        """Configuration of the vocoder, where it is a HiFT.
 
         Raises:
             ConfigError: it is another one.
@@ -79,14 +79,14 @@ class ModelConfig:
 
     @property
     def block_seconds(self) -> float:
-        """Audio of one attention block."""
+        """Duration of the audio of one attention block."""
         return self.flow.block_tokens / self.token_frame_rate
 
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Numbers of ODE steps that streams may have, the usual one first.
+        """Returns the numbers of ODE steps that streams may have, the usual one first.
 
         Args:
-            wanted: see `StreamConfig.steps`.
+            wanted: setting `StreamConfig.steps`.
 
         Raises:
             ConfigError: the model was distilled for another number.
@@ -99,7 +99,7 @@ class ModelConfig:
         return wanted or (own,)
 
     def weights_file(self, folder: Path, stem: Stem) -> Path:
-        """The weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
+        """Finds the weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
 
         Raises:
             CheckpointError: there are none.
@@ -109,7 +109,7 @@ class ModelConfig:
         return weights_file(folder, stem)
 
     def served(self, stream: StreamConfig) -> ModelConfig:
-        """The model as a service uses it: with another attention block, or another reach, if it says so.
+        """Returns the model as a service uses it: with another attention block, or another reach, if it says so.
 
         Raises:
             ConfigError: it says what does not go with the attention of the model.
@@ -159,7 +159,7 @@ def _model_from(document: HyperYaml, folder: Path, *, streamflow: bool) -> Model
 
 
 def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
-    """The mel that a flow makes for audio of a sample rate."""
+    """Returns the settings of the mel that a flow makes for audio of a sample rate."""
     if token_frame_rate <= 0:
         raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
     hop = sample_rate_hz / (token_frame_rate * flow.token_mel_ratio)

@@ -1,4 +1,4 @@
-"""Which file of a model folder holds what."""
+"""Files of a model folder: the weights of each stage are found here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 
 def weights_file(folder: Path, stem: Stem) -> Path:
-    """The weights of one stage.
+    """Finds the weights of one stage.
 
     Raises:
         CheckpointError: there are none.
@@ -26,7 +26,7 @@ def weights_file(folder: Path, stem: Stem) -> Path:
 
 
 def generator_file(folder: Path) -> Path:
-    """The weights in a BigVGAN folder.
+    """Finds the weights in a BigVGAN folder.
 
     Raises:
         CheckpointError: there are none.

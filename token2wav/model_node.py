@@ -1,4 +1,4 @@
-"""Values of a model file by the path of their keys, for messages that say which one is wrong."""
+"""Node of a model file: it knows the path of its keys, so that messages can say which value is wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from token2wav.hyperyaml import Tagged
 
 @dataclass(frozen=True)
 class ModelNode:
-    """A mapping of the model file, with the path of keys that leads to it for messages."""
+    """Mapping in the model file, with the path of keys that leads to it; it hands out typed values."""
 
     name: str
     data: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The sections `flow` and `hift` of `cosyvoice3.yaml`, and `flow` of `streamflow.yaml`, as configurations."""
+"""Sections of model files: `flow` and `hift` of `cosyvoice3.yaml`, and `flow` of `streamflow.yaml`, are read here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from token2wav.streamflow_config import StreamFlowSection
 
 
 def flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-    """The flow, the tokens per second that it takes, and the times of its ODE."""
+    """Reads the flow, the tokens per second that it takes, and the times of its ODE."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
     lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
     if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
@@ -42,7 +42,7 @@ def flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
 
 
 def streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-    """As `flow_from`, of a `streamflow.yaml`."""
+    """Reads the same out of a `streamflow.yaml`."""
     section = StreamFlowSection.of(document.resolve("flow"))
     try:
         schedule = ScheduleConfig(section.t_scheduler, section.times)

@@ -1,4 +1,4 @@
-"""Who runs next, and with whom.
+"""Policy of the scheduler: it forms the next batch out of the chunks that are ready.
 
 First those whose listeners are about to run out of audio, then streams that were not heard yet, then whoever will run
 out first; these last have time to spare and never make a batch of the others slower. Every fourth batch goes by how
@@ -27,14 +27,14 @@ _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 @dataclass(frozen=True)
 class Ready(Generic[Owner]):
-    """A chunk that could run. Times are of the scheduler's clock, in seconds.
+    """Chunk that is ready to run. Times are of the scheduler's clock, in seconds.
 
     Attributes:
-        owner: whose it is.
-        since: when its tokens were all there.
-        plays_until: when its listener will run out of audio; None for a stream that was not heard yet.
-        tokens: its length.
-        steps: of its ODE; what has another number cannot be computed together with it.
+        owner: utterance that the chunk belongs to.
+        since: time at which its tokens were all there.
+        plays_until: time at which its listener runs out of audio; None for a stream that was not heard yet.
+        tokens: number of its tokens.
+        steps: number of its ODE steps; only chunks with the same number are computed together.
     """
 
     owner: Owner
@@ -45,10 +45,10 @@ class Ready(Generic[Owner]):
 
 
 class Policy(Generic[Owner]):
-    """Forms batches.
+    """Policy that forms batches, and learns how fast the workers are.
 
     Args:
-        most: chunks in a batch.
+        most: largest number of chunks in a batch.
     """
 
     def __init__(self, most: int) -> None:
@@ -57,28 +57,28 @@ class Policy(Generic[Owner]):
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learns how fast a lane is from a batch that it has computed."""
+        """Learns the speed of a worker from a batch that it has computed."""
         weight = _NEWEST if self._token_seconds else 1.0
         self._token_seconds += weight * (seconds / tokens - self._token_seconds)
 
     def next_batch(
-        self, ready: Sequence[Ready[Owner]], now: float, lanes: int = 1, awaited: Sequence[float] = ()
+        self, ready: Sequence[Ready[Owner]], now: float, workers: int = 1, awaited: Sequence[float] = ()
     ) -> list[Ready[Owner]]:
-        """The chunk that comes first, and those that may ride along.
+        """Returns the chunk that comes first, and those that are computed together with it.
 
         A batch is as slow as what is in it and cannot be stopped, so a chunk takes only such along as are no longer
-        than itself and have as many ODE steps, and leaves other lanes their share. One that has time does not take so
-        many along that it comes too late itself or, on the last lane, that another listener falls silent meanwhile.
+        than itself and have as many ODE steps, and leaves other workers their share. One that has time does not take so
+        many along that it comes too late itself or, on the last worker, that another listener falls silent meanwhile.
 
         Args:
-            ready: what could run.
-            now: of the same clock.
-            lanes: that have nothing to do, this one included.
-            awaited: for each stream that waits for tokens, when its listener will run out of audio, or when it was
-                admitted if it was not heard yet.
+            ready: chunks that could run.
+            now: present time on the same clock.
+            workers: number of idle workers, this one included.
+            awaited: for each stream that waits for tokens, the time at which its listener runs out of audio, or of
+                its admission if it was not heard yet.
 
         Returns:
-            Nothing also where all that is ready is far ahead, and others may need the lane before it is done.
+            Nothing also where all that is ready is far ahead, and others may need the worker before it is done.
         """
         if not ready:
             return []
@@ -87,21 +87,21 @@ class Policy(Generic[Owner]):
         ranked = sorted(ready, key=lambda chunk: _rank(chunk, now, by_waiting=by_waiting))
         head = ranked[0]
         kind = _kind(head, now)
-        riders = [
+        candidates = [
             chunk
             for chunk in ranked
             if chunk.steps == head.steps and chunk.tokens <= head.tokens and _kind(chunk, now) <= max(kind, _UNHEARD)
         ]
-        batch = riders[: min(self._most, math.ceil(len(ready) / lanes))]
+        batch = candidates[: min(self._most, math.ceil(len(ready) / workers))]
         if not has_time(head, now):
             return batch
-        fitting = self._fitting_tokens(head, now, awaited if lanes == 1 else ())
+        fitting = self._fitting_tokens(head, now, awaited if workers == 1 else ())
         if kind == _AHEAD:
             return _within(batch, fitting)
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
     def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
-        """How many tokens can be computed before `head`, or a stream that waits for tokens, runs out of audio."""
+        """Returns how many tokens fit in before `head`, or a stream that waits for tokens, runs out of audio."""
         due = [] if head.plays_until is None else [head.plays_until]
         due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]  # others have long run dry
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
@@ -109,7 +109,7 @@ class Policy(Generic[Owner]):
 
 
 def has_time(chunk: Ready[Owner], now: float) -> bool:
-    """Whether a chunk may wait for those that may not: its listener still has audio."""
+    """Says whether a chunk may wait for those that may not: its listener still has audio."""
     return _kind(chunk, now) >= _RELAXED
 
 
@@ -127,6 +127,6 @@ def _rank(chunk: Ready[Owner], now: float, *, by_waiting: bool) -> tuple[int, fl
 
 
 def _within(batch: Sequence[Ready[Owner]], tokens: float) -> list[Ready[Owner]]:
-    """The first chunks of a batch, as many as have no more tokens together."""
+    """Returns the first chunks of a batch, as many as have no more than `tokens` together."""
     sums = itertools.accumulate(chunk.tokens for chunk in batch)
     return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]

@@ -1,6 +1,6 @@
-"""Many utterances on one pipeline: threads, called lanes, compute in batches what `policy.py` says comes first.
+"""Scheduler of many utterances: its workers, one thread each, compute the batches that `policy.py` forms.
 
-An utterance is in the hands of one lane at a time. Its requests are consumed in order, each answered as soon as its
+An utterance belongs to one worker at a time. Its requests are consumed in order, each answered as soon as its
 tokens have been taken and the chunks that they made possible have been sent.
 """
 
@@ -39,24 +39,26 @@ from token2wav.voice import Voice, check_vocabulary, token_array
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle utterance is noticed
-_MOST_LANES = 4
+_MOST_WORKERS = 4
 
 
-def default_lanes(device: str) -> int:
-    """One for each CPU core that this process may use, up to 4; on a GPU one, whose kernels fill it."""
-    return min(_MOST_LANES, len(os.sched_getaffinity(0))) if device == "cpu" else 1
+def default_workers(device: str) -> int:
+    """Returns the number of workers: one per CPU core that this process may use, up to 4; on a GPU one fills it."""
+    return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
 
 class Scheduler:
-    """Runs utterances until `close`. Its methods may be called from any thread and never wait for a chunk.
+    """Scheduler of utterances; it runs them until `close`.
+
+    Its methods may be called from any thread and never wait for a chunk.
 
     Args:
-        model: what to run.
+        model: runs the batches.
         limits: bounds that are checked before work starts.
-        observer: told what happens.
-        clock: seconds, monotonic.
-        lanes: batches that are computed at the same time; they share the threads of torch.
-        on_device_lost: called, from any thread, after an utterance failed because the process has lost its GPU.
+        observer: is called at every admission, batch, chunk and end.
+        clock: returns monotonic seconds.
+        workers: batches that are computed at the same time, in a thread each; they share the threads of torch.
+        on_device_lost: is called, from any thread, after an utterance failed because the process has lost its GPU.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Scheduler:
         limits: LimitConfig,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
-        lanes: int = 1,
+        workers: int = 1,
         on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
@@ -80,13 +82,14 @@ class Scheduler:
         self._closing = False
         self._wake = threading.Condition()
         self._telling = threading.Lock()
-        self._idle_lanes = lanes
-        self._torch_threads = max(1, torch.get_num_threads() // lanes)
-        self._lanes = [
-            threading.Thread(target=self._run, name=f"token2wav-lane-{number}", daemon=True) for number in range(lanes)
+        self._idle_workers = workers
+        self._torch_threads = max(1, torch.get_num_threads() // workers)
+        self._workers = [
+            threading.Thread(target=self._run, name=f"token2wav-worker-{number}", daemon=True)
+            for number in range(workers)
         ]
-        for lane in self._lanes:
-            lane.start()
+        for worker in self._workers:
+            worker.start()
 
     @property
     def open_utterances(self) -> int:
@@ -98,10 +101,10 @@ class Scheduler:
         """Admits an utterance; nothing is computed yet.
 
         Args:
-            voice: of the speaker.
-            on_close: called once, from any thread, when the utterance is over for any reason.
-            steps: of the ODE, one of `StreamConfig.steps`; 0 for the usual number.
-            client: name of whom it belongs to, if that is known.
+            voice: prompt and speaker.
+            on_close: is called once, from any thread, when the utterance is over for any reason.
+            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
+            client: name of the client it belongs to; empty if that is not known.
 
         Raises:
             InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
@@ -121,7 +124,7 @@ class Scheduler:
         return utterance
 
     def prepared(self, voice: Voice) -> Voice:
-        """A voice as utterances use it.
+        """Checks a voice, and aligns it if the configuration says so.
 
         Raises:
             InputError: it does not fit the model, or its prompt is too long.
@@ -136,9 +139,9 @@ class Scheduler:
         """Queues a request.
 
         Args:
-            utterance: from `open`.
+            utterance: result of `open`.
             tokens: (n,) integers, n >= 0, or (n, codebooks).
-            reply: where its chunks go.
+            reply: takes its chunks.
             end: whether the utterance ends with these tokens.
             keep_open: leave `reply` unfinished until the utterance is over, so that it can tell of a cancellation.
 
@@ -176,7 +179,7 @@ class Scheduler:
             raise StreamClosedError(utterance.why_closed)
 
     def cancel(self, utterance: Utterance, reason: Token2WavError | None = None) -> None:
-        """Ends an utterance; requests that wait are failed with `reason`. Harmless when it is over."""
+        """Ends an utterance and fails its waiting requests with `reason`; does nothing when it is over."""
         with self._wake:
             if utterance.closed:
                 return
@@ -187,7 +190,7 @@ class Scheduler:
             replies = [request.reply for request in utterance.requests]
             utterance.requests.clear()
             replies += [reply for reply in utterance.kept_open if reply not in replies]
-            if utterance.holder in (None, threading.get_ident()):
+            if utterance.worker in (None, threading.get_ident()):
                 self._close_session(utterance)
         self._over(utterance, type(reason).__name__ if reason else "cancelled")
         for reply in replies:
@@ -196,7 +199,7 @@ class Scheduler:
             self._on_device_lost()
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more utterances, waits for the open ones as long as asked, then ends them and the thread."""
+        """Takes no more utterances, waits for the open ones as long as asked, then ends them and the workers."""
         with self._wake:
             self._closing = True
         deadline = time.monotonic() + drain_seconds
@@ -206,8 +209,8 @@ class Scheduler:
             self.cancel(utterance, LimitError("server: it is shutting down; try another one"))
         with self._wake:
             self._wake.notify_all()
-        for lane in self._lanes:
-            lane.join()
+        for worker in self._workers:
+            worker.join()
 
     def _admit(self, utterance: Utterance, tokens: NDArray[np.int32], end: bool) -> None:
         self.check_open(utterance)
@@ -225,7 +228,7 @@ class Scheduler:
         utterance.ended = end
 
     def _run(self) -> None:
-        torch.set_num_threads(self._torch_threads)  # of this lane alone: each thread has a number of its own
+        torch.set_num_threads(self._torch_threads)  # of this worker alone: each thread has a number of its own
         while True:
             self._drop_abandoned()
             self._take_requests()
@@ -253,7 +256,7 @@ class Scheduler:
                 self.cancel(utterance, error)
 
     def _overdue(self, utterance: Utterance, now: float) -> StreamClosedError | None:
-        """Why an utterance has to go, if it was open or idle for too long."""
+        """Returns the error that ends an utterance which was open or idle for too long, else None."""
         if now - utterance.admitted > (seconds := self._limits.stream_seconds):
             return ExpiredError(f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped")
         with self._wake:
@@ -274,16 +277,16 @@ class Scheduler:
                     continue
                 if utterance.session is None and self._must_wait(utterance):
                     continue
-                utterance.holder = threading.get_ident()
+                utterance.worker = threading.get_ident()
             self._guarded(utterance, self._take)
-            self._let_go([utterance])
+            self._release([utterance])
 
     def _must_wait(self, newcomer: Utterance) -> bool:
         now = self._clock()
         return any(chunk.since < newcomer.admitted and not has_time(chunk, now) for chunk in self._ready())
 
     def _can_take(self, utterance: Utterance) -> bool:
-        return bool(utterance.requests) and utterance.ready_since is None and utterance.holder is None
+        return bool(utterance.requests) and utterance.ready_since is None and utterance.worker is None
 
     def _take(self, utterance: Utterance) -> None:
         session = utterance.session or self._open_session(utterance)
@@ -310,32 +313,32 @@ class Scheduler:
         return session
 
     def _ready(self) -> list[Ready[Utterance]]:
-        """What could run now and no lane has taken."""
+        """Returns the chunks that could run now and that no worker has taken."""
         ready = []
         for utterance in self._utterances:
             since, session = utterance.ready_since, utterance.session
-            if since is None or session is None or utterance.holder is not None:
+            if since is None or session is None or utterance.worker is not None:
                 continue
             if (chunk := session.next_chunk()) is not None:
                 ready.append(Ready(utterance, since, utterance.plays_until, chunk.stop - chunk.start, utterance.steps))
         return ready
 
     def _awaited(self) -> list[float]:
-        """For each utterance that waits for tokens, when its listener runs out of audio, or when it was admitted."""
+        """Returns when listeners of utterances that wait for tokens run out of audio; unheard ones, their admission."""
         return [
             utterance.admitted if utterance.plays_until is None else utterance.plays_until
             for utterance in self._utterances
-            if utterance.ready_since is None and utterance.holder is None
+            if utterance.ready_since is None and utterance.worker is None
         ]
 
     def _next_batch(self) -> list[Ready[Utterance]]:
-        """What this lane is to compute; from now on it holds those utterances."""
+        """Takes the batch that this worker is to compute; from now on its utterances belong to this worker."""
         ready = self._ready()
-        batch = self._policy.next_batch(ready, self._clock(), self._idle_lanes, self._awaited())
+        batch = self._policy.next_batch(ready, self._clock(), self._idle_workers, self._awaited())
         for chunk in batch:
-            chunk.owner.holder = threading.get_ident()
+            chunk.owner.worker = threading.get_ident()
         if batch:
-            self._idle_lanes -= 1
+            self._idle_workers -= 1
             if len(batch) < len(ready):
                 self._wake.notify()
         return batch
@@ -357,13 +360,13 @@ class Scheduler:
                 self.cancel(utterance, result)
             else:
                 self._guarded(utterance, partial(self._send, chunk=result))
-        self._let_go(utterances)
+        self._release(utterances)
         with self._wake:
-            self._idle_lanes += 1
+            self._idle_workers += 1
             self._policy.computed(sum(chunk.tokens for chunk in batch), took)
 
     def _advance(self, sessions: list[Session], timed: Timed) -> list[AudioChunk | EngineError]:
-        """What the pipeline says; where it fails as a whole, that for everyone."""
+        """Runs the pipeline; where it fails as a whole, every session gets that error."""
         try:
             return self._model.pipeline.advance(sessions, timed)
         except EngineError as error:
@@ -395,7 +398,7 @@ class Scheduler:
             self._consumed(utterance, request, last=utterance.session.done)
 
     def _guarded(self, utterance: Utterance, work: Callable[[Utterance], None]) -> None:
-        """Whatever goes wrong with one utterance must not take others with it."""
+        """Runs `work` for an utterance and ends that one alone if it fails."""
         try:
             work(utterance)
         except Token2WavError as error:
@@ -422,11 +425,11 @@ class Scheduler:
         for reply in finished:
             _answer(reply, lambda reply: reply.finish())
 
-    def _let_go(self, utterances: list[Utterance]) -> None:
-        """Ends this lane's hold; what was cancelled meanwhile is freed only now."""
+    def _release(self, utterances: list[Utterance]) -> None:
+        """Releases utterances of this worker; those that were cancelled meanwhile are freed only now."""
         with self._wake:
             for utterance in utterances:
-                utterance.holder = None
+                utterance.worker = None
             cancelled = [utterance for utterance in utterances if utterance.closed and utterance.session is not None]
             for utterance in cancelled:
                 self._close_session(utterance)
@@ -457,7 +460,7 @@ def _is_cancelled(reply: Reply) -> bool:
 
 
 def _answer(reply: Reply, call: Callable[[Reply], None]) -> None:
-    """A last word that may not come through: the client can be gone, and nobody else may suffer from it."""
+    """Sends a last word that may not come through: the client can be gone, and nobody else may suffer from it."""
     try:
         call(reply)
     except Exception:

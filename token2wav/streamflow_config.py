@@ -1,4 +1,4 @@
-"""The section `flow` of a StreamFlow model's `streamflow.yaml`: its keys, and the published sizes as their defaults."""
+"""Section `flow` of a StreamFlow model's `streamflow.yaml`: it has the published sizes as defaults."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ STREAMFLOW_FILE = "streamflow.yaml"
 
 @dataclass(frozen=True)
 class StreamFlowSection:
-    """A DiT under block-wise guided attention. The defaults are those of StreamFlow-SR.
+    """Section that describes a DiT under block-wise guided attention. The defaults are those of StreamFlow-SR.
 
     Attributes:
-        type: says what the rest is.
-        vocab_size: of the tokens.
-        spk_embed_dim: of the speaker embedding.
+        type: name of the kind of flow.
+        vocab_size: number of different tokens.
+        spk_embed_dim: length of the speaker embedding.
         input_frame_rate: tokens per second.
-        token_mel_ratio: mel frames of a token.
-        mel_bands: of mel, token embedding and projected speaker.
-        n_timesteps: ODE steps.
-        inference_cfg_rate: classifier-free guidance.
-        t_scheduler, times: of the ODE, see `ScheduleConfig`; a list of times sets the number of steps too.
-        dim, depth, heads, dim_head, ff_mult: of the DiT; `depth` layers.
+        token_mel_ratio: mel frames per token.
+        mel_bands: width of mel, token embedding and projected speaker.
+        n_timesteps: number of ODE steps.
+        inference_cfg_rate: strength of classifier-free guidance.
+        t_scheduler, times: kind and times of `ScheduleConfig`; a list of times sets the number of steps too.
+        dim, depth, heads, dim_head, ff_mult: sizes of the DiT; `depth` layers.
         block_frames: mel frames of an attention block.
         chunk_blocks: blocks of a chunk, where the service doesn't set another hop.
         backward_layers: layers, counted from 1, in which a block sees the one before it too.
-        forward_layers: those in which it sees the one after it too. In all others it sees itself only.
+        forward_layers: layers in which it sees the one after it too. In all others it sees itself only.
     """
 
     type: Literal["streamflow"] = "streamflow"
@@ -71,7 +71,7 @@ class StreamFlowSection:
         return from_mapping(cls, data, "flow")
 
     def attention(self) -> GuidedAttention:
-        """The masks of the layers.
+        """Returns the masks of the layers.
 
         Raises:
             ConfigError: a layer that is not there, or is named twice.

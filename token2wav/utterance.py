@@ -1,4 +1,4 @@
-"""One utterance as the scheduler sees it: its requests, and what is known of its listener."""
+"""Utterance in the scheduler: it holds the requests that came, and what is known of its listener."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from token2wav.voice import Voice
 
 
 class Reply(Protocol):
-    """Where the answers to one request go. Exactly one of `finish` and `fail` is called, once, and last."""
+    """Reply to one request: it takes the answers. Exactly one of `finish` and `fail` is called, once, and last."""
 
     def send(self, chunk: AudioChunk) -> None:
         """Delivers one chunk."""
@@ -28,15 +28,15 @@ class Reply(Protocol):
         """Says that the utterance is lost, and why."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for answers any more."""
+        """Says whether nobody waits for answers any more."""
 
 
 @dataclass(eq=False)
 class Request:
-    """Tokens of an utterance that arrived together.
+    """Request of a client: tokens of an utterance that arrive together.
 
     Attributes:
-        taken: whether the session has them.
+        taken: whether the session has the tokens.
         progress: whether it brings the utterance further, by tokens or its end.
     """
 
@@ -53,31 +53,33 @@ class Request:
 
 @dataclass(eq=False)
 class Utterance:
-    """One utterance in the scheduler. Opaque to callers. Times are of the scheduler's clock, in seconds.
+    """Utterance in the scheduler, from admission to its end; opaque to callers.
+
+    Times are seconds of the scheduler's clock.
 
     Attributes:
         number: 1, 2, 3 ... in the order of admission, for logs.
-        voice: as the model uses it.
-        on_close: called once when the utterance is over.
-        steps: of its ODE.
-        client: name of whom it belongs to, or empty.
-        admitted: when.
-        last_progress: when tokens came, or were consumed.
+        voice: prompt and speaker as the model uses them.
+        on_close: is called once when the utterance is over.
+        steps: number of its ODE steps.
+        client: name of the client it belongs to, or empty.
+        admitted: time of its admission.
+        last_progress: time at which tokens came, or were consumed.
         session: None until its turn has come to be opened, and when it is closed.
-        requests: that are not consumed yet.
+        requests: queue of those that are not consumed yet.
         kept_open: replies that stay unfinished until the end.
-        tokens: received so far.
+        tokens: number of tokens received so far.
         ended: whether no more tokens will come.
         closed: whether it is over for any reason; no more requests are taken.
         why_closed: a sentence for requests that come too late. No exception: it would keep alive all that its traceback
             refers to.
-        holder: thread of the scheduler that works on it; then only that one touches or closes its session.
-        ready_since: when its next chunk had all its tokens; None if it has not.
-        heard_since: when its first audio was sent.
-        plays_until: when its listener will run out of audio.
-        seconds_sent: audio so far.
+        worker: thread id of the worker it belongs to; then only that one touches or closes its session.
+        ready_since: time at which its next chunk had all its tokens; None if it has not.
+        heard_since: time at which its first audio was sent.
+        plays_until: time at which its listener runs out of audio.
+        seconds_sent: audio sent so far.
         compute_seconds: time of the batches that it was in.
-        underruns: chunks that came after the audio before them had ended.
+        underruns: number of chunks that came after the audio before them had ended.
     """
 
     number: int
@@ -94,7 +96,7 @@ class Utterance:
     ended: bool = False
     closed: bool = False
     why_closed: str = "stream: it has ended; tokens after the end are not taken"
-    holder: int | None = None
+    worker: int | None = None
     ready_since: float | None = None
     heard_since: float | None = None
     plays_until: float | None = None
@@ -104,27 +106,27 @@ class Utterance:
 
 
 class Observer:
-    """Told what happens in a scheduler, from any thread; does nothing by itself."""
+    """Observer of a scheduler: it is called from any thread when something happens, and does nothing by itself."""
 
     def changed(self, open_utterances: int) -> None:
-        """An utterance was admitted, started or ended; says how many there are now."""
+        """Is called when an utterance was admitted, started or ended, with the number of open ones."""
 
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
-        """A batch ran.
+        """Is called when a batch has run.
 
         Args:
-            waited: seconds that each of its chunks had been ready.
-            flow_seconds, vocoder_seconds: that the stages took.
+            waited: seconds for which each of its chunks had been ready.
+            flow_seconds, vocoder_seconds: time that the stages took.
         """
 
     def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
-        """A chunk was sent.
+        """Is called when a chunk was sent.
 
         Args:
-            utterance: whose.
-            seconds: of audio.
+            utterance: utterance that it belongs to.
+            seconds: duration of its audio.
             late: seconds for which the listener heard nothing.
         """
 
     def ended(self, utterance: Utterance, reason: str) -> None:
-        """An utterance is over: `finished`, `cancelled`, or the name of an error such as `IdleError`."""
+        """Is called when an utterance is over: `finished`, `cancelled`, or the name of an error such as `IdleError`."""

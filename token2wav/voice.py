@@ -1,4 +1,4 @@
-"""A voice: the prompt that every utterance of a speaker starts from."""
+"""Voice of a speaker: it gives the prompt that every utterance starts from, and is checked against the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMBEDDING_BOUND = 1000.0
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """Prompt and speaker of an utterance. Read-only copies of the arguments are kept.
+    """Voice of an utterance: prompt and speaker embedding. It keeps read-only copies of the arguments.
 
     Attributes:
         prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0 for a speaker without
@@ -71,7 +71,7 @@ class Voice:
 
     @cached_property
     def content_hash(self) -> str:
-        """64 hexadecimal digits: equal for equal voices, whatever they are called. docs/architecture.md defines it."""
+        """Hash of 64 hexadecimal digits, equal for equal voices, whatever they are called (docs/architecture.md)."""
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
         digest.update(self.prompt_tokens.astype("<i4").tobytes())
@@ -84,7 +84,7 @@ class Voice:
         return self.prompt_tokens.nbytes + self.prompt_mel.nbytes + self.speaker_embedding.nbytes
 
     def aligned(self, config: FlowConfig) -> Voice:
-        """This voice without the first tokens of its prompt that keep it from ending on an attention block.
+        """Returns this voice without the first tokens of its prompt that keep it from ending on an attention block.
 
         A first chunk then needs one hop and no more. A prompt shorter than a block stays as it is.
         """
@@ -121,12 +121,12 @@ class Voice:
 
 
 def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()) -> NDArray[np.int32]:
-    """Tokens of a call as (n, *token_shape) int32.
+    """Converts the tokens of a call to (n, *token_shape) int32.
 
     Args:
-        field: for messages.
-        tokens: to convert; none at all may have any shape.
-        token_shape: of one token; None for a number or any codes.
+        field: name of the argument for messages.
+        tokens: array to convert; an empty one may have any shape.
+        token_shape: shape of one token; None for a number or any codes.
 
     Raises:
         InputError: another shape, not integers, or out of the range of int32.
@@ -174,13 +174,13 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
 
 
 def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = np.inf) -> NDArray[np.float32]:
-    """A float32 copy of an argument.
+    """Copies an argument to float32.
 
     Args:
-        field: for messages.
-        values: to convert.
-        dimensions: that it has.
-        bound: of the magnitude of a value.
+        field: name of the argument for messages.
+        values: array to convert.
+        dimensions: number of dimensions that it must have.
+        bound: largest magnitude of a value.
 
     Raises:
         InputError: not numbers, another number of dimensions, or a value that is not finite or beyond the bound.

@@ -1,4 +1,4 @@
-"""Weights from files, whatever they are the weights of: read without executing anything, and compared before use.
+"""Weights of any module: they are read from files without executing anything, and compared before use.
 
 Pickles are read with `weights_only=True`. All names and shapes are looked at before a tensor is used, and everything
 that does not fit is listed in one error.
@@ -26,7 +26,7 @@ _LISTED = 8  # names per kind in an error
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What a `.safetensors` file or a pickled state dict holds, on the CPU; tensors may be views of the file.
+    """Reads a `.safetensors` file or a pickled state dict, on the CPU; tensors may be views of the file.
 
     Raises:
         CheckpointError: unreadable, no dict, or a pickle that asks for more than tensors.
@@ -50,7 +50,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor | None:
-    """One tensor of a `.safetensors` file, on the CPU, without reading the others; None if the file has none so named.
+    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file has none so named.
 
     Raises:
         CheckpointError: unreadable.
@@ -65,7 +65,7 @@ def read_tensor(path: Path, name: str) -> torch.Tensor | None:
 def floating_tensors(
     state: Mapping[str, Any], path: Path, current_name: Callable[[str], str]
 ) -> dict[str, torch.Tensor]:
-    """A state dict under the names that the modules of this project have.
+    """Renames the tensors of a state dict to the names that the modules of this project have.
 
     Raises:
         CheckpointError: a value is no tensor of floating point, or two have the same name.
@@ -84,7 +84,7 @@ def floating_tensors(
 
 
 def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a module in float32, after everything that can be wrong with them has been looked for.
+    """Returns the weights of a module in float32, after everything that can be wrong with them was looked for.
 
     Raises:
         CheckpointError: other names or shapes than the module's, or values that are not finite.
@@ -97,7 +97,7 @@ def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path
 
 
 class Blank(TorchFunctionMode):
-    """Modules that are made within have weights that nobody has written, for `fill` to replace.
+    """Mode in which new modules get weights that nobody has written, for `fill` to replace.
 
     They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two seconds of a start.
     """

@@ -1,1 +1,1 @@
-"""What `make gpu-check` measures: a module for each section, and what they share. docs/gpu.md tells how to read it."""
+"""What `benchmarks.gpu_check` measures on a GPU, section by section, and the report that it writes of that."""

@@ -1,184 +1,163 @@
-"""Section chunks: how long a chunk takes, by batch, history and length, beside the floor; and whether that drifts."""
+"""Sections chunks, drift and recompute: how long a chunk takes, by batch, history and length, and where time goes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.chunk_batch import ChunkBatch
-from benchmarks.engines import Case, Row, export, spread
-from benchmarks.gpu.device import release
-from benchmarks.gpu.floor import Rates, as_row, flow_work, vocoder_work
-from benchmarks.gpu.rates import measure
-from benchmarks.gpu.records import Record, read_records
-from benchmarks.gpu.settings import PROMPT_TOKENS, Settings
-from benchmarks.streaming_cost import prompt
-from token2wav import StreamConfig, Token2Wav
-from token2wav.flow.cache import CacheLayout
-from token2wav.hift_config import HiFTConfig
+from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row, Rows, Settings
+from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.flow_config import FlowConfig
 
-Timed = tuple[float, float, int]  # seconds of flow and vocoder, and tokens that the flow computed of every stream
-
-_FIRST_DRIFTING = 3  # chunk, counted from 1: what comes before has another length, or warms up
 _RESERVED_PAGES = 3  # that a stream takes when it opens
+_FIRST_DRIFTING = 3  # chunk, counted from 1: what comes before has another length, or warms up
+_TOP = 40
+_MOST_TRACE_BYTES = 4_000_000
 
 
-def chunks(folder: Path, settings: Settings, record: Record) -> None:
-    """Writes `results` (as benchmarks.engines does, for `token2wav-plan`), `rows`, `missing`, and `drift`."""
-    rates = known_rates(settings)
-    model = load(folder, settings)
-    case = Case(model.engine.name, model.engine.precision)
-    rows: list[dict[str, Any]] = []
+def a_voice(flow: FlowConfig, seed: int = 1, prompt_tokens: int = PROMPT_TOKENS) -> Voice:
+    """Random voice that fits a model."""
+    random = np.random.default_rng(seed)
+    mel = random.standard_normal((flow.token_mel_ratio * prompt_tokens, flow.mel_bands))
+    tokens, speaker = random.integers(0, flow.vocab_size, prompt_tokens), random.standard_normal(flow.spk_embed_dim)
+    return Voice(tokens, mel, speaker)
+
+
+def load(folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any) -> tuple[Token2Wav, Row]:
+    """The model as sections run it, and what loading took: seconds, captured graphs included, and memory."""
+
+    def free_mib() -> int:
+        return torch.cuda.mem_get_info(settings.device)[0] >> 20 if settings.on_gpu else 0
+
+    began, free = time.monotonic(), free_mib()
+    model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
+    usage = model.pipeline.flow.usage()
+    cache = usage.capacity * usage.page_bytes >> 20
+    row = {"load_s": round(time.monotonic() - began, 1), "cache_mib": cache}
+    return model, row | ({"other_mib": free - free_mib() - cache} if settings.on_gpu else {})
+
+
+def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Chunks from the cache, in one batch; a profile of the first chunk of one stream, and of the largest batch."""
+    model, loaded = load(folder, settings)
+    yield "the model", lambda: loaded
     for streams in settings.batches:
-        for found in of_batch(model, streams, settings):
-            if "problem" in found:
-                record.add("missing", found)
-                print(f"{streams} streams, {found['spoken_s']:g} s: {found['problem']}", flush=True)
-                continue
-            row = found | floor_of(model, found, rates)
-            rows.append(row)
-            record.add("rows", row)
-            record.put("results", [{"model": settings.size, "case": asdict(case), "rows": rows}])
-            print(as_line(row), flush=True)
-    del model
-    release(torch.device(settings.device))
-    record.put("drift", drift(folder, settings))
+        places = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
+        for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *places]):
+            yield chunk_key(streams, hop, spoken_s), partial(chunk, model, settings, streams, hop, spoken_s)
+            if not number and streams in (1, max(settings.batches)):
+                at = 0.0 if streams == 1 else settings.histories[0]
+                yield f"profile of {streams} streams after {at:g} s", partial(profiled, model, settings, streams, at)
 
 
-def load(folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
-    """The model as a section runs it, its graphs exported if it needs any."""
-    prepare(folder, settings)
-    return Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
+def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
+    return f"{streams} streams, {hop} tokens after {spoken_s:g} s"
 
 
-def prepare(folder: Path, settings: Settings) -> None:
-    """Exports the graphs that the engine needs and that are not there."""
-    export(folder, Case(settings.engine, settings.exact_precision))
+def chunk(model: Token2Wav, settings: Settings, streams: int, hop: int, spoken_s: float) -> Row:
+    """Times in ms of flow, vocoder and both for a chunk of each stream, in one batch: median, least and most."""
+    times, computed = [], 0
+    for _ in range(settings.repeats + 1):
+        with spoken(model, streams, round(25 * spoken_s), hop) as batch:
+            times.append(batch.advance(hop))
+            computed = batch.new_tokens
+    flow, vocoder = (1000 * np.array(each) for each in zip(*times[1:], strict=True))
+    history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
+    row: Row = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "history_s": history_s}
+    for name, each in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
+        row[name] = [round(float(value), 3) for value in (np.median(each), each.min(), each.max())]
+    return row | {"computed_tokens": computed}
 
 
-def known_rates(settings: Settings) -> Rates:
-    """Those of section floor on this device, or new ones."""
-    device = torch.device(settings.device)
-    found = read_records(settings.out, ["floor"]).get("floor", {})
-    if found.get("device") == settings.device and "operations_per_s" in found:
-        return Rates.of(found)
-    return Rates.of(measure(device, settings.copy_mib, settings.matrix))
-
-
-def of_batch(model: Token2Wav, streams: int, settings: Settings) -> Iterator[dict[str, Any]]:
-    """A row for a first chunk and for every history and hop; `problem` in place of times where there is no memory."""
-    for hop in settings.hops:
-        histories = []
-        for spoken_s in ((0.0,) if hop == settings.hops[0] else ()) + settings.spoken_s:
-            if problem := shortage(model, streams, round(25 * spoken_s) + hop):
-                yield {"spoken_s": spoken_s, "hop_tokens": hop, "streams": streams, "problem": problem}
-            else:
-                histories.append(spoken_s)
-        times, problems = passes(model, streams, hop, histories, settings.repeats)
-        for spoken_s, problem in problems.items():
-            yield {"spoken_s": spoken_s, "hop_tokens": hop, "streams": streams, "problem": problem}
-        for spoken_s, each in times.items():
-            flow, vocoder, lengths = zip(*each, strict=True)
-            history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
-            row = asdict(Row(history_s, hop, streams, spread(flow), spread(vocoder)))
-            total = spread(tuple(np.add(flow, vocoder).tolist()))
-            yield row | {"spoken_s": spoken_s, "computed_tokens": lengths[0], "total_ms": total}
-
-
-def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
-    """Why so many streams of such a length would not all stay in the cache; None if they would.
+@contextmanager
+def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[ChunkBatch]:
+    """Streams that have spoken so many tokens; left out where they would not all stay in the cache with another hop.
 
     A stream that finds no page goes on by recomputing, which is another measurement.
     """
+    if problem := shortage(model, streams, tokens + hop):
+        raise LeftOut(problem)
+    with ChunkBatch(model, streams, a_voice(model.config.flow)) as batch:
+        while batch.spoken_tokens < tokens:
+            batch.advance(min(100, tokens - batch.spoken_tokens) if batch.spoken_tokens else 25)
+        yield batch
+
+
+def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
+    """Why so many streams of such a length would not all stay in the cache; None if they would."""
     usage, flow = model.pipeline.flow.usage(), model.config.flow
-    if not usage.capacity:
-        return None
     own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
     prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
-    if needed <= usage.capacity:
+    if not usage.capacity or needed <= usage.capacity:
         return None
     return f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, and the cache has {usage.capacity}"
 
 
-def passes(
-    model: Token2Wav, streams: int, hop: int, histories: list[float], repeats: int
-) -> tuple[dict[float, list[Timed]], dict[float, str]]:
-    """Results of several `one_pass` by history, after one to warm up; and why there are none, where memory ends."""
-    histories, problems = list(histories), {}
-    while histories:
-        try:
-            found = [dict(one_pass(model, streams, hop, histories)) for _ in range(repeats + 1)][1:]
-        except torch.OutOfMemoryError as error:
-            problems[histories.pop()] = f"out of memory: {' '.join(str(error).split())[:200]}"
-        else:
-            return {spoken_s: [each[spoken_s] for each in found] for spoken_s in histories}, problems
-        torch.cuda.empty_cache()
-    return {}, problems
+def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Chunks of one stream under a window, from the third to the last; medians of several streams."""
+    model, _ = load(folder, settings, StreamConfig(left_blocks=settings.drift_window))
+
+    def measure() -> Row:
+        times = []
+        for _ in range(settings.repeats + 1):
+            with ChunkBatch(model, 1, a_voice(model.config.flow)) as batch:
+                times.append([1000 * sum(batch.advance(25)) for _ in range(settings.drift_chunks)])
+        medians = np.median(times[1:], axis=0).round(3).tolist()
+        third, last = medians[_FIRST_DRIFTING - 1], medians[-1]
+        values = {"third_ms": third, "last_ms": last, "drift": round(last / third - 1, 4), "chunk_ms": medians}
+        return {"chunks": len(medians), **values}
+
+    yield "chunks of 25 tokens", measure
 
 
-def one_pass(model: Token2Wav, streams: int, hop: int, histories: list[float]) -> Iterator[tuple[float, Timed]]:
-    """Streams from their first chunk on, and what a chunk took at each history."""
-    with ChunkBatch(model, streams, prompt(PROMPT_TOKENS)) as batch:
-        if histories[0] == 0.0:
-            yield 0.0, (*batch.advance(hop), batch.new_tokens)
-        for spoken_s in histories:
-            target = round(25 * spoken_s)
-            while batch.spoken_tokens < target:
-                batch.advance(min(100, target - batch.spoken_tokens) if batch.spoken_tokens else 25)
-            if spoken_s:
-                yield spoken_s, (*batch.advance(hop), batch.new_tokens)
+def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Chunks as public servers compute them: the whole history anew, one request at a time."""
+    model, _ = load(folder, settings, incremental=False)
+    hop = settings.hops[-1]
+    for spoken_s in settings.histories:
+        yield chunk_key(1, hop, spoken_s), partial(chunk, model, settings, 1, hop, spoken_s)
 
 
-def floor_of(model: Token2Wav, row: dict[str, Any], rates: Rates) -> dict[str, Any]:
-    """Floor of a row, and how many times that it took."""
-    config, streams = model.config, row["streams"]
-    ratio, vocoder = config.flow.token_mel_ratio, config.vocoder
-    assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
-    frames = ratio * row["computed_tokens"]
-    past = ratio * (round(25 * row["spoken_s"]) + PROMPT_TOKENS)
-    if not row["spoken_s"]:
-        past = ratio * config.flow.prefix_tokens(PROMPT_TOKENS)
-    layout = CacheLayout.of(config.flow, model.engine.precision)
-    floor = as_row(
-        flow_work(config.flow, layout, model.engine.precision, streams, frames, past),
-        vocoder_work(vocoder, streams, ratio * row["hop_tokens"]),
-        rates,
-    )
-    return floor | {"ratio": round(row["total_ms"][0] / floor["floor_ms"], 2)}
+def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
+    """Kernels of one chunk (on a CPU operators) by their time; writes a trace beside the results."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if settings.on_gpu else [])]
+    with spoken(model, streams, round(25 * spoken_s), 25) as batch, profile(activities=activities) as profiler:
+        wall_ms = 1000 * sum(batch.advance(25))
+    trace = settings.out / f"trace-{streams}.json.gz"
+    profiler.export_chrome_trace(str(trace))
+    if trace.stat().st_size > _MOST_TRACE_BYTES:
+        trace.unlink()
+    kind = "CUDA" if settings.on_gpu else "CPU"
+    events = [each for each in profiler.events() or [] if each.device_type.name == kind and not each.is_user_annotation]
+    spans = [(each.name, each.time_range.start / 1000, each.time_range.end / 1000) for each in events]
+    return {"streams": streams, "spoken_s": spoken_s, "wall_ms": round(wall_ms, 3)} | summary(spans)
 
 
-def as_line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['streams']:4} streams {row['spoken_s']:5g} s {row['hop_tokens']:4} tokens  "
-        f"flow {row['flow_ms'][0]:8.2f} vocoder {row['vocoder_ms'][0]:7.2f} ms, "
-        f"{row['ratio']:6.1f} times the floor of {row['floor_ms']:.2f} ms"
-    )
-
-
-def drift(folder: Path, settings: Settings) -> dict[str, Any]:
-    """Times of chunks of 25 tokens of one stream under a window, from the third on; medians of several streams."""
-    model = load(folder, settings, StreamConfig(left_blocks=settings.drift_window))
-    times = defaultdict(list)
-    for repeat in range(settings.repeats + 1):
-        with ChunkBatch(model, 1, prompt(PROMPT_TOKENS)) as batch:
-            for number in range(1, settings.drift_chunks + 1):
-                seconds = sum(batch.advance(25))
-                if repeat:
-                    times[number].append(1000 * seconds)
-    medians = [round(float(np.median(times[number])), 3) for number in range(1, settings.drift_chunks + 1)]
-    first, last = medians[_FIRST_DRIFTING - 1], medians[-1]
+def summary(spans: Iterable[tuple[str, float, float]]) -> Row:
+    """Longest kernels of spans (name, begin, end in ms), their sum, and the time between them in which none runs."""
+    calls, by_name = Counter[str](), defaultdict[str, float](float)
+    idle_ms, until = 0.0, None
+    for name, begin, end in sorted(spans, key=itemgetter(1)):
+        calls[name] += 1
+        by_name[name] += end - begin
+        idle_ms += max(0.0, begin - until) if until is not None else 0.0
+        until = max(until or end, end)
+    longest = sorted(by_name.items(), key=itemgetter(1), reverse=True)[:_TOP]
     return {
-        "left_blocks": settings.drift_window,
-        "chunk_ms": medians,
-        "third_ms": first,
-        "last_ms": last,
-        "chunks": settings.drift_chunks,
-        "drift": round(last / first - 1, 4),
+        "kernels_ms": round(sum(by_name.values()), 3),
+        "idle_ms": round(idle_ms, 3),
+        "calls": calls.total(),
+        "kernels": [{"name": name[:120], "ms": round(ms, 4), "calls": calls[name]} for name, ms in longest],
     }

@@ -1,99 +1,99 @@
-"""The least that a chunk can cost: bytes that must be read and arithmetic that must be done, over a device's rates.
+"""Section floor: rates of this device; and from them the least that a chunk can cost.
 
-Counted from the model's configuration, for one batch of chunks of one length at one place in their utterances. Weights
-are read once per ODE step (they do not fit a cache), or once per call for what is outside the loop; keys and values of
-all that a chunk sees are read once per step, its own are written. Matrix products, convolutions and attention count as
-arithmetic, and nothing that goes element by element. Reading and computing can overlap, so the longer of both counts;
-flow and vocoder follow each other.
+Weights are read once per ODE step (they do not fit a GPU's on-chip memory), or once per call for what is outside the
+loop; keys and values of all that a chunk sees are read once per step, its own are written. Products, convolutions and
+attention count as arithmetic, and nothing that goes element by element. Reading and computing can overlap: the longer
+of both counts; flow and vocoder follow each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
+import torch
+from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
 from token2wav.artifacts import Precision
 from token2wav.flow.cache import CacheLayout
+from token2wav.flow.flow import Flow
 from token2wav.flow_config import FlowConfig
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.convolutions import upsampling_reach
+from token2wav.model_config import ModelConfig
 from token2wav.vocoder.f0 import F0_LOOKAHEAD
+from token2wav.vocoder.hift import HiFT
 
-_CONV_KERNEL, _CONV_GROUPS, _POSITION_CONVS = 31, 16, 2  # of the estimator's input
-_F0_CONVS, _F0_KERNEL = 4, 3
-_POST_KERNEL = 7
-_BYTES = {"float16": 2, "float32": 4, "float64": 8}
+_SECONDS = 0.2  # of each measurement, at least
+_COUNTED_FRAMES = 50
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one batch costs at least.
+    """Least cost of one batch: bytes read and written, and operations in float16, float32 and float64."""
 
-    Attributes:
-        weight_bytes: read.
-        cache_bytes: of keys and values, read and written.
-        half, single, double: floating-point operations in float16, float32 and float64; two for a multiplication with
-            its addition.
-    """
-
-    weight_bytes: float = 0.0
-    cache_bytes: float = 0.0
+    bytes: float = 0.0
     half: float = 0.0
     single: float = 0.0
     double: float = 0.0
 
+    def ms(self, rates: Mapping[str, float]) -> float:
+        """The longer of reading and computing at the rates of section floor."""
+        arithmetic = self.half / rates["float16"] + self.single / rates["float32"] + self.double / rates["float64"]
+        return 1000 * max(self.bytes / max(rates["copy"], rates["triad"]), arithmetic)
 
-@dataclass(frozen=True)
-class Rates:
-    """What a device was measured to do, per second.
 
-    Attributes:
-        bandwidth: bytes.
-        half, single, double: operations of large matrix products, in float16, float32 and float64.
+def floor(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Bytes and operations per second, the best of several calls each, for a floor is beaten by nothing."""
+
+    def measure() -> Row:
+        device, size, elements = torch.device(settings.device), settings.matrix, (settings.copy_mib << 20) // 4
+        a, b, c = (torch.ones(elements, device=device) for _ in range(3))
+        rates = {"copy": 8 * elements / _best_seconds(lambda: b.copy_(a))}
+        rates["triad"] = 12 * elements / _best_seconds(lambda: torch.add(a, b, alpha=2.0, out=c))
+        for name in ("float16", "tf32", "float32", "float64"):
+            dtype = getattr(torch, name.replace("tf32", "float32"))
+            x, y = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+            torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+            rates[name] = 2.0 * size**3 / _best_seconds(partial(torch.mm, x, y, out=torch.empty_like(x)))
+        return {"rates": rates, "copy_mib": settings.copy_mib, "matrix": size}
+
+    yield "rates", measure
+
+
+def _best_seconds(work: Callable[[], object]) -> float:
+    return min(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=_SECONDS).times)
+
+
+def floor_ms(config: ModelConfig, precision: Precision, rates: Mapping[str, float], row: Row) -> float:
+    """Floor of a row of section chunks."""
+    ratio, streams, vocoder = config.flow.token_mel_ratio, row["streams"], config.vocoder
+    assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
+    past = round(25 * row["spoken_s"]) + PROMPT_TOKENS if row["spoken_s"] else config.flow.prefix_tokens(PROMPT_TOKENS)
+    flow = flow_work(config.flow, precision, streams, ratio * row["computed_tokens"], ratio * past)
+    return flow.ms(rates) + vocoder_work(vocoder, streams, ratio * row["hop_tokens"]).ms(rates)
+
+
+def flow_work(config: FlowConfig, precision: Precision, streams: int, frames: int, past: int) -> Work:
+    """Work of all ODE steps for chunks of mel frames after others, the prompt's included.
+
+    The input of the estimator stays in float32, whatever the precision of its layers and of its cache.
     """
-
-    bandwidth: float
-    half: float
-    single: float
-    double: float
-
-    @classmethod
-    def of(cls, measured: Mapping[str, Any]) -> Rates:
-        """From what `rates.measure` gives."""
-        products = measured["operations_per_s"]
-        return cls(max(measured["bytes_per_s"].values()), products["float16"], products["float32"], products["float64"])
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Milliseconds of one stage: to read, and to compute. The larger is its floor."""
-
-    memory_ms: float
-    arithmetic_ms: float
-
-    @classmethod
-    def of(cls, work: Work, rates: Rates) -> Floor:
-        memory = (work.weight_bytes + work.cache_bytes) / rates.bandwidth
-        arithmetic = work.half / rates.half + work.single / rates.single + work.double / rates.double
-        return cls(1000 * memory, 1000 * arithmetic)
-
-    @property
-    def ms(self) -> float:
-        return max(self.memory_ms, self.arithmetic_ms)
-
-
-def estimator_weights(config: FlowConfig) -> tuple[int, int]:
-    """Weights that every step reads, biases left out: of attention, feed-forward and output, and of the input.
-
-    What depends on the ODE time alone is a table.
-    """
-    estimator = config.estimator
-    dim, inner = estimator.dim, estimator.heads * estimator.dim_head
-    layer = 4 * dim * inner + 2 * dim * dim * estimator.ff_mult
-    bands = 2 * estimator.mel_dim + estimator.mu_dim + estimator.spk_dim
-    convolutions = _POSITION_CONVS * dim * (dim // _CONV_GROUPS) * _CONV_KERNEL
-    return estimator.depth * layer + dim * estimator.out_channels, bands * dim + convolutions
+    layout = CacheLayout.of(config, precision)
+    layers, given = estimator_weights(config)
+    rows = streams * layout.branches * frames
+    pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
+    product = 2.0 * layout.steps * (rows * layers + 2 * layout.layers * pairs * layout.heads * layout.dim_head)
+    tokens = streams * frames / config.token_mel_ratio
+    ahead = config.pre_lookahead_channels * config.input_size * (config.pre_lookahead_len + config.lookbehind_len + 2)
+    outside = 2.0 * (layout.steps * rows * given + tokens * ahead)
+    half = precision == "float16"
+    weights = layout.steps * (layers * (2 if half else 4) + given * 4) + 4 * ahead
+    pages = streams * (past + frames) / layout.block_frames
+    return Work(weights + pages * layout.page_bytes, product if half else 0.0, outside + (0.0 if half else product))
 
 
 def attended_pairs(frames: int, past: int, block: int) -> int:
@@ -102,74 +102,30 @@ def attended_pairs(frames: int, past: int, block: int) -> int:
     return sum((min(end, frames) - (end - block)) * (past + min(end, frames)) for end in ends)
 
 
-def flow_work(
-    config: FlowConfig, layout: CacheLayout, precision: Precision, streams: int, frames: int, past: int
-) -> Work:
-    """Of all ODE steps.
-
-    Args:
-        config: of the flow.
-        layout: of its cache, with the number of steps.
-        precision: of the estimator's layers; its input stays in float32.
-        streams: in the batch.
-        frames: of every chunk, mel.
-        past: frames before it, the prompt's included.
-    """
-    layers, given = estimator_weights(config)
-    rows = streams * layout.branches * frames
-    pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
-    inner = layout.heads * layout.dim_head
-    product = 2.0 * layout.steps * (rows * layers + 2 * layout.layers * pairs * inner)
-    tokens = streams * frames / config.token_mel_ratio
-    ahead = config.pre_lookahead_channels * config.input_size * (config.pre_lookahead_len + config.lookbehind_len + 2)
-    outside = 2.0 * (layout.steps * rows * given + tokens * ahead)
-    return Work(
-        weight_bytes=layout.steps * (layers * _BYTES[precision] + given * 4) + 4 * ahead,
-        cache_bytes=streams * (past + frames) / layout.block_frames * layout.page_bytes,
-        half=product if precision == "float16" else 0.0,
-        single=outside + (0.0 if precision == "float16" else product),
-    )
+@cache
+def estimator_weights(config: FlowConfig) -> tuple[int, int]:
+    """Weights that every step reads, biases left out: of all layers, and of the input. Tables replace those of time."""
+    with torch.device("meta"):
+        estimator = Flow(config).estimator
+    estimator.drop_time_weights()
+    count = {name: weight.numel() for name, weight in estimator.named_parameters() if weight.dim() > 1}
+    given = sum(number for name, number in count.items() if name.startswith("input_embed"))
+    return sum(count.values()) - given, given
 
 
+@cache
 def vocoder_work(config: HiFTConfig, streams: int, frames: int) -> Work:
-    """Of HiFT in float32, with its F0 in float64, for the new frames alone: what a window repeats is not needed."""
-    network, weights = _network(config)
-    channels, bands = config.f0_channels, config.in_channels
-    pitch = channels * bands * (F0_LOOKAHEAD + 1) + _F0_CONVS * channels * channels * _F0_KERNEL + channels
-    count = streams * frames
-    return Work(weight_bytes=4 * weights + 8 * pitch, single=2.0 * count * network, double=2.0 * count * pitch)
-
-
-def _network(config: HiFTConfig) -> tuple[int, int]:
-    """Multiplications for a mel frame, and weights."""
-    bins = config.n_fft + 2
-    width = config.base_channels
-    first = config.in_channels * width * (config.conv_pre_look_right + 1)
-    products, weights = first, first
-    positions, stride = 1, config.samples_per_frame // config.hop_len
-    branches = list(zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True))
-    for stage, rate in enumerate(config.upsample_rates):
-        positions, stride = positions * rate, stride // rate
-        before, width = width, width // 2
-        kernel = config.upsample_kernel_sizes[stage]
-        blocks = [
-            *branches,
-            (config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]),
-        ]
-        down = bins * width * (2 * stride if stride > 1 else 1)
-        residual = sum(2 * len(dilations) * size * width * width for size, dilations in blocks)
-        taps = before * width * (upsampling_reach(kernel, rate) + 1)  # of each place in a repeat
-        products += positions * (taps + down + residual)
-        weights += rate * taps + down + residual
-    last = width * bins * _POST_KERNEL
-    transforms = 2 * bins * config.n_fft  # forth and back
-    return products + positions * (last + transforms), weights + last
-
-
-def as_row(flow: Work, vocoder: Work, rates: Rates) -> dict[str, Any]:
-    """Both stages for a table, in milliseconds."""
-    floors = {"flow": Floor.of(flow, rates), "vocoder": Floor.of(vocoder, rates)}
-    parts = {
-        f"{stage}_{name}": round(value, 4) for stage, each in floors.items() for name, value in asdict(each).items()
-    }
-    return {"floor_ms": round(sum(each.ms for each in floors.values()), 4), **parts}
+    """Work of HiFT in float32, with its F0 in float64, for the new frames alone: no window needs to be repeated."""
+    counted = _COUNTED_FRAMES
+    with torch.device("meta"):
+        hift = HiFT(config)
+        hift.freeze()
+        with FlopCounterMode(display=False) as single:
+            mel = torch.empty(1, config.in_channels, counted + config.conv_pre_look_right)
+            hift.network(mel, hift.spectrum(torch.empty(1, 1, counted * config.samples_per_frame)))
+        with FlopCounterMode(display=False) as double:
+            mel = torch.empty(1, config.in_channels, counted + F0_LOOKAHEAD, dtype=torch.float64)
+            hift.f0_predictor(mel, False)
+    share = streams * frames / counted
+    size = sum(weight.numel() * weight.element_size() for weight in hift.parameters())
+    return Work(size, 0.0, share * single.get_total_flops(), share * double.get_total_flops())

@@ -1,58 +1,132 @@
-"""Section parity: every engine that this host can run, and every shape that a graph is captured for, against torch.
+"""Section parity: batches as they are served, against each stream alone on torch in float32 without graphs.
 
-An engine is compared on the way of a stream, stage by stage (`token2wav-export verify`), in a process of its own, and
-timed in passing. What is served is compared in batches (`batches.py`), a captured shape on its own (`buckets.py`).
+Streams of a batch have prompts and chunks of different length, and end with a chunk that is no whole block. The longest
+chunks of their rounds have 1, 2, 4 and 5 blocks, which with the sizes of the batches runs nearly all captured shapes.
+The vocoders get the same mels, because from mel to audio errors of F0 add up.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from benchmarks.engines import CPU_CASES, CUDA_CASES, Case, Result, lines, run_case
-from benchmarks.gpu.batches import check_batches
-from benchmarks.gpu.buckets import check_buckets
-from benchmarks.gpu.device import release
-from benchmarks.gpu.records import Record
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.chunks import a_voice, load
+from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.engines.base import MelChunk
+from token2wav.engines.cuda_graphs import SWITCH
+from token2wav.flow.cache import CacheLayout
+from token2wav.model_config import ModelConfig
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
 
-_HISTORIES_S = (0.0, 10.0)
-
-
-def parity(folder: Path, settings: Settings, record: Record) -> None:
-    """Writes `engines`, a result each, `batches`, and `buckets`, a row for each shape, filling and precision."""
-    for case in cases_of(settings):
-        result = in_own_process(folder, case, settings)
-        record.add("engines", asdict(result))
-        print(*lines(result), sep="\n", flush=True)
-    device = torch.device(settings.device)
-    for row in check_batches(folder, settings):
-        record.add("batches", row)
-        print(f"batch of {row['streams']}: {row['note']}", flush=True)
-    for precision in ("float32", "float16") if device.type == "cuda" else ("float32",):
-        release(device)
-        for row in check_buckets(folder, settings, device, precision):
-            record.add("buckets", row)
-            if row["problem"]:
-                print(f"bucket {row['shape']} {precision}, {row['filling']}: {row['problem']}", flush=True)
+# Of the mel's largest error of root mean square relative to its spread, and of the audio of one and the same mel: those
+# of `token2wav-export verify`, the mel's as ratios.
+MEL = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
+AUDIO = 1e-3
+# Tokens of prompts and utterances: each of the one meets each of the other.
+_PROMPTS, _LENGTHS = (75, 30, 0), (302, 126, 130, 157)
+_BLOCKS = (1, 2, 4)
+_PAGES = 20  # that one stream has room in
+_UTTERANCES = 13  # streams k and k + 13 speak the same: no power of two, which mixed-up rows would differ by
 
 
-def cases_of(settings: Settings) -> list[Case]:
-    cases = CUDA_CASES if settings.device.startswith("cuda") else CPU_CASES
-    return [case for case in cases if not settings.engines or case.engine in settings.engines]
+@dataclass(frozen=True)
+class _Rounds(HopSchedule):
+    """Schedule of chunks of 1, 2 and 4 blocks, and of less of them in other turns."""
+
+    turn: int = 0
+
+    def hop(self, index: int, lead_tokens: float) -> int:
+        longest = min(index, len(_BLOCKS)) - 1
+        return self.block * _BLOCKS[longest - self.turn % (longest + 1)]
 
 
-def in_own_process(folder: Path, case: Case, settings: Settings) -> Result:
-    """What `benchmarks.engines` says of a case, or how its process ended."""
-    histories = [history for history in _HISTORIES_S if history <= max(settings.spoken_s)]
-    job = (folder, settings.size, case, settings.device, list(settings.engine_batches), histories)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as pool:
-        try:
-            return pool.submit(run_case, job).result()
-        except BrokenProcessPool:
-            return Result(settings.size, case, problem="its process died")
+class Utterance(NamedTuple):
+    """Tokens in a voice, the turn of its rounds, and once it has been spoken its mel (bands, frames) and audio."""
+
+    voice: Voice
+    tokens: NDArray[np.int64]
+    turn: int
+    mel: torch.Tensor
+    audio: torch.Tensor
+
+
+def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
+    config, (stream, storage) = ModelConfig.read(folder), SETTINGS[settings.setting]
+    stream = StreamConfig(left_blocks=stream.left_blocks)  # the default hop fills more shapes
+    with patch.dict(os.environ, {SWITCH: "0"}):
+        mib = 1 + (_PAGES * CacheLayout.of(config.flow, "float32").page_bytes >> 20)
+        alone = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib))
+    count = min(_UTTERANCES, max(settings.parity_batches))
+    expected = [speak(alone, [utterance(config, index)])[0] for index in range(count)]
+    del alone
+    model, _ = load(folder, settings, stream, cache_storage=storage)
+    bound = MEL["float16" if storage == "int8" else model.engine.precision]
+    for streams in settings.parity_batches:
+        yield parity_key(settings, streams), partial(check, model, streams, expected, bound)
+
+
+def parity_key(settings: Settings, streams: int) -> str:
+    return f"{settings.setting}, {settings.precision}, {streams} streams"
+
+
+def utterance(config: ModelConfig, index: int) -> Utterance:
+    """Utterance of one stream of a batch, not yet spoken."""
+    prompt, length = _PROMPTS[index % len(_PROMPTS)], _LENGTHS[index % len(_LENGTHS)]
+    tokens = np.random.default_rng(index).integers(0, config.flow.vocab_size, length)
+    return Utterance(a_voice(config.flow, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0))
+
+
+def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: float) -> Row:
+    """Compares one batch; `problem` says what is beyond its bound, of which that of the mel is given."""
+    wanted = [expected[index % len(expected)] for index in range(streams)]
+    block, capacity = model.config.flow.block_tokens, model.pipeline.flow.usage().capacity
+    # Prompts are shared, but for a rest of a block.
+    needed = sum(2 + len(one.tokens) // block for one in wanted) + 2 * len(expected)
+    if 0 < capacity < needed:
+        raise LeftOut(f"needs {needed} pages, and the cache has {capacity}")
+    pairs = list(zip(speak(model, wanted), wanted, strict=True))
+    errors = [float((one.mel - other.mel).square().mean().sqrt() / other.mel.std()) for one, other in pairs]
+    mel = float(np.max(errors))  # NaN stays NaN
+    audio = float(np.max([float((one.audio - other.audio).abs().max()) for one, other in pairs]))
+    problems = [f"mel {mel:.1e}, at most {bound:.1e}"] if not mel <= bound else []
+    problems += [f"audio {audio:.1e}, at most {AUDIO:.1e}"] if not audio <= AUDIO else []
+    return {"mel": mel, "mel_bound": bound, "audio": audio, "problem": "; ".join(problems) or None}
+
+
+def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
+    """Takes utterances through the engines in one batch; the vocoder gets their mels where these are known."""
+    flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
+    block, ratio = config.flow.block_tokens, config.flow.token_mel_ratio
+    sessions, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    for one in utterances:
+        schedule = _Rounds("fixed", block, block, block, turn=one.turn)
+        sessions.append(session := Session(one.voice, config, schedule, flow.open(one.voice), vocoder.open()))
+        session.push(one.tokens)
+        session.end()
+    while ready := [(index, chunk) for index, each in enumerate(sessions) if (chunk := each.next_chunk())]:
+        made = flow.advance([(sessions[index].flow_handle, chunk) for index, chunk in ready])
+        batch = []
+        for (index, chunk), mel in zip(ready, made, strict=True):
+            session, known = sessions[index], utterances[index].mel
+            new = mel[:, ratio * max(0, session.prompt_tokens - chunk.start) :]
+            mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
+            heard = known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]] if known.numel() else new
+            batch.append((session.vocoder_handle, MelChunk(heard, chunk.last)))
+            session.sent(chunk, np.empty(0, np.float32))
+        for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
+            audio[index] = torch.cat((audio[index].to(samples.device), samples))
+    for session in sessions:
+        model.pipeline.close(session)
+    return [one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)]

@@ -1,273 +1,254 @@
-"""The report as markdown, from the sections' records alone."""
+"""The report of one or several slices: whether the project's aims are met, what is wrong, and every row in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from benchmarks.gpu.verdicts import Sections, faults, rehearsed, verdicts
+from benchmarks.gpu.chunks import chunk_key
+from benchmarks.gpu.floor import floor_ms
+from benchmarks.gpu.parity import parity_key
+from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
+from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES, Row
+from benchmarks.gpu.streams import PACE, UNBROKEN
+from benchmarks.gpu.worker import write_json
+from benchmarks.models import FULL_YAML, TEMPLATE
+from token2wav.model_config import ModelConfig
 
-_MOST_FAULTS = 20
+Content = Mapping[str, Any]  # of a results.json, or of several merged
+
+WORDS = {True: "met", False: "not met", None: "not shown"}
+FIRST_CHUNK_MS, DRIFT, PEER_RATIO, PEER_STREAMS, STREAMS = 10.0, 0.10, 10.0, 64, 300
+_COMMON = ("section", "key", "problem", "left_out", "took_s")  # of all rows
 
 
-def markdown(sections: Sections, plots: Iterable[str] = ()) -> str:
-    """The whole page.
+class Verdict(NamedTuple):
+    """One aim with its bound, what was measured, and whether that meets it; None where it was not shown."""
 
-    Args:
-        sections: their records by name.
-        plots: names of images beside it.
+    aim: str
+    measured: str
+    met: bool | None
+
+
+def merge(folders: Sequence[Path]) -> dict[str, Any]:
+    """Results of several slices as one. Of rows measured twice the later counts, unless it was left out.
+
+    Raises:
+        ValueError: a folder has no results, or they are of another GPU, model or precision than those before.
     """
-    parts = [_head(sections), _verdicts(sections), _faults(sections)]
-    parts += [f"![{name.removesuffix('.png')}]({name})" for name in plots]
-    for name, section in sections.items():
-        body = [_TEXTS[name](section)] if name in _TEXTS else []
-        if section["problem"]:
-            body.insert(0, f"**Ended early:** {section['problem']}")
-        took = f"{section['took_s']:g} s" if "took_s" in section else "unknown time"
-        parts.append("\n\n".join([f"## {name}", f"{section['date']}, commit {section['commit']}, {took}:", *body]))
-        parts.append(f"    {section['command']}")
-    return "\n\n".join(part for part in parts if part) + "\n"
+    rows: dict[tuple[str, str], Row] = {}
+    whole: dict[str, Any] = {"facts": {}, "runs": [], "sections": []}
+    for folder in folders:
+        if not (folder / RESULTS).is_file():
+            raise ValueError(f"{folder} has no {RESULTS}")
+        content = json.loads((folder / RESULTS).read_text())
+        for name in ("gpu", "size", "precision", "graphs"):
+            before, now = whole["facts"].get(name), content["facts"].get(name)
+            if whole["runs"] and before != now:
+                raise ValueError(f"{folder}: {name} is {now}, and in the folders before {before}: merge them apart")
+        whole["facts"] |= content["facts"]
+        whole["runs"].append({name: content["facts"].get(name) for name in ("date", "commit", "command")})
+        whole["sections"] += content["sections"]
+        for row in content["rows"]:
+            if not row["left_out"] or (row["section"], row["key"]) not in rows:
+                rows[row["section"], row["key"]] = row
+    return whole | {"rows": list(rows.values())}
+
+
+def verdicts(content: Content) -> list[Verdict]:
+    """Verdict on every aim for one data-centre GPU. Figures of a CPU or of a smaller model meet nothing."""
+    found = [_parity(content), _first_chunk(content), _drift(content), _peer(content), *_real_time(content)]
+    if rehearsed(content):
+        return [Verdict(each.aim, f"in a rehearsal: {each.measured}", None) for each in found]
+    return found
+
+
+def rehearsed(content: Content) -> bool:
+    """Whether it ran without a GPU, or with another model than that of the public size."""
+    return content["facts"].get("gpu") is None or content["facts"]["size"] != "full"
+
+
+def rows_of(content: Content, section: str) -> dict[str, Row]:
+    """Rows of a section that have values, whether within their bounds or not, by their keys."""
+    return {row["key"]: row for row in content["rows"] if row["section"] == section and row.keys() - _COMMON}
+
+
+def faults(content: Content) -> list[str]:
+    """Everything wrong, not only slow: failed tests, results beyond their bounds, what crashed or ended early."""
+    rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
+    found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
+    found += [(each["section"], each["problem"]) for each in content["sections"]]
+    return [f"{name}: {problem}" for name, problem in found if problem]
+
+
+def _parity(content: Content) -> Verdict:
+    aim = "batches of any size equal each of their streams alone on torch in float32, within the bounds of an engine"
+    rows, ways = rows_of(content, "parity"), [changes for name, _, changes in SLICES[2] if name == "parity"]
+    planned = {parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches}
+    beyond, shown = sum(bool(row["problem"]) for row in rows.values()), len(planned & rows.keys())
+    measured = f"{shown} of {len(planned)} batches were compared, {beyond} are beyond their bounds"
+    return Verdict(aim, measured, False if beyond else True if shown == len(planned) else None)
+
+
+def _first_chunk(content: Content) -> Verdict:
+    key, bound = chunk_key(1, 25, 0.0), f"in at most {FIRST_CHUNK_MS:g} ms for flow and vocoder, at the median"
+    aim, row = f"first chunk (25 tokens, cached voice, one stream) {bound}", rows_of(content, "chunks").get(key)
+    median, least, most = row["total_ms"] if row else (0.0, 0.0, 0.0)
+    measured = f"{median:.2f} ms ({least:.2f} to {most:.2f})" if row else _why(content, "chunks", key)
+    return Verdict(aim, measured, median <= FIRST_CHUNK_MS if row else None)
+
+
+def _drift(content: Content) -> Verdict:
+    aim = f"time of a chunk drifts by less than {DRIFT:.0%} from the 3rd to the 60th, with a window"
+    for row in rows_of(content, "drift").values():
+        measured = f"{row['drift']:+.1%}: {row['third_ms']:.2f} ms, {row['last_ms']:.2f} ms at chunk {row['chunks']}"
+        return Verdict(aim, measured, abs(row["drift"]) < DRIFT if row["chunks"] >= 60 else None)
+    return Verdict(aim, _why(content, "drift"), None)
+
+
+def _peer(content: Content) -> Verdict:
+    hop, shown = PLANNED.hops[-1], []
+    ratios = {row["after (s)"]: row["times as many"] for row in peer_rows(content)}
+    for spoken_s, ratio in ratios.items():
+        why = "" if ratio else _why(content, "chunks", chunk_key(PEER_STREAMS, hop, spoken_s))
+        shown.append(f"{ratio:.1f} after {spoken_s:g} s" if ratio else f"not shown after {spoken_s:g} s ({why})")
+    aim = (
+        f"{hop}-token chunks of {PEER_STREAMS} streams in one batch: at least {PEER_RATIO:g} times as many as "
+        f"recomputed one by one, after {', '.join(f'{spoken_s:g}' for spoken_s in ratios)} s each"
+    )
+    missed = any(ratio and ratio < PEER_RATIO for ratio in ratios.values())
+    return Verdict(aim, "; ".join(shown), False if missed else True if all(ratios.values()) else None)
+
+
+def peer_rows(content: Content) -> Iterator[Row]:
+    """Chunks recomputed alone and in one batch from the cache, by history."""
+    ours, theirs, hop = rows_of(content, "chunks"), rows_of(content, "recompute"), PLANNED.hops[-1]
+    for spoken_s in PLANNED.histories:
+        batch, alone = ours.get(chunk_key(PEER_STREAMS, hop, spoken_s)), theirs.get(chunk_key(1, hop, spoken_s))
+        batch_ms, alone_ms = (row["total_ms"][0] if row else None for row in (batch, alone))
+        ratio = PEER_STREAMS * alone_ms / batch_ms if alone_ms and batch_ms else None
+        times = {"one, recomputed (ms)": alone_ms, f"{PEER_STREAMS} in a batch (ms)": batch_ms}
+        yield {"after (s)": spoken_s, **times, "times as many": ratio}
+
+
+def _real_time(content: Content) -> Iterator[Verdict]:
+    """Streams at the engine, and clients of the server: not met is only what the leanest setting fails."""
+    trials = [row for row in rows_of(content, "streams").values() if "unbroken" in row]
+    streams = [(row["streams"], row["setting"], row["unbroken"] >= UNBROKEN) for row in trials]
+    rows = [row for row in rows_of(content, "server").values() if row["rate"] == PACE]
+    shares = [row["share_without_gaps"]["0.05 s"] * (not row["failed"]) for row in rows]
+    clients = [(row["clients"], "lean", share >= UNBROKEN) for row, share in zip(rows, shares, strict=True)]
+    for section, what, held in (
+        ("streams", f"{STREAMS} streams of 20 s in real time, {UNBROKEN:.0%} of them unbroken, at the engine", streams),
+        ("server", f"{STREAMS} clients at the pace of a language model through the server", clients),
+    ):
+        best = max((each for each in held if each[2]), default=(0, "no number was held", True))
+        missed = min((number for number, setting, well in held if setting == "lean" and not well), default=None)
+        measured = f"{best[0]} ({best[1]}); too many, with the leanest setting: {missed or 'not shown'}"
+        met = best[0] >= STREAMS or (False if missed and missed <= STREAMS else None)
+        yield Verdict(f"at least {what}", measured if held else _why(content, section), met)
+
+
+def _why(content: Content, section: str, key: str | None = None) -> str:
+    """Reason why there is no such row, as far as the results tell."""
+    rows = [row for row in content["rows"] if row["section"] == section and key in (row["key"], None)]
+    reasons = [row["left_out"] or row["problem"] for row in rows]
+    reasons += [each["problem"] for each in content["sections"] if each["section"] == section]
+    return next(filter(None, reasons), "did not run")
+
+
+def markdown(content: Content, plots: Iterable[str] = ()) -> str:
+    """The whole page; plots are names of images beside it."""
+    facts, small = content["facts"], rehearsed(content)
+    left_out = [{name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]]
+    parts = [
+        f"# {'Rehearsal: ' if small else ''}{facts.get('gpu') or 'no GPU'}",
+        "These figures say that the report works, and nothing about the speed of any GPU." if small else "",
+        "; ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value is not None),
+        table({"aim": each.aim, "measured": each.measured, "": WORDS[each.met]} for each in verdicts(content)),
+        "## Faults\n\n" + ("\n".join(f"- {fault}" for fault in faults(content)) or "None."),
+        f"## Left out\n\n{table(left_out)}",
+        *(f"![{name}]({name})" for name in plots),
+        f"## Sections\n\n{table(content['sections'])}",
+    ]
+    for name in SECTIONS:
+        if rows := rows_of(content, name):
+            parts += [f"## {name}", *_tables(content, name, rows)]
+    parts += ["## Runs", table(content.get("runs", []))]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:
+    """Rows with the same values as one table each, with their floor, and their long lists after them."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    rates = next((row["rates"] for row in rows_of(content, "floor").values()), None)
+    config = ModelConfig.read((FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent)
+    for key, row in rows.items():
+        shown = {"": key} | {each: value for each, value in row.items() if each not in _COMMON[:4]}
+        if name == "chunks" and "total_ms" in row and rates:
+            floor = floor_ms(config, content["facts"]["precision"], rates, row)
+            shown |= {"floor_ms": floor, "times floor": row["total_ms"][0] / floor}
+        groups.setdefault(tuple(shown), []).append(shown)
+    for group in groups.values():
+        long = [each for each in ("kernels", "lines", "chunk_ms") if each in group[0]]
+        yield table({each: value for each, value in row.items() if each not in long} for row in group)
+        for row, each in ((row, each) for row in group for each in long):
+            yield f"{row['']}, {each}:"
+            yield table(row[each]) if each == "kernels" else "\n".join(f"    {line}" for line in row[each])
+    if name == "recompute":
+        yield table(peer_rows(content))
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows with the same keys, which head the columns."""
-    rows = list(rows)
-    if not rows:
+    if not (rows := list(rows)):
         return "Nothing."
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(each)}" for name, each in value.items() if each is not None)
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 100 else f"{value:.0f}"
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.3e}"
     return "-" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _head(sections: Sections) -> str:
-    facts = next(iter(sections.values()), {})
-    rehearsal = "Rehearsal: " if rehearsed(sections) else ""
-    if facts.get("gpu"):
-        title = f"# {rehearsal}{facts['gpu']}"
-        host = (
-            f"Driver {facts['driver']}, CUDA {facts['cuda']}, torch {facts['packages']['torch']}, "
-            f"{facts['memory_mib']} MiB, {facts['size']} model with random weights, {facts['cpus']} CPU cores "
-            f"({facts['processor']})."
-        )
-    else:
-        title = f"# {rehearsal}no GPU"
-        host = (
-            f"No GPU was there: torch {facts.get('packages', {}).get('torch')}, the {facts.get('size')} model. These "
-            "figures say that the report works, and nothing about any GPU."
-        )
-    mixed = {section.get("gpu") for section in sections.values()}
-    warning = f"\n\n**Sections are of different devices: {', '.join(map(str, mixed))}.**" if len(mixed) > 1 else ""
-    return f"{title}\n\n{host}{warning}"
-
-
-def _verdicts(sections: Sections) -> str:
-    rows = [{"aim": each.aim, "measured": each.measured, "": each.word} for each in verdicts(sections)]
-    return f"## Aims\n\n{table(rows)}"
-
-
-def _faults(sections: Sections) -> str:
-    found = faults(sections)
-    lines = [f"- {fault}" for fault in found[:_MOST_FAULTS]]
-    if len(found) > _MOST_FAULTS:
-        lines.append(f"- and {len(found) - _MOST_FAULTS} more, in the sections' JSON")
-    return "## Faults\n\n" + ("\n".join(lines) or "None.")
-
-
-def _tests(section: Mapping[str, Any]) -> str:
-    if "tests" not in section:
-        return ""
-    counts = f"{section['tests']} tests with the mark `gpu`, {section['skipped']} skipped"
-    return f"{counts}, {len(section.get('failed', []))} failed."
-
-
-def _floor(section: Mapping[str, Any]) -> str:
-    if "operations_per_s" not in section:
-        return ""
-    memory = ", ".join(f"{name} {rate / 1e12:.3f} TB/s" for name, rate in section["bytes_per_s"].items())
-    products = ", ".join(f"{name} {rate / 1e12:.2f}" for name, rate in section["operations_per_s"].items())
-    rows = [
-        {
-            "streams": row["streams"],
-            "after (s)": row["spoken_s"],
-            "tokens": row["hop_tokens"],
-            "floor (ms)": row["floor_ms"],
-            "flow: memory, arithmetic": f"{row['flow_memory_ms']:.3f}, {row['flow_arithmetic_ms']:.3f}",
-            "vocoder: memory, arithmetic": f"{row['vocoder_memory_ms']:.3f}, {row['vocoder_arithmetic_ms']:.3f}",
-        }
-        for row in section.get("rows", [])
+def write_report(content: Content, out: Path) -> None:
+    """Writes report.md, report.json for `token2wav-plan --costs`, and two plots where matplotlib is installed."""
+    out.mkdir(parents=True, exist_ok=True)
+    timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
+    trials = [row for row in rows_of(content, "streams").values() if "unbroken" in row]
+    points = [(row["key"].partition(", ")[2], row["streams"], row["total_ms"][0]) for row in timed]
+    shares = [(row["setting"], row["streams"], row["unbroken"]) for row in trials]
+    plots = [
+        *_plot(out / "chunks.png", points, "streams in the batch", "ms per batch of chunks"),
+        *_plot(out / "capacity.png", shares, "streams, tokens at 25 a second", "share without a gap"),
     ]
-    return f"Memory: {memory}. Matrix products, TFLOP/s: {products}.\n\n{table(rows)}"
+    (out / "report.md").write_text(markdown(content, plots))
+    case = {"engine": "torch", "precision": content["facts"]["precision"], "graphs": content["facts"]["graphs"]}
+    results = [{"model": content["facts"]["size"], "case": case, "rows": timed}]
+    write_json(out / "report.json", {**content["facts"], "results": results, **content})
 
 
-def _parity(section: Mapping[str, Any]) -> str:
-    rows = []
-    for result in section.get("engines", []):
-        case, found = result["case"], result["verification"] or {}
-        rows.append(
-            {
-                "engine": f"{case['engine']} {case['precision']}{'' if case['graphs'] else ', no graphs'}",
-                "mel (dB)": found.get("mel_db"),
-                "vocoder, largest": found.get("vocoder_max"),
-                "audio SNR (dB)": found.get("audio_snr_db"),
-                "": result["problem"] or "; ".join(found.get("failures", [])) or "within all bounds",
-            }
-        )
-    buckets = []
-    for precision in dict.fromkeys(row["precision"] for row in section.get("buckets", [])):
-        own = [row for row in section["buckets"] if row["precision"] == precision]
-        buckets.append(
-            {
-                "precision": precision,
-                "shapes and fillings": len(own),
-                **{
-                    f"largest, {name}": max(row.get(name, 0.0) for row in own) for name in ("mel", "contexts", "stored")
-                },
-                "bound": own[0]["bound"],
-                "beyond it": sum(row["problem"] is not None for row in own),
-            }
-        )
-    batches = [
-        {
-            "streams": row["streams"],
-            "engine": f"{row['engine']} {row['precision']}",
-            "mel, relative": row["mel"],
-            "audio, largest": row["audio"],
-            "": row["note"],
-        }
-        for row in section.get("batches", [])
-    ]
-    parts = [
-        table(rows),
-        "Batches, against each of their streams alone on torch in float32 without graphs:",
-        table(batches),
-        "Captured shapes, against the unpadded solver in float32:",
-        table(buckets),
-    ]
-    return "\n\n".join(parts)
+def _plot(path: Path, points: Sequence[tuple[str, int, float]], x: str, y: str) -> Iterator[str]:
+    """Draws a line for each label, and yields the picture's name."""
+    if not points or not find_spec("matplotlib"):
+        return
+    from matplotlib.figure import Figure
 
-
-def _chunks(section: Mapping[str, Any]) -> str:
-    rows = [
-        {
-            "streams": row["streams"],
-            "after (s)": row["spoken_s"] or "first chunk",
-            "tokens": row["hop_tokens"],
-            "flow (ms)": row["flow_ms"][0],
-            "vocoder (ms)": row["vocoder_ms"][0],
-            "sum: median": row["total_ms"][0],
-            "least to most": f"{row['total_ms'][1]:g} to {row['total_ms'][2]:g}",
-            "floor (ms)": row["floor_ms"],
-            "times floor": row["ratio"],
-        }
-        for row in section.get("rows", [])
-    ]
-    missing = [
-        {"streams": row["streams"], "after (s)": row["spoken_s"], "tokens": row["hop_tokens"], "why": row["problem"]}
-        for row in section.get("missing", [])
-    ]
-    parts = [table(rows)]
-    if missing:
-        parts += ["Not measured:", table(missing)]
-    return "\n\n".join(parts)
-
-
-def _peer(section: Mapping[str, Any]) -> str:
-    return table(
-        {
-            "after (s)": row["spoken_s"],
-            "recomputed, one by one (ms)": row["recompute_ms"][0] if row["recompute_ms"] else row["problem"],
-            "chunks/s": row["recompute_per_s"],
-            f"{row['streams']} streams in a batch (ms)": row["batch_ms"][0] if row["batch_ms"] else row["problem"],
-            "chunks/s together": row["batch_per_s"],
-            "times as many": row["ratio"],
-        }
-        for row in section.get("rows", [])
-    )
-
-
-def _streams(section: Mapping[str, Any]) -> str:
-    rows = []
-    for row in section.get("capacity", []):
-        at = row.get("at", {})
-        first = at.get("first_audio_ms") or {}
-        rows.append(
-            {
-                "served with": row["setup"],
-                "streams": row["problem"] or f"{'at least ' if row['at_least'] else ''}{row['streams']}",
-                "first audio p50, p99 (ms)": f"{first.get('p50', '-')}, {first.get('p99', '-')}",
-                "mean batch": at.get("mean_batch"),
-                "cache per stream (MiB)": at.get("cache_mib_per_stream"),
-                "other memory per stream (MiB)": at.get("other_mib_per_stream"),
-                "cache (MiB)": row.get("cache_mib"),
-            }
-        )
-    return f"{table(rows)}\n\nA window is an approximation: docs/tuning.md."
-
-
-def _profile(section: Mapping[str, Any]) -> str:
-    return "\n\n".join(_profiled(each) for each in section.get("profiles", []))
-
-
-def _profiled(found: Mapping[str, Any]) -> str:
-    head = (
-        f"{found['streams']} streams, {found['hop_tokens']} tokens after {found['spoken_s']:g} s: "
-        f"{found['wall_ms']:.2f} ms under the profiler, {found['calls']} calls."
-    )
-    shares = table([{kind: f"{share:.1%}" for kind, share in found["shares"].items()}])
-    top = [
-        {"": f"`{row['name']}`", "ms": row["ms"], "calls": row["calls"], "share": f"{row['share']:.1%}"}
-        for row in found["top"]
-    ]
-    return f"{head}\n\n{shares}\n\n{table(top)}"
-
-
-def _server(section: Mapping[str, Any]) -> str:
-    rows = [
-        {
-            "load": row["load"],
-            "utterances": row["utterances"],
-            "first audio p50, p99 (ms)": f"{row['first_audio_ms']['p50']:g}, {row['first_audio_ms']['p99']:g}",
-            "without gaps over 50 ms": f"{row['share_without_gaps']['0.05 s']:.1%}",
-            "audio per second (s)": row["audio_seconds_per_second"],
-            "mean batch": row["mean_batch"],
-            "failed": "; ".join(row["failed"]) or "none",
-        }
-        for row in section.get("rows", [])
-    ]
-    return "\n\n".join([table(rows), *_perf_analyzer(section.get("perf_analyzer") or {})])
-
-
-def _perf_analyzer(found: Mapping[str, Any]) -> Iterator[str]:
-    if found.get("problem"):
-        yield f"perf_analyzer: {found['problem']}"
-    heard = [row for row in found.get("rows", []) if not row["failed"]]
-    if heard:
-        yield "perf_analyzer:"
-        yield table(
-            {
-                "load": row["load"],
-                "utterances": row["heard"]["utterances"],
-                "first audio p50, p99 (ms)": f"{row['heard']['first_audio_ms']['p50']:g}, "
-                f"{row['heard']['first_audio_ms']['p99']:g}",
-                "without underrun": f"{row['heard']['share_without_underrun']:.1%}",
-                "audio per second (s)": row["heard"]["audio_seconds_per_second"],
-            }
-            for row in heard
-        )
-
-
-_TEXTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "tests": _tests,
-    "floor": _floor,
-    "parity": _parity,
-    "chunks": _chunks,
-    "peer": _peer,
-    "streams": _streams,
-    "profile": _profile,
-    "server": _server,
-}
+    axis = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
+    for line in dict.fromkeys(label for label, _, _ in points):
+        own = sorted((number, value) for label, number, value in points if label == line)
+        axis.plot(*zip(*own, strict=True), marker="o", label=line)
+    axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
+    axis.legend(fontsize=8)
+    figure.savefig(path)
+    yield path.name

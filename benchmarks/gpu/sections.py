@@ -1,31 +1,146 @@
-"""The sections of the report by name, in the order in which they run."""
+"""The sections of a report by name, and those of them that run something else: tests, compiler, exporter, server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu.capacity import streams
-from benchmarks.gpu.chunks import chunks
-from benchmarks.gpu.floor_rates import floor
-from benchmarks.gpu.kernels import kernels
-from benchmarks.gpu.marked_tests import tests
+import torch
+
+from benchmarks.chunk_batch import synchronize
+from benchmarks.environment import ROOT
+from benchmarks.gpu.chunks import chunks, drift, recompute
+from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
-from benchmarks.gpu.peer import peer
-from benchmarks.gpu.records import Record
-from benchmarks.gpu.serving import server
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.gpu.streams import BUFFER_S, PACE, TOKENS_PER_PUSH, streams
 
-# Takes the model's folder, what to measure, and where to write it down.
-Section = Callable[[Path, Settings, Record], None]
+ON_PURPOSE = "an error on purpose"
 
-SECTIONS: dict[str, Section] = {
-    "tests": tests,
-    "floor": floor,
-    "parity": parity,
-    "chunks": chunks,
-    "peer": peer,
-    "streams": streams,
-    "profile": kernels,
-    "server": server,
+
+def optional(module: str) -> Any:
+    """A module that needs packages which may be missing, or `LeftOut` with the name of the first that is."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise LeftOut(f"not installed: {error.name}") from None
+
+
+def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """An error that poisons the device (on a CPU one that kills the process), and a row after it."""
+
+    def poison() -> Row:
+        if not settings.on_gpu:
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.zeros(1, device=settings.device)[torch.tensor([1 << 40], device=settings.device)] = 1.0
+        synchronize(torch.device(settings.device))
+        return {}
+
+    yield ON_PURPOSE, poison
+    yield "the row after it", lambda: {"sum": float(torch.ones(3, device=settings.device).sum())}
+
+
+def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Files of tests with the mark `gpu`, each in a process of its own, all at the same time."""
+    found = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()]
+    # A mark in a conftest.py is that of its folder's tests.
+    paths = [path if path.name.startswith("test_") else path.parent for path in found][: settings.test_files or None]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
+    command.append(f"--confcutdir={ROOT / 'tests' / 'kernels'}")  # without tests/conftest.py, which needs more
+    running = []
+    for path in paths:
+        output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
+        process = subprocess.Popen([*command, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        running.append((str(path.relative_to(ROOT)), partial(_outcome, process, output)))
+    yield from running
+
+
+def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
+    status = process.wait()
+    with output:
+        output.seek(0)
+        text = output.read()
+    print(text, flush=True)
+    if missing := re.search(r"No module named '?([\w.]+)", text):
+        raise LeftOut(f"not installed: {missing[1]}")
+    outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
+    passed, skipped = (sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED"))
+    failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
+    reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
+    problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
+    return {"passed": passed, "skipped": skipped, "problem": None if status in (0, 5) else problem}  # 5: none
+
+
+def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Registers, bytes of stack and shared memory of every kernel, compiled for this device."""
+    if not settings.on_gpu:
+        raise LeftOut("the device is no GPU")
+    capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
+    command = [sys.executable, "tests/kernels/compile_kernels.py", capability, "float16", "int8"]
+
+    def measure() -> Row:
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        problem = ended.stderr.strip()[-500:] if ended.returncode else None
+        return {"lines": ended.stdout.splitlines(), "problem": problem}
+
+    yield "name, pages, registers, bytes of stack, shared bytes", measure
+
+
+def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Other engines: how far from torch in float32, and times of chunks, as `benchmarks.engines` has them."""
+    for name in settings.engines:
+        yield name, partial(_engine, folder, settings, name)
+
+
+def _engine(folder: Path, settings: Settings, name: str) -> Row:
+    if name == "tensorrt" and not any(map(find_spec, ("tensorrt", "tensorrt_rtx"))):
+        raise LeftOut("not installed: tensorrt or tensorrt_rtx")
+    if name == "onnx" and "CUDAExecutionProvider" not in optional("onnxruntime").get_available_providers():
+        raise LeftOut("not installed: onnxruntime for CUDA")
+    module = optional("benchmarks.engines")
+    case = module.Case(name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs"))
+    result = module.run_case((folder, settings.size, case, settings.device, [1, 16], [0.0]))
+    failures = (result.verification or {}).get("failures", [])
+    times = {f"{row.streams} first chunks (ms)": round(row.flow_ms[0] + row.vocoder_ms[0], 2) for row in result.rows}
+    return {**(result.verification or {}), **times, "problem": result.problem or "; ".join(failures) or None}
+
+
+def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
+    """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on this machine."""
+    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.binaries")
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            binaries.find_tritonserver(Path(temporary))
+        except binaries.TritonNotFoundError as error:
+            raise LeftOut(str(error)) from None
+    stream, storage = SETTINGS[settings.setting]
+    common = {
+        "stream": {**asdict(stream), "steps": []},
+        "runtime": asdict(settings.runtime(cache_storage=storage)),
+        "limits": {"streams": 2 * max(settings.clients), "batch_streams": settings.batch_streams},
+    }
+    options = argparse.Namespace(utterance_seconds=settings.stream_s, seconds=settings.stream_s)
+    options.tokens_per_request, options.buffer_seconds = TOKENS_PER_PUSH, BUFFER_S
+    loads = [load.Load(clients, 0.0, PACE) for clients in settings.clients]
+    rows = load.measure(folder, "batching", loads, options, common)
+    for each in loads:
+        yield f"{settings.setting}, {each.label}", lambda: {"problem": None, **next(rows)}
+    rows.close()
+
+
+SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
+    section.__name__: section
+    for section in (recovery, floor, tests, chunks, drift, recompute, parity, streams, compiled, engines, server)
 }

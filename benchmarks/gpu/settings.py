@@ -1,139 +1,102 @@
-"""What a report measures, and the same in small: its rehearsal, which needs no GPU."""
+"""Everything that the sections of a report measure and how much of it, and the slices that a report is cut into."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from token2wav.artifacts import Precision
 from token2wav.config import RuntimeConfig, StreamConfig
 
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Callable[[], Row]]]  # of a section: the key of every row, and what measures it
+
+
+class LeftOut(Exception):  # noqa: N818 (it is no error)
+    """Reason why a row is not measured which is no fault: something is not installed, or memory is too small."""
+
+
 PROMPT_TOKENS = 75  # 3 s
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How streams are served while they are counted.
-
-    Attributes:
-        name: for tables.
-        stream: how they are cut.
-        cache_storage: see `RuntimeConfig`.
-    """
-
-    name: str
-    stream: StreamConfig
-    cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
-
-
-# Tokens at the pace of a language model cannot feed a hop that grows (docs/architecture.md, "Who runs next").
-EXACT = Setup("all of the past", StreamConfig(hop="lead"))
-WINDOW = Setup("window of 8 blocks, int8", StreamConfig(hop="lead", left_blocks=8), "int8")
-LEAN = Setup(
-    "window of 2 blocks, hops up to 50 tokens, int8",
-    StreamConfig(hop="lead", left_blocks=2, max_hop_tokens=50),
-    "int8",
-)
+# Ways to serve streams: how they are cut, and the type of cached keys and values. Tokens at the pace of a language
+# model cannot feed a hop that grows (docs/architecture.md, "Who runs next").
+SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
+    "lean": (StreamConfig(hop="lead", left_blocks=2, max_hop_tokens=50), "int8"),
+    "window": (StreamConfig(hop="lead", left_blocks=8), "int8"),
+    "exact": (StreamConfig(hop="lead"), "auto"),
+}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that sections need to know.
+    """Everything that sections need to know; --set changes any of it."""
 
-    Attributes:
-        out: folder of the results.
-        device, engine, precision, cache_mib: see `RuntimeConfig`.
-        size: of the model; its name in `benchmarks.engines.model_folder`.
-        minutes: after which a section is ended.
-        engines: that are compared; empty for all of the device.
-        engine_batches: streams in the chunks that they are timed with.
-        batches, spoken_s, hops: streams, seconds of their utterances before the chunk, and tokens of chunks to time.
-        repeats: of every timing, after one to warm up.
-        drift_chunks, drift_window: length of the windowed stream, and its `left_blocks`.
-        parity_batches: streams that are compared with each of them alone.
-        bucket_past, bucket_streams: how far batches reach that fill CUDA graphs; by default those of engines without
-            kernels, which have a graph for every length of the past.
-        peer_streams: in one batch, against as many one after the other.
-        setups: under which real-time streams are counted; the last one is that of the server.
-        stream_s: length of an utterance there.
-        fewest_streams, most_streams: to start the search with, and to end it with.
-        patience_s: after the last token, for audio that is late.
-        copy_mib, matrix: sizes for bandwidth and for matrix products.
-        clients: of the server's closed loop; its open loop starts with arrivals_per_s.
-        serving_s: for which a load starts utterances there, of serving_utterance_s each.
-    """
-
-    out: Path
+    out: Path = Path()  # folder of the results
     device: str = "cuda"
-    engine: Literal["auto", "torch", "onnx", "tensorrt"] = "torch"
-    precision: Literal["auto", "float32", "float16"] = "auto"
+    size: Literal["full", "tiny"] = "full"
+    precision: Literal["float16", "float32"] = "float16"
     cache_mib: int = 0
-    size: str = "full"
-    minutes: float = 30.0
-    engines: tuple[str, ...] = ()
-    engine_batches: tuple[int, ...] = (1, 4, 16)
-    batches: tuple[int, ...] = (1, 4, 16, 64, 128)
-    spoken_s: tuple[float, ...] = (2.0, 10.0, 30.0)
-    hops: tuple[int, ...] = (25, 50, 100)
-    repeats: int = 5
+    setting: Literal["lean", "window", "exact"] = "exact"  # of parity, streams and server
+    batches: tuple[int, ...] = (1, 16, 64)  # streams in the chunks that are timed
+    histories: tuple[float, ...] = (2.0, 10.0, 30.0)  # seconds spoken before them
+    hops: tuple[int, ...] = (25, 100)  # tokens of them
+    repeats: int = 3  # of every timing, after one to warm up
     drift_chunks: int = 60
-    drift_window: int = 8
-    parity_batches: tuple[int, ...] = (1, 3, 16, 64)
-    bucket_past: int = 64
-    bucket_streams: int = 4
-    peer_streams: int = 64
-    setups: tuple[Setup, ...] = (EXACT, WINDOW, LEAN)
-    stream_s: float = 20.0
-    fewest_streams: int = 8
+    drift_window: int = 8  # `left_blocks` there
+    parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)  # fill every captured batch, if in part
+    streams_from: int = 128  # real-time streams that are tried first
     most_streams: int = 1024
-    patience_s: float = 30.0
-    copy_mib: int = 1024
-    matrix: int = 8192
-    clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 320)
-    arrivals_per_s: float = 0.5
-    serving_s: float = 20.0
-    serving_utterance_s: float = 20.0
+    batch_streams: int = 64  # computed together, see `LimitConfig`
+    stream_s: float = 20.0  # length of an utterance there and at the server
+    patience_s: float = 5.0  # after the last token, for audio that is late
+    copy_mib: int = 1024  # tensors that measure bandwidth
+    matrix: int = 8192  # rows and columns of those that measure arithmetic
+    test_files: int = 0  # the first ones are run; 0 for all
+    engines: tuple[str, ...] = ("torch, no graphs", "onnx", "tensorrt")
+    clients: tuple[int, ...] = (1, 16, 64, 128, 256, 320)  # of the server
 
     @property
-    def exact_precision(self) -> Precision:
-        """What `auto` comes to on the device."""
-        if self.precision == "auto":
-            return "float16" if self.device.startswith("cuda") else "float32"
-        return self.precision
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
 
     def runtime(self, **changes: Any) -> RuntimeConfig:
-        """What models of a section run on."""
-        own = RuntimeConfig(device=self.device, engine=self.engine, precision=self.precision, cache_mib=self.cache_mib)
+        """Runtime of a section's models."""
+        own = RuntimeConfig(self.device, "torch", precision=self.precision, cache_mib=self.cache_mib)
         return replace(own, **changes)
 
+    def rehearsal(self) -> Settings:
+        """The same sections with the tiny model and the least of everything: figures mean nothing."""
+        small = replace(self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128)
+        small = replace(small, batches=(2,), histories=(2.0,), hops=(25,), repeats=1, drift_chunks=4, drift_window=1)
+        small = replace(small, parity_batches=(2,), streams_from=2, most_streams=2, stream_s=2.0, patience_s=30.0)
+        return replace(small, copy_mib=16, matrix=128, test_files=1, engines=("torch, no graphs",), clients=(1,))
 
-def rehearsal(out: Path) -> Settings:
-    """The same sections on a CPU, with the tiny model and the least of everything: its figures mean nothing."""
-    return Settings(
-        out,
-        device="cpu",
-        cache_mib=256,
-        size="tiny",
-        engines=("torch",),
-        engine_batches=(1,),
-        batches=(1, 2),
-        spoken_s=(2.0,),
-        hops=(25, 50),
-        repeats=1,
-        drift_chunks=4,
-        drift_window=1,
-        parity_batches=(3,),
-        bucket_past=4,
-        bucket_streams=1,
-        peer_streams=2,
-        setups=(EXACT, LEAN),
-        stream_s=2.0,
-        fewest_streams=2,
-        most_streams=2,
-        copy_mib=16,
-        matrix=128,
-        clients=(1, 2),
-        serving_s=2.0,
-        serving_utterance_s=2.0,
-    )
+
+PLANNED = Settings()
+REHEARSAL = "rehearsal of "
+RESULTS = "results.json"
+# Sections with their share of the time that is left, and what they change of the settings; the most precious first.
+# Shares are guesses, for no GPU has run them yet.
+SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
+    1: [
+        (REHEARSAL, 0.08, {}),
+        ("floor", 0.2, {}),
+        ("tests", 0.45, {}),
+        ("chunks", 0.9, {"batches": (1,)}),
+        ("compiled", 1, {}),
+    ],
+    2: [
+        ("parity", 0.3, {}),
+        ("chunks", 0.65, {"batches": (16, 64)}),
+        ("drift", 0.4, {}),
+        ("parity", 0.5, {"setting": "lean"}),
+        ("parity", 1.0, {"precision": "float32"}),
+    ],
+    3: [("streams", 0.65, {"setting": "lean"}), ("recompute", 1.0, {})],
+    4: [
+        ("streams", 0.4, {"setting": "window", "streams_from": 64}),
+        ("streams", 0.5, {"streams_from": 32}),
+        ("engines", 0.5, {}),
+        ("server", 1.0, {"setting": "lean"}),
+    ],
+}

@@ -1,4 +1,4 @@
-"""Speech in a browser: a web page, and a WebSocket behind it that is one utterance on a token2wav server.
+"""Bridge to a browser: it serves a web page, and turns each WebSocket into one utterance on a token2wav server.
 
     python examples/browser/bridge.py --tokens tokens.npy --voice voice.safetensors
 
@@ -35,12 +35,12 @@ MAX_FRAME_BYTES = 65_536
 
 
 class Bridge:
-    """Serves the page, and an utterance for each WebSocket.
+    """Bridge that serves the page, and an utterance for each WebSocket.
 
     Args:
-        client: of the server to speak.
-        voice: in which all of them speak.
-        tokens: that the page begins with.
+        client: connection to the server that speaks.
+        voice: voice of all utterances.
+        tokens: tokens that the page begins with.
     """
 
     def __init__(self, client: AsyncClient, voice: ClientVoice, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Recordings with all that is computed from them, in files that are made once and then only read.
+"""Corpus of recordings with all that is computed from them: its files are made once and then only read.
 
 A shard is written wholly or not at all, so making a corpus can stop anywhere and go on later.
 """
@@ -31,13 +31,13 @@ _SEED = 7
 
 @dataclass(frozen=True, eq=False)
 class Utterances:
-    """Recordings one after the other.
+    """Recordings of a corpus, joined one after the other.
 
     Attributes:
-        tokens: of every recording.
+        tokens: number of tokens of every recording.
         audio: (960 * N,) int16 at 24 kHz.
-        mel: (2 * N, 80) float16, what the flow makes.
-        heard: (4 * N, 128) float16, what the tokenizer hears.
+        mel: (2 * N, 80) float16, target of the flow.
+        heard: (4 * N, 128) float16, input of the tokenizer.
         f0: (2 * N,) float16, 0 where unvoiced.
     """
 
@@ -103,7 +103,7 @@ def _make(folder: Path, index: int, count: int) -> None:
 
 
 def read(folder: Path) -> Utterances:
-    """All shards of a corpus."""
+    """Reads all shards of a corpus."""
     return Utterances.joined(list(_shards(folder)))
 
 

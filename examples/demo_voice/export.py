@@ -1,4 +1,4 @@
-"""Writes the model folder from the newest checkpoints: `python -m examples.demo_voice.export --data DIR`."""
+"""Export of the demo voice from the newest checkpoints: `python -m examples.demo_voice.export --data DIR`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def export(data: Path, out: Path) -> None:
 
 
 def _narrow(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters in float16; buffers, such as rotary frequencies, need more and are few."""
+    """Narrows parameters to float16; buffers, such as rotary frequencies, need more and are few."""
     parameters = dict(module.named_parameters())
     return {
         name: weights[name].half() if name in parameters else weights[name].contiguous() for name in module.state_dict()

@@ -1,4 +1,4 @@
-"""Mels that the flow makes of the corpus, for the vocoder to learn from: they are not quite those of recordings.
+"""Mels of the flow: they are made of the corpus for the vocoder to learn from, and differ from those of recordings.
 
 `python -m examples.demo_voice.flow_mels --data DIR --hours 1`, anew when the flow has learned more.
 """
@@ -61,7 +61,7 @@ def _windows(tokens: int, config: FlowConfig) -> int:
 def flow_mels(
     flow: Flow, config: FlowConfig, recordings: Utterances, heard: Heard, windows: int
 ) -> NDArray[np.float16]:
-    """What a flow makes of the corpus's first tokens, as it is served: streamed, each window after a prompt of its own.
+    """Streams the corpus's first tokens through a flow, as it is served, each window after a prompt of its own.
 
     Returns:
         (frames, 80); those of the first prompt are the recording's.

@@ -1,4 +1,4 @@
-"""Teaches the flow by conditional flow matching: from noise to mel along straight lines, as DiT and solver use it."""
+"""Training of the flow by conditional flow matching: it learns straight lines from noise to mel, for DiT and solver."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the id
 
 
 class FlowTraining(Training):
-    """Crops of the corpus, whose recordings follow one another as an utterance follows its prompt.
+    """Training on crops of the corpus, whose recordings follow one another as an utterance follows its prompt.
 
     Args:
-        config: of the flow.
-        corpus: its recordings.
+        config: sizes of the flow.
+        corpus: recordings with their features.
         heard: tokens and speaker embeddings of them, and the tokenizer's network.
     """
 
@@ -73,12 +73,12 @@ class FlowTraining(Training):
 
     @staticmethod
     def _crops(mel: torch.Tensor, starts: torch.Tensor, length: int) -> torch.Tensor:
-        """Crops of a mel of the corpus, (B, 80, T)."""
+        """Cuts crops out of a mel of the corpus, (B, 80, T)."""
         crops = [mel[MEL_PER_TOKEN * at : MEL_PER_TOKEN * (at + length)] for at in starts.tolist()]
         return torch.stack(crops).float().transpose(1, 2)
 
     def _starts(self, batch: int, length: int, last: bool, rng: torch.Generator) -> torch.Tensor:
-        """First tokens of crops: anywhere, or such that they end with a recording."""
+        """Draws first tokens of crops: anywhere, or such that they end with a recording."""
         if last:
             ends = self._ends[self._ends >= length]
             return ends[torch.randint(len(ends), (batch,), generator=rng)] - length
@@ -87,14 +87,14 @@ class FlowTraining(Training):
     def _conditions(
         self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """mu (B, 80, T) and speaker (B, 80)."""
+        """Computes mu (B, 80, T) and speaker (B, 80)."""
         right = 0 if last else self._config.pre_lookahead_len
         mu = self._flow.conditions(self._tokens[starts[:, None] + torch.arange(length + right)], last=last)
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
         return mu, self._flow.speaker(chosen)
 
     def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
-        """How much errors count, (B, T, 80): by what the tokens say, so that the mean stays the best answer.
+        """Weighs errors, (B, T, 80), by what the tokens say, so that the mean stays the best answer.
 
         Where the conditions are dropped they say nothing, and all errors count alike.
         """
@@ -104,7 +104,7 @@ class FlowTraining(Training):
 
     @staticmethod
     def _prompt(mel: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """The mel of a random start of half of the crops, zeros elsewhere."""
+        """Returns the mel of a random start of half of the crops, zeros elsewhere."""
         batch, _, frames = mel.shape
         share = torch.rand(batch, generator=rng) * _LONGEST_PROMPT * (torch.rand(batch, generator=rng) < 0.5)
         shown = torch.arange(frames)[None] < (share * frames).long()[:, None]

@@ -1,4 +1,4 @@
-"""Where the parts of the recipe lie in its data folder, and what every model folder that it makes begins as."""
+"""Folders of the recipe: names of the parts of its data folder, and the template of the models that it makes."""
 
 from __future__ import annotations
 

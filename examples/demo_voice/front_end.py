@@ -1,4 +1,4 @@
-"""The part of a model folder that hears: learned once from a corpus, and what it hears in that corpus."""
+"""Front end of the demo voice: it is learned once from a corpus, and hears that corpus for the other trainings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SHORTEST_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """What training needs beside the corpus.
+    """Tokens and speakers of a corpus, which training needs beside it.
 
     Attributes:
-        tokens: (N,) of all recordings.
+        tokens: (N,) tokens of all recordings.
         speakers: (n, 192) embeddings of some recordings.
-        network: what made the tokens, and draws mels of them.
+        network: autoencoder that made the tokens, and draws mels of them.
     """
 
     tokens: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Heard:
 
 
 def exists(folder: Path) -> bool:
-    """Whether a folder has one: a flow is of no use with another tokenizer, so none is made twice."""
+    """Says whether a folder has a front end: a flow is of no use with another tokenizer, so none is made twice."""
     return (folder / _STATE).exists()
 
 
@@ -56,7 +56,7 @@ def save(folder: Path, config: FlowConfig, weights: dict[str, torch.Tensor]) -> 
 
 
 def hear(folder: Path, config: FlowConfig, corpus: Utterances) -> Heard:
-    """Tokens and embeddings of a corpus."""
+    """Computes tokens and embeddings of a corpus."""
     network = Autoencoder(config)
     network.load_state_dict(load_file(folder / _STATE))
     return Heard(network.tokenizer.tokens(corpus), _speakers(folder, corpus), network)

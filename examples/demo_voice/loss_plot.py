@@ -1,4 +1,4 @@
-"""Draws the losses of both trainings: `python -m examples.demo_voice.loss_plot --data DIR`."""
+"""Plot of the losses of both trainings: `python -m examples.demo_voice.loss_plot --data DIR`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def plot_losses(folder: Path) -> Path:
-    """A panel for every log in a folder, a line for every loss."""
+    """Draws a panel for every log in a folder, a line for every loss."""
     logs = sorted(folder.glob("*.jsonl"))
     figure, panels = plt.subplots(1, len(logs), figsize=(6 * len(logs), 4), squeeze=False, layout="constrained")
     for panel, path in zip(panels[0], logs, strict=True):

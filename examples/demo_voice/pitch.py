@@ -1,4 +1,4 @@
-"""F0 of a recording by autocorrelation: good enough for a clean voice, and fast."""
+"""Pitch of a recording: autocorrelation finds F0 well enough for a clean voice, and fast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EARLIER_IS_BETTER = 0.92  # a peak of this share of the highest one wins if its
 
 
 def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.float32]:
-    """F0 in Hz around the middle of every hop, 0 where nothing is voiced, (n // hop,).
+    """Estimates F0 in Hz around the middle of every hop, 0 where nothing is voiced, (n // hop,).
 
     The normalised autocorrelation of Boersma (1993): that of the windowed signal over that of the window.
     """

@@ -1,4 +1,4 @@
-"""The whole recipe, from nothing to a model folder: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
+"""Recipe of the demo voice, which runs all stages: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
 
 Every stage keeps what it made in the data folder: the same command again goes on where it was stopped, and trains on
 from the last checkpoints. The flow and the vocoder are trained at the same time, as processes of their own; then the
@@ -24,14 +24,15 @@ from token2wav.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of everything.
+    """Budget of the recipe, which bounds every stage.
 
     Attributes:
-        sentences: to learn from; 1000 are about 46 minutes.
-        tokenizer_steps: of training, for good: then it stays as it is.
-        limit: of the other two trainings, as its arguments.
-        flow_hours: of speech whose mels the trained flow makes for the vocoder.
-        last_limit: of the vocoder's training on those.
+        sentences: number of sentences to learn from; 1000 are about 46 minutes.
+        tokenizer_steps: steps of the tokenizer's training, after which it stays as it is.
+        limit: arguments that bound the other two trainings.
+        flow_hours: hours of speech whose mels the trained flow makes for the vocoder.
+        last_limit: arguments that bound the vocoder's training on those.
+        nice: number by which all trainings stand back for other processes.
     """
 
     sentences: int
@@ -39,10 +40,11 @@ class Budget:
     limit: tuple[str, str]
     flow_hours: float
     last_limit: tuple[str, str]
+    nice: int
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """`small`, which shows in a minute that all works, or minutes of training."""
+        """Returns the budget `small`, which shows in a minute that all works, or one of minutes of training."""
         if text == "small":
             return cls(
                 sentences=8,
@@ -50,6 +52,7 @@ class Budget:
                 limit=("--steps", "40"),
                 flow_hours=1 / 3600,
                 last_limit=("--steps", "10"),
+                nice=0,
             )
         try:
             minutes = float(text)
@@ -63,6 +66,7 @@ class Budget:
             limit=("--minutes", text),
             flow_hours=1.0,
             last_limit=("--minutes", str(minutes / 4)),
+            nice=19,
         )
 
 
@@ -77,30 +81,30 @@ def main() -> None:
     budget: Budget = options.budget
 
     corpus.grow(options.data / CORPUS, budget.sentences, options.workers)
-    _learn_to_hear(options.data, budget.tokenizer_steps)
-    if not _train(options.data, ("flow", "hift"), budget.limit):
+    _learn_to_hear(options.data, budget.tokenizer_steps, budget.nice)
+    if not _train(options.data, ("flow", "hift"), budget.limit, budget.nice):
         flow_mels.make(options.data, budget.flow_hours)
-        _train(options.data, ("hift",), budget.last_limit)
+        _train(options.data, ("hift",), budget.last_limit, budget.nice)
     plot_losses(options.data / TRAINING)
     export(options.data, options.out)
     print(f"recipe: {options.out}")
 
 
-def _learn_to_hear(data: Path, steps: int) -> None:
+def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
     """Trains the tokenizer and freezes it, unless there is one."""
     if front_end.exists(data / FRONT_END):
         return
     missing = steps - trained_steps(data / TRAINING, "tokenizer")
-    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing))):
+    if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing)), nice):
         sys.exit("recipe: stopped; the same command goes on")
     weights, _ = averaged_weights(data / TRAINING, "tokenizer")
     front_end.save(data / FRONT_END, ModelConfig.read(TEMPLATE).flow, weights)
 
 
-def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str]) -> bool:
-    """Trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
-    command = [sys.executable, "-m", "examples.demo_voice.train"]
-    running = [subprocess.Popen([*command, name, "--data", str(data), *limit]) for name in networks]
+def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:
+    """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
+    command = [sys.executable, "-m", "examples.demo_voice.train", "--data", str(data), "--nice", str(nice), *limit]
+    running = [subprocess.Popen([*command, name]) for name in networks]
     asked = []
 
     def stop(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Recordings that nothing is learned from: `python -m examples.demo_voice.recordings --out DIR`."""
+"""Recordings of held-out sentences, never learned from: `python -m examples.demo_voice.recordings --out DIR`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def record(folder: Path, text: Path = HELD_OUT) -> list[Path]:
-    """One WAV file for every sentence of a text, in order; those that are there are kept."""
+    """Writes one WAV file for every sentence of a text, in order; those that are there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     sentences = held_out(text)
     paths = [folder / f"{text.stem}_{index:02d}.wav" for index in range(len(sentences))]

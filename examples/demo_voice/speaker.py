@@ -1,4 +1,4 @@
-"""The speaker embedding: a fixed random projection of how the bands of a recording vary. Nothing in it is learned.
+"""Speaker embedding: it is a fixed random projection of how a recording's bands vary; nothing in it is learned.
 
 With one voice there is nothing to tell apart; the graph is there so that every command has the file it expects, and
 gives recordings of different rooms and speakers different vectors.

@@ -1,4 +1,4 @@
-"""How far two signals are apart, by their spectra: phases are free, and every resolution sees other mistakes."""
+"""Spectral losses: they compare the spectra of two signals; phases are free, each resolution sees other mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SpectralLosses:
     """Multi-resolution STFT loss (Yamamoto et al., 2020) and L1 of the log-mel.
 
     Args:
-        rate_hz: of the signals.
+        rate_hz: sample rate of the signals.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -26,7 +26,7 @@ class SpectralLosses:
         self._windows = {size: torch.hann_window(size) for size in (*_FFT_SIZES, _MEL_FFT)}
 
     def __call__(self, audio: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Losses of audio (B, N) against target (B, N), each a mean over all resolutions."""
+        """Computes the losses of audio (B, N) against target (B, N), each a mean over all resolutions."""
         shape, level = [], []
         for size in _FFT_SIZES:
             found, wanted = (self._magnitude(signal, size, size // 4) for signal in (audio, target))
@@ -40,7 +40,7 @@ class SpectralLosses:
         }
 
     def log_mel(self, audio: torch.Tensor) -> torch.Tensor:
-        """(B, N) to (B, 80, frames), with twice the frames of the model's mel."""
+        """Computes the log-mel, (B, N) to (B, 80, frames), with twice the frames of the model's mel."""
         return (self._mel_filters @ self._magnitude(audio, _MEL_FFT, _MEL_HOP // 2)).clamp(min=1e-5).log()
 
     def _magnitude(self, signal: torch.Tensor, size: int, hop: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Sentences to recordings, with the voice that the demo model learns to speak in."""
+"""Speech of the demo: sentences become recordings in the voice that the model learns to speak in."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PEAK = 0.6  # leaves room above, as a careful recording does
 
 
 class Speaker:
-    """Reads sentences aloud, always alike for the same seed and the same sentences in the same order.
+    """Speaker that reads sentences aloud, always alike for the same seed and the same sentences in the same order.
 
     Args:
-        seed: of the voice's own randomness: its timing and its breath.
+        seed: seed of the voice's own randomness: its timing and its breath.
     """
 
     def __init__(self, seed: int) -> None:
@@ -35,10 +35,10 @@ class Speaker:
         self._random = np.random.default_rng(seed)
 
     def say(self, sentence: str, *, vary: bool) -> NDArray[np.float32]:
-        """A recording of whole tokens, (960 * n,) at 24 kHz.
+        """Records a sentence as whole tokens, (960 * n,) at 24 kHz.
 
         Args:
-            sentence: what to say.
+            sentence: text to say.
             vary: speak each sentence at a tempo of its own, for more variety in training.
         """
         tempo = float(self._random.uniform(0.85, 1.2)) if vary else None
@@ -50,10 +50,10 @@ class Speaker:
 
 
 def dictionary() -> Path:
-    """The pronouncing dictionary that comes with pocketsphinx."""
+    """Finds the pronouncing dictionary that comes with pocketsphinx."""
     return Path(pocketsphinx.get_model_path("en-us/cmudict-en-us.dict"))
 
 
 def language_model() -> Path:
-    """The trigrams of English, spoken and written, that come with pocketsphinx."""
+    """Finds the trigrams of English, spoken and written, that come with pocketsphinx."""
     return Path(pocketsphinx.get_model_path("en-us/en-us.lm.bin"))

@@ -1,4 +1,4 @@
-"""Sentences as people talk, drawn word by word from a trigram model of English (BSD licence, in pocketsphinx's wheel).
+"""Talk in sentences that a trigram model of English draws word by word (BSD licence, in pocketsphinx's wheel).
 
 They mean nothing, but they are full of the small words that real sentences run together, and any word may come: what
 templates lack. A tokenizer that learned from templates alone errs by a quarter more on real sentences.
@@ -21,12 +21,12 @@ _ASKS = re.compile("who|what|where|when|why|how|do|does|did|is|are|can|could|wou
 
 
 class Talk(Sentences):
-    """Sentences of a language model, the same for the same seed.
+    """Source of sentences that a language model draws, the same for the same seed.
 
     Args:
-        language_model: a trigram model that pocketsphinx reads.
+        language_model: trigram model that pocketsphinx reads.
         dictionary: file of the CMU pronouncing dictionary: the words that may come.
-        seed: of the choices.
+        seed: seed of the choices.
     """
 
     def __init__(self, language_model: Path, dictionary: Path, seed: int) -> None:
@@ -49,7 +49,7 @@ class Talk(Sentences):
         return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(said[0]) else ".")
 
     def _next(self, said: list[str]) -> str | None:
-        """A word to follow; None where the sentence ends."""
+        """Draws a word to follow; None where the sentence ends."""
         before = ["<s>", *said][:-3:-1]  # two words, the newest first
         drawn = self._random.choice(len(self._words), _CANDIDATES, p=self._share)
         logs = np.array([self._log(self._words[index], before) for index in drawn])
@@ -60,5 +60,5 @@ class Talk(Sentences):
         return None if chosen == _CANDIDATES else str(self._words[drawn[chosen]])
 
     def _log(self, word: str, before: list[str]) -> float:
-        """Natural logarithm of a word's probability after others, the newest first."""
+        """Returns the natural logarithm of a word's probability after others, the newest first."""
         return float(self._logs.log_to_ln(self._model.prob([word, *before])))

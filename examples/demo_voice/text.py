@@ -1,4 +1,4 @@
-"""What the voice says in training: made-up sentences, so that nothing of it belongs to anybody else.
+"""Text of the training: sentences are made up, so that nothing of it belongs to anybody else.
 
 Templates give the melody of statements, questions, lists and numbers. A part of the open places is filled with any word
 of the CMU pronouncing dictionary (BSD licence, in the wheel of pocketsphinx), so that sounds meet in every combination.
@@ -86,13 +86,13 @@ Is it the {adjective} one or the {adjective} one?
 
 
 class Sentences(ABC):
-    """Endless different sentences; those that are held out never come."""
+    """Source of endless different sentences; those that are held out never come."""
 
     def __init__(self) -> None:
         self._seen = {normal(sentence) for path in (HELD_OUT, UNSEEN) for sentence in held_out(path)}
 
     def take(self, count: int) -> list[str]:
-        """The next `count` sentences, none twice."""
+        """Takes the next `count` sentences, none twice."""
         taken: list[str] = []
         while len(taken) < count:
             sentence = self._make()
@@ -103,15 +103,15 @@ class Sentences(ABC):
 
     @abstractmethod
     def _make(self) -> str:
-        """Any sentence."""
+        """Makes any sentence."""
 
 
 class Templates(Sentences):
-    """Sentences of all kinds, the same for the same seed.
+    """Source of sentences of all kinds, the same for the same seed.
 
     Args:
         dictionary: file of the CMU pronouncing dictionary.
-        seed: of the choices.
+        seed: seed of the choices.
     """
 
     def __init__(self, dictionary: Path, seed: int) -> None:
@@ -142,16 +142,16 @@ class Templates(Sentences):
 
 
 def held_out(path: Path = HELD_OUT) -> list[str]:
-    """Sentences that are measured and never trained on, in words only."""
+    """Returns the sentences that are measured and never trained on, in words only."""
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
 def normal(sentence: str) -> str:
-    """Lower case, words only: how sentences are compared."""
+    """Reduces a sentence to words in lower case, for comparison."""
     return " ".join(re.findall(r"[a-z0-9']+", sentence.lower()))
 
 
 def dictionary_words(path: Path, pattern: str) -> list[str]:
-    """All words of a file of the CMU pronouncing dictionary that are such a pattern."""
+    """Lists all words of a file of the CMU pronouncing dictionary that are such a pattern."""
     words = (line.split(maxsplit=1)[0] for line in path.read_text(encoding="utf-8").splitlines())
     return [word for word in words if re.fullmatch(pattern, word)]

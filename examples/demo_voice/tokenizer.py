@@ -1,4 +1,4 @@
-"""The speech tokenizer: a few convolutions over Whisper's log-mel, as an ONNX graph.
+"""Speech tokenizer of the demo: it is a few convolutions over Whisper's log-mel, as an ONNX graph.
 
 A token stands for 40 ms. It is four digits of nine levels each: outputs of the network between -4 and 4, rounded
 (finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in CosyVoice3, 6561; its eight digits
@@ -33,7 +33,7 @@ _PLACES = LEVELS ** torch.arange(DIGITS)
 
 
 class Unit(nn.Module):
-    """A residual step that sees one neighbour on either side; it does nothing before it was trained.
+    """Residual unit that sees one neighbour on either side; it does nothing before it was trained.
 
     Args:
         width: channels.
@@ -48,12 +48,11 @@ class Unit(nn.Module):
         nn.init.zeros_(self.mix.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, width, n) to the same."""
         return x + self.mix(F.leaky_relu(self.near(F.leaky_relu(x, SLOPE)), SLOPE))
 
 
 class Tokenizer(nn.Module):
-    """What hears: features of a recording to digits."""
+    """Tokenizer that turns the features of a recording into digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,13 +61,13 @@ class Tokenizer(nn.Module):
         self.digits = nn.Conv1d(WIDTH, DIGITS, 1)
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
-        """Features (B, 128, 4 * n) to digits before they are rounded, (B, 4, n); the edges go on with their frame."""
+        """Maps features (B, 128, 4 * n) to digits before rounding, (B, 4, n); the edges go on with their frame."""
         padded = F.pad(heard, (_CONTEXT, _CONTEXT), mode="replicate")
         return HIGHEST * torch.tanh(self.digits(F.leaky_relu(self.units(self.listen(padded)), SLOPE)))
 
     @torch.no_grad()
     def tokens(self, corpus: Utterances) -> NDArray[np.int32]:
-        """Tokens of all recordings, one after the other."""
+        """Computes the tokens of all recordings, one after the other."""
         heard = torch.from_numpy(corpus.heard).split((LISTENED_PER_TOKEN * corpus.tokens).tolist())
         found = [number(self(one.float().T[None])[0].round()) for one in heard]
         return torch.cat(found).numpy().astype(np.int32)
@@ -92,17 +91,17 @@ class Tokenizer(nn.Module):
 
 
 def number(digits: torch.Tensor) -> torch.Tensor:
-    """Rounded digits (4, n) to tokens (n,)."""
+    """Combines rounded digits (4, n) to tokens (n,)."""
     return ((digits.long() + HIGHEST) * _PLACES[:, None]).sum(dim=0)
 
 
 def all_digits() -> torch.Tensor:
-    """(4, 6561): the digits of every token."""
+    """Returns the digits of every token, (4, 6561)."""
     return ((torch.arange(VOCABULARY) // _PLACES[:, None]) % LEVELS - HIGHEST).float()
 
 
 class _Graph:
-    """Nodes one after the other, each named by its output."""
+    """Graph whose nodes follow one another, each named by its output."""
 
     input, end = "feats", "end"
 

@@ -1,4 +1,4 @@
-"""Teaches the tokenizer: its tokens are to carry what a decoder needs to draw the mel of a recording.
+"""Training of the tokenizer: its tokens learn to carry what a decoder needs to draw the mel of a recording.
 
 The decoder begins with what stands before the flow's estimator, an embedding and the look-ahead. So the flow starts
 with an embedding that says what was heard.
@@ -25,10 +25,10 @@ _QUIET = -6.5  # log-mel of what is heard by half: no digits for the noise betwe
 
 
 class Autoencoder(nn.Module):
-    """Tokenizer, and what makes a mel of its tokens again.
+    """Autoencoder of a tokenizer and a decoder, which draws mels of tokens.
 
     Args:
-        config: of the flow, for the sizes of what they share.
+        config: sizes of the flow, which it shares.
     """
 
     average: torch.Tensor
@@ -52,38 +52,38 @@ class Autoencoder(nn.Module):
         self.register_buffer("deviation", torch.ones(bands))
 
     def decode(self, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rounded digits (B, 4, n) to what the estimator is given, (B, n, 80), and to a mel (B, n, 2, 80)."""
+        """Decodes rounded digits (B, 4, n) to mu (B, n, 80), the estimator's input, and to a mel (B, n, 2, 80)."""
         mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
         return mu, self.mel(frames)
 
     def mel(self, normal: torch.Tensor) -> torch.Tensor:
-        """Log-mel (..., 80) of one whose bands have mean 0 and deviation 1."""
+        """Scales a mel whose bands have mean 0 and deviation 1 back to log-mel (..., 80)."""
         return normal * self.deviation + self.average
 
     @torch.no_grad()
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers can tell."""
+        """Computes the mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers can tell."""
         return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
 
     @torch.no_grad()
     def drawn(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The mel that the decoder draws of tokens (N,), (2 * N, 80)."""
+        """Draws the mel of tokens (N,) with the decoder, (2 * N, 80)."""
         _, mel = self.decode(all_digits()[:, tokens][None])
         return mel[0].flatten(0, 1)
 
     @torch.no_grad()
     def embedding(self) -> torch.Tensor:
-        """(6561, 80) the embedding of every token."""
+        """Computes the embedding of every token, (6561, 80)."""
         return self.embed(all_digits().T / HIGHEST)
 
 
 class TokenizerTraining(Training):
-    """Crops of a corpus, heard, rounded and drawn again.
+    """Training on crops of a corpus, which are heard, rounded and drawn again.
 
     Args:
-        config: of the flow.
-        corpus: its recordings.
+        config: sizes of the flow.
+        corpus: recordings with their features.
     """
 
     name = "tokenizer"
@@ -114,11 +114,11 @@ class TokenizerTraining(Training):
 
 
 def audible(mel: torch.Tensor) -> torch.Tensor:
-    """How much of a log-mel is heard, bin by bin, 0 to 1."""
+    """Rates how much of a log-mel is heard, bin by bin, 0 to 1."""
     return torch.sigmoid(mel - _QUIET)
 
 
 def distance(error: torch.Tensor) -> torch.Tensor:
-    """Mean square of an error (..., 80), and of its envelope once more."""
+    """Computes the mean square of an error (..., 80), and of its envelope once more."""
     envelope = F.avg_pool1d(error.flatten(1, -2), _ENVELOPE_BANDS, stride=1)
     return error.square().mean() + _ENVELOPE_WEIGHT * envelope.square().mean()

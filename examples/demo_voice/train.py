@@ -1,4 +1,4 @@
-"""Trains one network on, from its last checkpoint: `python -m examples.demo_voice.train flow --data DIR --minutes 60`.
+"""Training of one network from its last checkpoint: `python -m examples.demo_voice.train flow --data DIR --minutes 60`.
 
 SIGTERM saves a checkpoint and ends.
 """

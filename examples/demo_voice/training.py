@@ -1,4 +1,4 @@
-"""What both trainings share: a loop that can be stopped and started again at any time, and that says how it goes."""
+"""Training loop, which can be stopped and started again at any time, and reports how it goes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _AVERAGED_STEPS = 2000
 
 
 class Training(ABC):
-    """One network that is being trained.
+    """Training of one network.
 
     Attributes:
-        name: of its files.
-        network: what is trained.
-        learning_rate: its highest value, after the warm-up.
-        full_rate_steps: after so many steps it begins to fall, with the square root of the step.
+        name: stem of its files.
+        network: module that is trained.
+        learning_rate: highest learning rate, after the warm-up.
+        full_rate_steps: number of steps after which it begins to fall, with the square root of the step.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Training(ABC):
 
     @abstractmethod
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Losses of one random batch; the one named `loss` is minimised."""
+        """Computes the losses of one random batch; the one named `loss` is minimised."""
 
 
 class Average:
@@ -59,7 +59,7 @@ class Average:
 
 
 class _Stop:
-    """Whether somebody wants an end: SIGTERM or Ctrl-C, or the time is up."""
+    """Stop signal: SIGTERM or Ctrl-C came, or the time is up."""
 
     def __init__(self, minutes: float) -> None:
         self._until = time.monotonic() + 60 * minutes
@@ -118,13 +118,13 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
 
 
 def averaged_weights(folder: Path, name: str) -> tuple[dict[str, torch.Tensor], int]:
-    """The averaged weights of the newest checkpoint, and its step."""
+    """Reads the averaged weights of the newest checkpoint, and its step."""
     state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
     return state["average"], state["step"]
 
 
 def trained_steps(folder: Path, name: str) -> int:
-    """Steps of the newest checkpoint, 0 where there is none."""
+    """Returns the steps of the newest checkpoint, 0 where there is none."""
     return averaged_weights(folder, name)[1] if (folder / f"{name}.pt").exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""Where the vocoder's training starts: as a vocoder of the old kind, which the weights can express and needn't learn.
+"""Start of the vocoder's training: its weights express a vocoder of the old kind, which it needn't learn.
 
 The log-mel is drawn through the network, past its activations, to the log-magnitudes of the spectrum that it makes. All
 phases are zero, so that every window is one pulse. That is a monotonous robot, but one that can be understood; pitch
@@ -66,7 +66,7 @@ def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
 
 
 def _bands_to_bins(config: HiFTConfig) -> torch.Tensor:
-    """(bins, bands): interpolates between the centres of mel bands."""
+    """Makes a matrix (bins, bands) that interpolates between the centres of mel bands."""
     fine = 8  # times the resolution, so that the lowest bands have a centre of their own
     filters = slaney_filters(config.sampling_rate, fine * config.n_fft, PROMPT_BANDS)
     centres = filters @ np.arange(filters.shape[1]) / filters.sum(axis=1) / fine

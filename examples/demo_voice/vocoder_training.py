@@ -1,4 +1,4 @@
-"""Teaches the vocoder: what it makes of a real mel is to have the spectra of the recording, at several resolutions."""
+"""Training of the vocoder: it learns to give a real mel the spectra of its recording, at several resolutions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _F0_SCALE_HZ = 100.0
 
 
 class VocoderTraining(Training):
-    """Crops of recordings, each with the mel frames that the vocoder looks ahead.
+    """Training on crops of recordings, each with the mel frames that the vocoder looks ahead.
 
     Args:
-        config: of the vocoder.
-        corpus: its recordings.
-        flow_mels: (frames, 80) what a flow makes of the first of them; half of the crops are taken from there, so that
-            the vocoder learns to mend what the flow does not do well.
+        config: sizes of the vocoder.
+        corpus: recordings with their features.
+        flow_mels: (frames, 80) mels that a flow makes of the first of them; half of the crops are taken from there, so
+            that the vocoder learns to mend what the flow does not do well.
     """
 
     name = "hift"
@@ -55,7 +55,7 @@ class VocoderTraining(Training):
         return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
 
     def _batch(self, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the vocoder makes of random crops, (B, N), what it should have made, and the loss of its F0."""
+        """Returns the vocoder's audio of random crops, (B, N), the recordings', and the loss of its F0."""
         hift, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
         whole = made + hift.lookahead_frames

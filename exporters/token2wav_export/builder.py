@@ -1,4 +1,4 @@
-"""An ONNX file to an engine, with either TensorRT package: precision is in the graph, shapes are in the profiles.
+"""Builder of engines: either TensorRT package turns an ONNX file into one, in the precision that the graph has.
 
 Engines are strongly typed, so both packages, and TensorRT 10 and 11, are driven by the same calls; what only some of
 them have is looked for. Before opset 23 graphs have no `Attention` operator, so that of float32, for which there is no
@@ -33,12 +33,12 @@ def build_engine(
     """Builds and writes an engine.
 
     Args:
-        package: to build with.
+        package: TensorRT package that builds.
         source: ONNX file, with its weights beside it.
         engine: file to write.
-        precision: of the graph. TF32 is turned off for float32, of which it would keep 10 bits of mantissa.
+        precision: number type of the graph. TF32 is turned off for float32, of which it would keep 10 bits of mantissa.
         profiles: shapes of all inputs that have a free dimension.
-        compute_capabilities: to build for; none for the package's choice.
+        compute_capabilities: GPUs to build for; none for the package's choice.
         timing_cache: file in which ordinary TensorRT keeps what it measured, to build faster the next time.
 
     Returns:
@@ -96,7 +96,7 @@ def _failed(package: Package, source: Path, errors: Sequence[str]) -> ExportErro
 
 @cache
 def _logger(package: Package) -> Any:
-    """The one logger that a process may have."""
+    """Returns the one logger that a process may have."""
     trt = package.module
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined]

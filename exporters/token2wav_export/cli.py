@@ -1,4 +1,4 @@
-"""The command `token2wav-export`: its arguments, and how its errors and exit codes reach the shell."""
+"""Command `token2wav-export`: it reads arguments, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

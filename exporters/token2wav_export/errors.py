@@ -1,4 +1,4 @@
-"""What an export can fail on beside what the library itself raises."""
+"""Errors of an export, beside those that the library itself raises."""
 
 from __future__ import annotations
 

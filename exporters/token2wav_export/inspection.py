@@ -1,4 +1,4 @@
-"""What an engine folder holds, for people and for programs."""
+"""Inspection of an engine folder: it lists the artefacts, for people and for programs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Inspected:
-    """One artefact, looked into.
+    """Artefact with what was found in it.
 
     Attributes:
-        artifact: as it is described.
-        problem: why it cannot be used here; None if it can.
-        nodes, operators, inputs, outputs: of an ONNX graph; engines can only be opened on their GPU.
+        artifact: description of the artefact.
+        problem: reason why it cannot be used here; None if it can.
+        nodes, operators, inputs, outputs: contents of an ONNX graph; engines can only be opened on their GPU.
         weights: bytes of an ONNX graph's weights.
     """
 
@@ -91,12 +91,12 @@ def _bytes(weight: onnx.TensorProto) -> int:
 
 
 def as_json(found: list[Inspected]) -> str:
-    """A list with an object per artefact: the fields of `Inspected`."""
+    """Formats a list with an object per artefact: the fields of `Inspected`."""
     return json.dumps([asdict(one) for one in found], indent=1)
 
 
 def as_text(found: list[Inspected], now: datetime | None = None) -> str:
-    """A table, then what is inside of each."""
+    """Formats a table, and below it what is inside of each artefact."""
     if not found:
         return "nothing was exported here yet"
     now = now or datetime.now(timezone.utc)
@@ -129,7 +129,7 @@ def _details(one: Inspected) -> str:
 
 
 def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
-    """Keys and values of layer 0 for those of all layers, which have the same shapes."""
+    """Lists keys and values of layer 0 for those of all layers, which have the same shapes."""
     last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
     first = {name: shape for name, shape in tensors.items() if not name[-1].isdigit() or name.endswith("_0")}
     return {f"{name}..{last}" if name.endswith("_0") and last else name: shape for name, shape in first.items()}

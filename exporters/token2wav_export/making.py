@@ -1,4 +1,4 @@
-"""Makes artefacts: every one in a staging folder, checked, and only then put in its place."""
+"""Maker of artefacts: it makes each in a staging folder, checks it, and only then puts it in its place."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _ONNX_PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
 class Maker:
-    """Makes artefacts of one model.
+    """Maker of the artefacts of one model.
 
     Args:
-        model_folder: the model.
-        engines: where artefacts go.
-        command: the command line, for descriptions.
+        model_folder: path of the model folder.
+        engines: folder that takes the artefacts.
+        command: command line, for descriptions.
 
     Raises:
         ConfigError: the folder's YAML cannot be used.
@@ -101,7 +101,7 @@ class Maker:
         Raises:
             ConfigError: the profiles or capabilities cannot be built for.
             ExportError: the package refuses the graph.
-            CheckpointError, ArtifactError: as `onnx`.
+            CheckpointError, ArtifactError: the weights or the engine folder cannot be used.
         """
         tensors = signature(graph, precision, self.config)
         allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.config)]
@@ -166,7 +166,7 @@ class Maker:
         return {"steps": flow.n_timesteps, "guidance": flow.inference_cfg_rate}
 
     def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
-        """What an ONNX file says of itself when it is found without its description."""
+        """Returns metadata that an ONNX file carries, should it be found without its description."""
         return {
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),

@@ -1,4 +1,4 @@
-"""Pictures of attention masks: of all kinds there are, or of those that a model is served with.
+"""Pictures of attention masks: they show all kinds there are, or those that a model is served with.
 
 Every mask is drawn from the very function that serving uses.
 """
@@ -35,7 +35,7 @@ Pictures = dict[str, torch.Tensor]
 
 
 def every_mask(blocks: int) -> tuple[Pictures, int]:
-    """One of each kind, and the frames of a block."""
+    """Draws up one mask of each kind; returns them and the frames of a block."""
     frames = blocks * _SIZE
     pictures = {
         "full attention: not streaming": torch.ones(frames, frames, dtype=torch.bool),
@@ -54,7 +54,7 @@ def every_mask(blocks: int) -> tuple[Pictures, int]:
 
 
 def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictures, int]:
-    """Those that a model is served with, and the frames of a block."""
+    """Draws up the masks that a model is served with; returns them and the frames of a block."""
     size = flow.estimator.static_chunk_size
     frames = blocks * size
     if flow.guided is None:
@@ -73,7 +73,7 @@ def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictu
 
 
 def dependence(attention: GuidedAttention, frames: int, block_frames: int) -> torch.Tensor:
-    """Which frames of the input (columns) the output of all layers at a frame (rows) depends on."""
+    """Computes which input frames (columns) the output of all layers at a frame (rows) depends on."""
     reached = torch.eye(frames)
     for mask in attention.layers:
         reached = (guided_mask(mask, frames, block_frames).float() @ reached).clamp(max=1)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _shortened(layers: list[int]) -> str:
-    """ "layers 1, 7"; those of a long list are counted."""
+    """Shortens a list to "layers 1, 7"; those of a long one are counted."""
     if len(layers) > 4:
         return f"{len(layers)} other layers"
     return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"

@@ -1,4 +1,4 @@
-"""The torch modules behind the graphs, in both precisions, and inputs to try them with."""
+"""Modules behind the graphs: torch builds them in both precisions, with inputs to try them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _EXCITATION = 0.1  # of the spectrum's values, as the harmonic source makes them
 
 
 class Estimator(nn.Module):
-    """The public stateless call.
+    """Estimator in its public stateless form, which recomputes everything at each call.
 
     Args:
-        estimator: whose weights are used.
+        estimator: network that is called.
         streaming: whether a frame sees no further than the end of its own block.
     """
 
@@ -48,24 +48,22 @@ class Estimator(nn.Module):
         spks: torch.Tensor,
         cond: torch.Tensor,
     ) -> torch.Tensor:
-        """See `DiT.forward`."""
         return self.estimator(x, mask, mu, t, spks, cond, streaming=self.streaming)
 
 
 class Vocoder(nn.Module):
-    """`HiFT.network` as a module; a BigVGAN is one by itself."""
+    """Vocoder whose forward pass is `HiFT.network`; a BigVGAN needs none, it is a module by itself."""
 
     def __init__(self, hift: HiFT) -> None:
         super().__init__()
         self.hift = hift
 
     def forward(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
-        """See `HiFT.network`."""
         return self.hift.network(mel, spectrum)
 
 
 def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelConfig) -> nn.Module:
-    """The module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
+    """Loads the module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
 
     Raises:
         CheckpointError: the weights cannot be used.
@@ -93,21 +91,21 @@ def halve_convolutions(vocoder: HiFT | BigVGAN) -> None:
 
 
 def arranged(module: nn.Module, values: Sequence[_T]) -> tuple[Any, ...]:
-    """One value per input of the graph as the arguments of its module: the step takes its past as one tuple."""
+    """Arranges the inputs of a graph as arguments of its module: the step takes its past as one tuple."""
     if isinstance(module, CachedStep):
         return *values[: len(STEP_INPUTS)], tuple(values[len(STEP_INPUTS) :])
     return tuple(values)
 
 
 def run_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Outputs of a module in the order of its signature."""
+    """Runs a module, and returns its outputs in the order of its signature."""
     with torch.inference_mode():
         outputs = module(*arranged(module, inputs))
     return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: int = 0) -> list[torch.Tensor]:
-    """Random inputs as they occur: rows of different lengths and pasts, real angles and modulation."""
+    """Draws random inputs as they occur: rows of different lengths and pasts, real angles and modulation."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(spec: TensorSpec) -> torch.Tensor:

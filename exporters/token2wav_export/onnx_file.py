@@ -1,4 +1,4 @@
-"""A module as an ONNX file with the names and free dimensions of its signature, its weights beside it."""
+"""ONNX file of a module: it has the names and free dimensions of a signature, and its weights beside it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def write_onnx(module: nn.Module, signature: Signature, path: Path, *, opset: in
     """Traces a module into `path` and `path.data`, and checks the result.
 
     Args:
-        module: on the CPU.
-        signature: of the graph.
-        path: of the file.
-        opset: of ONNX.
-        metadata: kept in the file.
+        module: module on the CPU.
+        signature: inputs and outputs of the graph.
+        path: file to write.
+        opset: version of the ONNX operators.
+        metadata: entries that are kept in the file.
 
     Raises:
         ExportError: torch cannot trace the module with these free dimensions, or the file is not valid.
@@ -84,7 +84,7 @@ def _name_axes(spec: TensorSpec, value: onnx.ValueInfoProto) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's remarks on packages that are not needed here."""
+    """Silences torch's remarks on packages that are not needed here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

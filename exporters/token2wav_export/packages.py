@@ -1,4 +1,4 @@
-"""TensorRT packages as far as they are installed, and the machine they run on. Both are imported when asked for."""
+"""TensorRT packages: those that are installed are found, and imported when asked for, with the GPU they run on."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class Package:
-    """One of the two packages; they have the same interface but for details.
+    """TensorRT package, one of two that have the same interface but for details.
 
     Attributes:
-        name: of the module, which is the backend's in descriptions.
-        module: itself.
+        name: name of the module, which is the backend's in descriptions.
+        module: imported module.
     """
 
     name: PackageName
@@ -37,7 +37,7 @@ class Package:
 
 
 def load_package(name: PackageName | Literal["auto"]) -> Package:
-    """A package by name; `auto` takes ordinary TensorRT before TensorRT-RTX.
+    """Imports a package by name; `auto` takes ordinary TensorRT before TensorRT-RTX.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -50,7 +50,7 @@ def load_package(name: PackageName | Literal["auto"]) -> Package:
 
 
 def installed_version(name: PackageName) -> str | None:
-    """The version of a package, or None if it is not installed."""
+    """Returns the version of a package, or None if it is not installed."""
     try:
         return load_package(name).version
     except MissingPackageError:
@@ -58,7 +58,7 @@ def installed_version(name: PackageName) -> str | None:
 
 
 def own_target() -> dict[str, str]:
-    """What `EngineFolder.find` is to know of this machine's GPU; empty where torch sees none."""
+    """Returns this machine's GPU as `EngineFolder.find` takes it; empty where torch sees none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -69,7 +69,7 @@ def own_target() -> dict[str, str]:
 
 
 def build_target(package: Package, compute_capabilities: list[str]) -> dict[str, tuple[str, ...]]:
-    """What an engine will be for: given capabilities, or this machine's GPU where the package cannot choose.
+    """Returns the target of an engine: given capabilities, or this machine's GPU where the package cannot choose.
 
     Without capabilities TensorRT-RTX builds for every GPU that it knows from Ampere on: not for Turing, 7.5.
 

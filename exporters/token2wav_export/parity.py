@@ -1,4 +1,4 @@
-"""Whether a graph computes what torch computes: one run of each, on the CPU."""
+"""Parity of a graph with torch: both run once on the CPU, and their outputs are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHECKED: Sizes = {"rows": 2, "frames": 60, "past": 110}
 
 
 def bound(graph: Graph, precision: Precision) -> float:
-    """The most that `disagreement` may be."""
+    """Returns the most that `disagreement` may be."""
     if precision == "float16":
         return FLOAT16_BOUND
     return VOCODER_FLOAT32_BOUND if graph == "vocoder" else FLOAT32_BOUND
@@ -32,7 +32,7 @@ def bound(graph: Graph, precision: Precision) -> float:
 def disagreement(
     outputs: Sequence[NDArray[np.generic]], references: Sequence[torch.Tensor], precision: Precision
 ) -> float:
-    """The worst of all outputs, in the measure of the precision; infinite where something is not finite."""
+    """Measures the worst of all outputs, in the measure of the precision; infinite where something is not finite."""
     worst = 0.0
     for output, reference in zip(outputs, references, strict=True):
         value, wanted = output.astype(np.float64), reference.double().numpy()
@@ -48,7 +48,7 @@ def disagreement(
 def run_onnx(
     session: onnxruntime.InferenceSession, signature: Signature, inputs: Sequence[torch.Tensor]
 ) -> list[NDArray[np.generic]]:
-    """Outputs of a graph in the order of its signature."""
+    """Runs a graph, and returns its outputs in the order of its signature."""
     feed = {spec.name: value.numpy() for spec, value in zip(signature.inputs, inputs, strict=True)}
     return session.run([spec.name for spec in signature.outputs], feed)
 

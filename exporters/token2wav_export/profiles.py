@@ -1,4 +1,4 @@
-"""The shapes that an engine is built for: what chunks of a stream can look like under a configuration."""
+"""Profiles of an engine: they span the shapes that chunks of a stream can have under a configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the b
 
 @dataclass(frozen=True)
 class Span:
-    """Sizes of a free dimension that a profile allows, and the one it is tuned for."""
+    """Span of a free dimension: it bounds the sizes that a profile allows, and names the one it is tuned for."""
 
     smallest: int
     best: int
@@ -39,12 +39,12 @@ Profile = dict[str, Span]  # by free dimension
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine is to bear.
+    """Load that an engine must bear.
 
     Attributes:
-        stream: how streams are cut into chunks.
-        max_streams: computed in one batch.
-        history_seconds: of prompt and past that a chunk can look back on.
+        stream: settings that cut streams into chunks.
+        max_streams: most streams in one batch.
+        history_seconds: longest prompt and past that a chunk can look back on.
     """
 
     stream: StreamConfig
@@ -59,7 +59,7 @@ class Load:
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Frames of every hop that a schedule can choose, in ascending order. Anything else runs in pieces of these.
+    """Lists the frames of every hop that a schedule can choose, ascending. Anything else runs in pieces of these.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -75,7 +75,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
 
 
 def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
-    """Profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
+    """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -103,7 +103,7 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
 
 
 def _window_reach(vocoder: VocoderConfig) -> int:
-    """Frames of a window beside the new ones."""
+    """Returns the frames of a window beside the new ones."""
     if isinstance(vocoder, BigVGANConfig):
         reach = reach_frames(vocoder)
         return reach.left + reach.right
@@ -111,7 +111,7 @@ def _window_reach(vocoder: VocoderConfig) -> int:
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:
-    """Shapes of all inputs with a free dimension. As all follow from the same sizes, they fit one another.
+    """Returns the shapes of all inputs with a free dimension. As all follow from the same sizes, they fit one another.
 
     Raises:
         ConfigError: the profile has other dimensions than the graph.

@@ -1,4 +1,4 @@
-"""Names, types and shapes of what goes into and comes out of every graph: the contract with those who run them."""
+"""Signatures of graphs: they fix names, types and shapes of inputs and outputs for those who run them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
 
 @dataclass(frozen=True)
 class Axis:
-    """A dimension that is free, or follows from free ones: the sum of `terms` and a constant.
+    """Axis that is free, or follows from free ones: the sum of `terms` and a constant.
 
     Attributes:
         terms: factors of the free dimensions, by name.
-        constant: what is added.
+        constant: number that is added to them.
     """
 
     terms: tuple[tuple[str, int], ...]
@@ -39,12 +39,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output.
+    """Tensor that goes into a graph or comes out of it.
 
     Attributes:
-        name: in the graph.
+        name: name in the graph.
         shape: sizes, and axes where they are free.
-        dtype: as numpy and torch call it.
+        dtype: number type, as numpy and torch call it.
     """
 
     name: str
@@ -52,13 +52,13 @@ class TensorSpec:
     dtype: Literal["float32", "float16", "int64"] = "float32"
 
     def of(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape for given sizes of the free dimensions."""
+        """Returns the shape for given sizes of the free dimensions."""
         return tuple(axis.of(sizes) if isinstance(axis, Axis) else axis for axis in self.shape)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a graph in their order."""
+    """Signature of a graph: it lists inputs and outputs in their order."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -75,7 +75,7 @@ PAST, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
 def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
-    """The signature of a graph of a model.
+    """Returns the signature of a graph of a model.
 
     Raises:
         ExportError: there is no such graph of a flow with guided attention.

@@ -1,4 +1,4 @@
-"""How far an engine is from torch in float32, stage by stage, on the way that streams take."""
+"""Verification of an engine: it is compared with torch in float32, stage by stage, on the way that streams take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.engines.base import MelChunk
@@ -35,14 +34,14 @@ class Report:
     """Comparison of an engine with torch in float32, on random tokens in a random voice.
 
     Attributes:
-        engine, precision, device: what was compared.
-        seconds: of audio.
+        engine, precision, device: engine that was compared.
+        seconds: duration of the audio.
         mel_max: largest difference of the mel, as a stream computes it.
         mel_db: root mean square of that difference over the mel's own spread.
         vocoder_max: largest difference of the audio of one and the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
         finite_when_large: whether a prompt of huge numbers still gives finite audio.
-        failures: what is beyond its bound; empty if the engine is as good as torch.
+        failures: one sentence for each figure beyond its bound; empty if the engine is as good as torch.
     """
 
     engine: str
@@ -76,13 +75,15 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     """Compares the engine that a configuration names with torch in float32 on the same device.
 
     Args:
-        folder: of the model.
-        runtime: what to compare.
-        seconds: of audio.
+        folder: model folder.
+        runtime: settings that name the engine.
+        seconds: duration of the audio.
 
     Raises:
         Token2WavError: the model, or the engine, cannot be loaded.
     """
+    from tqdm import tqdm  # the rest of this file runs where the library does
+
     reference = Token2Wav.load(
         folder, runtime=RuntimeConfig(device=runtime.device, engine="torch", precision="float32")
     )
@@ -124,13 +125,13 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
 
 
 def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0) -> NDArray[np.float32]:
-    """Mel (bands, 2 * tokens) of an utterance as a stream computes it, chunk by chunk.
+    """Computes the mel (bands, 2 * tokens) of an utterance as a stream does, chunk by chunk.
 
     Args:
-        model: that streams.
-        tokens: of the utterance.
-        voice: that speaks.
-        steps: ODE steps, 0 for the usual number.
+        model: loaded model.
+        tokens: all tokens of the utterance.
+        voice: prompt and speaker.
+        steps: number of ODE steps, 0 for the usual number.
     """
     flow, config = model.pipeline.flow, model.config
     session = Session(voice, config, HopSchedule.of(StreamConfig(), config.flow), flow.open(voice, steps), 0)
@@ -148,7 +149,7 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
 
 
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Audio of a mel as a stream computes it, in two pieces."""
+    """Computes the audio of a mel as a stream does, in two pieces."""
     vocoder, middle = model.pipeline.vocoder, mel.shape[1] // 2
     handle = vocoder.open()
     try:

@@ -1,14 +1,14 @@
-"""Starts a real NVIDIA tritonserver, without docker, and stops it without leaving anything behind."""
+"""Server package: it starts a real NVIDIA tritonserver, without docker, and stops it with nothing left behind."""
 
-from token2wav_server.errors import (
+from token2wav_server.launcher.errors import (
     PortInUseError,
     ServerCrashedError,
     ServerError,
     ServerStartError,
     TritonNotFoundError,
 )
-from token2wav_server.ports import Ports
-from token2wav_server.server import TritonServer
+from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.process import TritonServer
 
 __all__ = [
     "PortInUseError",

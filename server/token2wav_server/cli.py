@@ -1,4 +1,4 @@
-"""``token2wav-serve``: a Triton server for one model folder, in the foreground."""
+"""Command ``token2wav-serve``: it runs a Triton server for one model folder, in the foreground."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import NoReturn
 
 from token2wav.config import load_server_config
 from token2wav.errors import Token2WavError
-from token2wav_server.access import Access, Certificates, read_or_make_key
-from token2wav_server.back_off import BackOff
-from token2wav_server.canary import Canary
-from token2wav_server.errors import AccessError, ServerError, ServerGaveUpError
-from token2wav_server.ports import Ports
-from token2wav_server.server import TritonServer
-from token2wav_server.status import Status, StatusPort
-from token2wav_server.supervisor import Supervisor
+from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
+from token2wav_server.launcher.canary import Canary
+from token2wav_server.launcher.errors import AccessError, ServerError, ServerGaveUpError
+from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.process import TritonServer
+from token2wav_server.launcher.status import Status, StatusPort
+from token2wav_server.launcher.supervisor import BackOff, Supervisor
 from token2wav_server.voices import check_voices
 
 STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5

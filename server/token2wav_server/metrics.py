@@ -1,26 +1,85 @@
-"""What the scheduler tells, on Triton's own metrics port."""
+"""Metrics of the models on Triton's own metrics port: they count what the scheduler and the ensemble's stages do.
+
+A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that belongs to the object,
+and releases the interpreter meanwhile. Two threads that touch one at the same time read each other's memory: values
+get lost, requests fail with `TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process dies (seen with
+servers up to 2.51). So one lock guards them all.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
 
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.utterance import Observer, Utterance
-from token2wav_server.metric_family import Family
 
 log = logging.getLogger(__name__)
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class Metric:
+    """Value or histogram on the metrics port, which several threads may change.
+
+    Args:
+        metric: object of Triton's backend.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def set(self, value: float) -> None:
+        with _ONE_AT_A_TIME:
+            self._metric.set(value)
+
+    def increment(self, by: float) -> None:
+        with _ONE_AT_A_TIME:
+            self._metric.increment(by)
+
+    def observe(self, value: float) -> None:
+        with _ONE_AT_A_TIME:
+            self._metric.observe(value)
+
+
+class Family:
+    """Family of metrics that differ in their labels. Triton forgets a metric whose family is not referenced.
+
+    Args:
+        name: name on the metrics port, without `token2wav_`.
+        description: help text on the metrics port.
+        kind: GAUGE, COUNTER or HISTOGRAM.
+        buckets: upper bounds of a histogram.
+    """
+
+    def __init__(self, name: str, description: str, kind: str, buckets: list[float] | None = None) -> None:
+        kinds = pb_utils.MetricFamily
+        self._buckets = {} if buckets is None else {"buckets": buckets}
+        self._metrics: dict[tuple[str, ...], Metric] = {}
+        with _ONE_AT_A_TIME:
+            self._family = kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
+
+    def __call__(self, **labels: str) -> Metric:
+        """Returns the metric with these labels, which is made when it is first asked for."""
+        key = tuple(labels.values())
+        with _ONE_AT_A_TIME:
+            if key not in self._metrics:
+                self._metrics[key] = Metric(self._family.Metric(labels=labels, **self._buckets))
+            return self._metrics[key]
 
 
 class ServerMetrics(Observer):
-    """Metrics of one model, and a line in the log for every utterance that ends.
+    """Metrics of the one-process model; it also logs a line for every utterance that ends.
 
     Args:
-        model: whose engines are looked at.
+        model: loaded model, whose cache is measured.
     """
 
     def __init__(self, model: Token2Wav) -> None:
@@ -86,3 +145,47 @@ class ServerMetrics(Observer):
             "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s real_time_factor=%.3f underruns=%d",
             *(utterance.number, reason, utterance.tokens, utterance.seconds_sent, first, factor, utterance.underruns),
         )
+
+
+class OpenStreams:
+    """Gauge of the streams that a stage holds something for.
+
+    Args:
+        holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which admits streams as the
+            scheduler of the one-process model does.
+    """
+
+    def __init__(self, holder: str) -> None:
+        self._family = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+        self._holder = holder
+        self.set(0)
+
+    def set(self, count: int) -> None:
+        self._family(holder=self._holder).set(count)
+
+
+class BatchStreams:
+    """Histogram of how many streams a stage computed together.
+
+    Args:
+        model: name of the stage.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._family = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+        self._model = model
+        self._family(model=model)  # shows from the start
+
+    def observe(self, count: int) -> None:
+        self._family(model=self._model).observe(count)
+
+
+class Refused:
+    """Counter of the requests that the accumulator answered with an error."""
+
+    def __init__(self) -> None:
+        self._family = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
+
+    def count(self, error: Token2WavError) -> None:
+        """Counts an error under the field or limit that its message begins with."""
+        self._family(what=str(error).partition(":")[0][:40]).increment(1)

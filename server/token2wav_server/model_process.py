@@ -1,4 +1,4 @@
-"""Model process as seen from inside: it shows where a slow start hangs, and ends itself when its GPU is lost."""
+"""Process of a model, from inside: it shows where a slow start hangs, and ends itself when its GPU is lost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ DEVICE_LOST_STATUS = 70
 
 @contextmanager
 def told_if_slow(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Prints once what every thread of this process is doing, if what stands in the block takes longer.
+    """Prints once what every thread of this process is doing, if the block takes longer.
 
     Args:
-        seconds: whoever waits longer on purpose, for a slow disk or a large engine, reads it and goes on waiting.
+        seconds: time to wait before; whoever waits longer on purpose, for a slow disk or a large engine, reads what is
+            printed and goes on waiting.
     """
     faulthandler.dump_traceback_later(seconds, file=_STDERR)
     try:

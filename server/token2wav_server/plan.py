@@ -1,4 +1,4 @@
-"""The command `token2wav-plan`: how many streams a GPU holds, and what binds. docs/sizing.md works an example."""
+"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/sizing.md works an example."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, for JSON.
+    """Returns all figures, for JSON.
 
     Raises:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
@@ -103,7 +103,7 @@ def _verdict(memory: GpuMemory, compute: Compute) -> dict[str, Any]:
 
 
 def as_table(plan: dict[str, Any]) -> str:
-    """The plan for a terminal."""
+    """Formats the plan for a terminal."""
     stream, memory, compute = plan["stream"], plan["memory"], plan["compute"]
     window = "all of the past" if plan["left_blocks"] < 0 else f"the prompt and {plan['left_blocks']} blocks"
     lines = [

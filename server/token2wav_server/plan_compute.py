@@ -1,4 +1,4 @@
-"""How many streams a GPU can compute in real time, from what was measured on one. Nothing here is estimated."""
+"""Compute capacity of a GPU: measured costs tell how many streams run in real time; nothing is estimated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from token2wav.errors import ConfigError
 
 @dataclass(frozen=True)
 class ComputeCost:
-    """One engine in one batch size.
+    """Measured cost of a batch in one engine.
 
     Attributes:
-        engine, precision: what was measured.
-        batch: streams that are computed together.
-        history_s: audio before the chunk, prompt included.
-        hop_s: audio in the chunk.
-        seconds: of flow and vocoder for the batch.
+        engine, precision: engine that was measured.
+        batch: number of streams that are computed together.
+        history_s: seconds of audio before the chunk, prompt included.
+        hop_s: seconds of audio in the chunk.
+        seconds: time that flow and vocoder took for the batch.
     """
 
     engine: str
@@ -31,18 +31,18 @@ class ComputeCost:
 
     @property
     def real_time_factor(self) -> float:
-        """Of each stream while the batch is computed: below 1 is faster than playback."""
+        """Real-time factor of each stream in the batch: below 1 is faster than playback."""
         return self.seconds / self.hop_s
 
     @property
     def streams(self) -> int:
-        """That can be computed in real time, batch after batch, if nothing else takes time."""
+        """Number of streams that run in real time, batch after batch, if nothing else takes time."""
         return int(self.batch * self.hop_s / self.seconds)
 
 
 @dataclass(frozen=True)
 class Compute:
-    """What a file of measurements says; `problem` says why it says nothing."""
+    """Contents of a file of measurements; `problem` says why there are none."""
 
     host: str = ""
     costs: tuple[ComputeCost, ...] = ()
@@ -54,13 +54,13 @@ class Compute:
 
 
 def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: float, token_rate: float) -> Compute:
-    """The measurements for a GPU and a model.
+    """Reads the measurements for a GPU and a model.
 
     Args:
-        path: written by `make gpu-check` or `python -m benchmarks.engines`.
+        path: file written by `make gpu-check` or `python -m benchmarks.engines`.
         gpu: name that the host's must contain; None for any.
         measured_as: name of the model in the file.
-        history_s: of prompt and stream; the longest measured history that is not beyond it counts.
+        history_s: seconds of prompt and stream; the longest measured history that is not beyond it counts.
         token_rate: tokens per second.
 
     Raises:
@@ -68,7 +68,7 @@ def read_costs(path: Path | None, gpu: str | None, measured_as: str, history_s: 
     """
     if path is None:
         return Compute(
-            problem="not measured on this GPU: run make gpu-check there, and name its chunks.json with --costs"
+            problem="not measured on this GPU: run make gpu-check there, and name its report.json with --costs"
         )
     try:
         data = json.loads(path.read_bytes())
@@ -101,7 +101,7 @@ def _costs(result: dict[str, Any], token_rate: float) -> list[ComputeCost]:
 
 
 def _nearest(rows: list[ComputeCost], history_s: float) -> list[ComputeCost]:
-    """Of every engine and batch size, the longest chunks at the longest history within `history_s`, or the shortest."""
+    """Returns the longest chunks at the longest history within `history_s`, or at the shortest there is."""
     longest_hop = max(row.hop_s for row in rows)
     rows = [row for row in rows if row.hop_s == longest_hop]
     within = [row.history_s for row in rows if row.history_s <= history_s]

@@ -1,4 +1,4 @@
-"""What streams take of a GPU's memory, told by the engine itself.
+"""Memory capacity of a GPU: the engine itself tells what a stream takes, and how many fit is counted from that.
 
 The real engine runs here without memory and without arithmetic: its weights and its cache are on torch's `meta` device,
 where tensors have shapes and no content, and what integrates the ODE returns shapes only. Which pages a stream takes,
@@ -33,13 +33,13 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True)
 class StreamNeeds:
-    """What one stream takes.
+    """Memory that one stream needs.
 
     Attributes:
-        page_bytes: of a page: the keys and values of one attention block.
-        prompt_pages: of its voice, shared by all streams of that voice.
-        pages: of its own when it has most.
-        context_bytes: of its own beside the pages.
+        page_bytes: bytes of a page, which holds the keys and values of one attention block.
+        prompt_pages: number of pages of its voice, shared by all streams of that voice.
+        pages: largest number of pages of its own.
+        context_bytes: bytes of its own beside the pages.
     """
 
     page_bytes: int
@@ -50,16 +50,16 @@ class StreamNeeds:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """How a GPU's memory is shared out, in bytes, and what fits.
+    """Shares of a GPU's memory in bytes, and the number of streams that fit.
 
     Attributes:
-        total: of the GPU.
-        taken: by CUDA itself and by other programs.
-        weights: of flow and vocoder, and the tables made from them.
-        cache: for pages.
-        rest: for everything else: batches, activations, streams' contexts, captured graphs.
-        streams: for which the cache has pages until the end of each, all at once.
-        binds: what would have to grow for one more stream.
+        total: memory of the GPU.
+        taken: memory that CUDA itself and other programs take.
+        weights: weights of flow and vocoder, and the tables made from them.
+        cache: pages of keys and values.
+        rest: room for everything else: batches, activations, streams' contexts, captured graphs.
+        streams: number of streams for which the cache has pages until the end of each, all at once.
+        binds: name of what would have to grow for one more stream.
     """
 
     total: int
@@ -74,14 +74,14 @@ class GpuMemory:
 def stream_needs(
     model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
-    """Runs one stream through the engine.
+    """Measures one stream by running it through the engine, without arithmetic.
 
     Args:
-        model: its dimensions.
-        stream: how it is cut into chunks, and what stays visible.
+        model: dimensions of the networks.
+        stream: length of its chunks, and how much of the past stays visible.
         storage: type of cached keys and values.
-        prompt_tokens: of its voice.
-        stream_tokens: of the utterance, at least 1.
+        prompt_tokens: number of prompt tokens of its voice.
+        stream_tokens: number of tokens of the utterance, at least 1.
     """
     config, solver = model.flow, _ShapeSolver()
     total = prompt_tokens + stream_tokens
@@ -119,7 +119,7 @@ def stream_needs(
 
 
 def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
-    """Of an utterance whose tokens are all there."""
+    """Cuts an utterance whose tokens are all there into chunks."""
     config, schedule = model.flow, HopSchedule.of(stream, model.flow)
     start, stop, chunks = config.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
     while True:
@@ -135,7 +135,7 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
-    """Bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
+    """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
         flow, vocoder = modules(model)
     tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
@@ -148,7 +148,7 @@ def weight_bytes(model: ModelConfig, precision: str) -> int:
 
 
 def _tensors(value: object) -> list[torch.Tensor]:
-    """All tensors in nested lists, tuples and dataclasses."""
+    """Collects all tensors in nested lists, tuples and dataclasses."""
     if isinstance(value, torch.Tensor):
         return [value]
     if hasattr(value, "__dataclass_fields__"):
@@ -157,15 +157,15 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int) -> GpuMemory:
-    """How many streams fit.
+    """Shares a GPU's memory out, and counts the streams that fit.
 
     Args:
         total: bytes of the GPU.
-        taken: by others.
-        weights: from `weight_bytes`.
-        cache: bytes for pages; 0 for the share of what is free that the server takes by itself.
-        needs: of a stream.
-        voices: whose prompts are in the cache.
+        taken: bytes that others take.
+        weights: result of `weight_bytes`.
+        cache: bytes for pages; 0 for the share of free memory that the server takes by itself.
+        needs: memory that a stream needs.
+        voices: number of voices whose prompts are in the cache.
     """
     free = max(0, total - taken - weights)
     cache = min(cache, free) if cache else cuda_cache_bytes(free)
@@ -178,12 +178,11 @@ def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNee
 
 
 class _ShapeSolver:
-    """Returns mels without content."""
+    """Solver that returns mels without content, and notes how large a stream's contexts are."""
 
     def __init__(self) -> None:
         self.context_bytes = 0
 
     def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
-        """See `ChunkSolver`."""
         self.context_bytes = max(work.contexts.nbytes for work in works)
         return [work.noise for work in works]

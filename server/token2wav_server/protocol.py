@@ -1,4 +1,4 @@
-"""What travels between Triton and the scheduler: names of tensors and parameters, and how errors are told.
+"""Protocol between Triton and the scheduler: it names tensors and parameters, reads requests and sends answers.
 
 Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
 the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
@@ -7,7 +7,11 @@ of strings.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import logging
+import mmap
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +35,10 @@ from token2wav.errors import (
 from token2wav.streaming.session import AudioChunk
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
-from token2wav_server.access import CLIENT_HEADER
+from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.launcher.drain import draining
+
+log = logging.getLogger(__name__)
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
@@ -50,10 +57,14 @@ STATUS: dict[type[Token2WavError], str] = {
 
 _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
+_WORTHWHILE_BYTES = 1 << 20  # more than any request within the default limits has
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
 
 @dataclass(frozen=True)
 class Options:
-    """Parameters of the first request of an utterance; 0 steps are the usual number, and empty names are none."""
+    """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none."""
 
     audio_format: str = "float32"
     keep_open: bool = False
@@ -89,7 +100,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a request stands in its sequence. Without a sequence id it is a whole utterance."""
+    """Position of a request in its sequence. Without a sequence id it is a whole utterance."""
 
     sequence_id: int | str
     start: bool
@@ -104,13 +115,13 @@ class Position:
 
 
 def tensor(request: Any, name: str) -> NDArray[Any] | None:
-    """An input of a request, or None. It is a view of memory that is gone once the request is answered."""
+    """Returns an input of a request, or None: a view of memory that is gone once the request is answered."""
     found = pb_utils.get_input_tensor_by_name(request, name)
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
 
 def voice_of(request: Any) -> Voice:
-    """The voice in the first request of an utterance.
+    """Reads the voice in the first request of an utterance.
 
     Raises:
         InputError: an input is missing or malformed.
@@ -124,12 +135,12 @@ def voice_of(request: Any) -> Voice:
 
 
 def known_voice(request: Any, name: str, voices: VoiceRegistry) -> Voice | None:
-    """The voice that the first request of an utterance names, or None if the voice itself is to come.
+    """Returns the voice that the first request of an utterance names, or None if the voice itself is to come.
 
     Args:
-        request: of Triton.
-        name: in its parameters; empty for none.
-        voices: that have ids and names.
+        request: Triton's request.
+        name: name in its parameters; empty for none.
+        voices: registry of ids and names.
 
     Raises:
         InputError: no such voice, or there is another one beside it.
@@ -150,11 +161,11 @@ def refuse_voice(request: Any) -> None:
 
 
 class TritonReply:
-    """Answers one request through its response sender. Safe to use from several threads.
+    """Reply to one request through its response sender; several threads may use it.
 
     Args:
-        request: of Triton.
-        audio_format: of the audio, a key of `AUDIO_TYPES`.
+        request: Triton's request.
+        audio_format: sample format, a key of `AUDIO_TYPES`.
     """
 
     def __init__(self, request: Any, audio_format: str = "float32") -> None:
@@ -195,7 +206,34 @@ class TritonReply:
 
 
 def encoded(audio: NDArray[np.float32], audio_format: str) -> NDArray[Any]:
-    """Audio as it is sent; int16 is rounded, with full scale at 32767."""
+    """Converts audio to the format that is sent; int16 is rounded, with full scale at 32767."""
     if audio_format == "int16":
         return np.rint(audio * 32767).astype(np.int16)
     return audio
+
+
+def admitted(request: Any) -> bool:
+    """Says whether a request may go on; one that starts an utterance while the server drains is refused here."""
+    if not (Position.of(request).start and draining()):
+        return True
+    TritonReply(request).fail(LimitError("server: it is shutting down; try another one"))
+    return False
+
+
+def give_back(request: Any) -> None:
+    """Returns the shared memory of large inputs to the system; nobody may read them any more, nor have answered yet.
+
+    The backend copies every input into /dev/shm before anybody can look at it, in a pool that grows and never shrinks
+    (seen with servers up to 2.51): what a refused request of 100 MB has taken would stay taken until the server ends.
+    Its pages can be handed back while the input is still ours; they are zeros afterwards, and the pool may use them
+    again.
+    """
+    for name in ("tokens", *VOICE_INPUTS):
+        if (array := tensor(request, name)) is None or array.nbytes < _WORTHWHILE_BYTES:
+            continue
+        page, start = mmap.PAGESIZE, array.ctypes.data
+        first, last = -(-start // page) * page, (start + array.nbytes) // page * page
+        if _madvise(first, last - first, mmap.MADV_REMOVE):  # refused for any memory that is not shared
+            log.warning(
+                "%s: %d bytes of shared memory stay taken: %s", name, array.nbytes, os.strerror(ctypes.get_errno())
+            )

@@ -1,7 +1,8 @@
-"""From Triton requests to the scheduler: which request belongs to which utterance."""
+"""Service of the one-process model: it finds the utterance of every Triton request, and hands it to the scheduler."""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import OrderedDict
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.scheduler import Scheduler, default_lanes
+from token2wav.scheduler import Scheduler, default_workers
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.utterance import Utterance
 from token2wav.voice import Voice
@@ -24,13 +26,12 @@ from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    give_back,
     known_voice,
     refuse_voice,
     tensor,
     voice_of,
 )
-from token2wav_server.shared_memory import give_back
-from token2wav_server.triton_log import log_to_triton
 from token2wav_server.voices import voices_in
 
 _PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
@@ -38,14 +39,14 @@ _REMEMBERED = 1024  # ids of streams that are over
 
 
 class Service:
-    """What the Triton model `token2wav` does.
+    """Service behind the Triton model `token2wav`: it opens utterances and queues requests.
 
     An utterance is known by an object of the scheduler, never by the sequence id alone: an id is only a name under
     which the requests of one client find it, and is free again when the utterance is over.
 
     Args:
-        model: what to run.
-        config: of the server.
+        model: loaded model that runs the utterances.
+        config: the server's settings.
     """
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
@@ -58,8 +59,8 @@ class Service:
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
-        lanes = config.runtime.lanes or default_lanes(model.engine.device)
-        self._scheduler = Scheduler(model, config.limits, self._metrics, lanes=lanes, on_device_lost=end_process)
+        workers = config.runtime.lanes or default_workers(model.engine.device)
+        self._scheduler = Scheduler(model, config.limits, self._metrics, workers=workers, on_device_lost=end_process)
 
     @classmethod
     def start(cls) -> Service:
@@ -129,7 +130,7 @@ class Service:
         return utterance
 
     def _voice(self, request: Any, name: str) -> Voice:
-        """The voice of an utterance: named, or sent along and from then on registered."""
+        """Returns the voice of an utterance: named, or sent along and from then on registered."""
         if (known := known_voice(request, name, self._voices)) is not None:
             return known
         sent = voice_of(request)
@@ -167,3 +168,29 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
             return
         if time.monotonic() > deadline:
             return
+
+
+class TritonHandler(logging.Handler):
+    """Log handler that passes records on to the server which this process belongs to."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = " ".join(self.format(record).splitlines())
+            if record.levelno >= logging.ERROR:
+                pb_utils.Logger.log_error(message)
+            elif record.levelno >= logging.WARNING:
+                pb_utils.Logger.log_warn(message)
+            else:
+                pb_utils.Logger.log_info(message)
+        except Exception:
+            self.handleError(record)
+
+
+def log_to_triton() -> None:
+    """Sends what this project logs, from INFO on, to Triton's log. More than one call does nothing."""
+    for name in ("token2wav", "token2wav_server"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, TritonHandler) for handler in logger.handlers):
+            logger.addHandler(TritonHandler())
+            logger.setLevel(logging.INFO)
+            logger.propagate = False

@@ -1,4 +1,4 @@
-"""Voices that a server knows from the start: files that its settings name. The launcher checks them without torch."""
+"""Voices that a server knows from the start: it reads the files that its settings name, which takes no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ID = re.compile("[0-9a-f]{64}")
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
-    """Voices of a server by their names, which are those of their files without the ending.
+    """Reads the voices of a server, by their names, which are those of their files without the ending.
 
     Raises:
         ConfigError: naming the file, which cannot be read, does not fit the model or the limits, or has a name that

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 CONFIGURATION = Path(__file__).resolve().parents[2] / "docker" / "balancer" / "haproxy.cfg"
 NAME = "replicas.test"

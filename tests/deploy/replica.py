@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tests.launcher.traces import Traces
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server import guard
-from token2wav_server.ports import Ports
+from token2wav_server.launcher import reaper
+from token2wav_server.launcher.ports import Ports
 
 
 @dataclass
@@ -73,15 +73,16 @@ class Replica:
 
     def open_streams(self) -> int:
         """How many utterances it holds."""
-        with urllib.request.urlopen(f"http://{self.address}:{self.ports.metrics}/metrics", timeout=5) as response:
+        url = f"http://{self.address}:{self.ports.metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
             text = response.read().decode()
         [count] = re.findall(r'token2wav_open_streams\{holder="scheduler"\} (\S+)', text)
         return int(float(count))
 
     def kill(self) -> None:
         """Kills every process of it at once, as when a machine goes down, and sweeps up what it cannot any more."""
-        [guarding] = _children(self.process.pid)
-        [server] = _children(guarding)
+        [reaper_pid] = _children(self.process.pid)
+        [server] = _children(reaper_pid)
         traces = Traces.of(server)
         processes = [self.process.pid, *traces.processes]
         for process in processes:
@@ -93,7 +94,7 @@ class Replica:
         while any(left.startswith("process ") for left in traces.remaining()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        guard.remove_leftovers(traces.folders[0], traces.shm_prefix)
+        reaper.remove_leftovers(traces.folders[0], traces.shm_prefix)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -16,7 +16,7 @@ from tests.deploy.container import DOCKER, ENTRYPOINT
 from token2wav.config import load_server_config
 from token2wav_client import cli as client_cli
 from token2wav_server import cli as server_cli
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 COMPOSE = DOCKER / "docker-compose.yml"
 SERVERS = ("server", "server-cpu")

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.deploy.container import DOCKER, ENTRYPOINT, ROOT
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 CONSTRAINTS = DOCKER / "constraints.txt"

@@ -13,7 +13,7 @@ import yaml
 
 from tests.deploy.container import DOCKER
 from tests.deploy.queries import ALERTS, DASHBOARD, panels, queries
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 PROMETHEUS = DOCKER / "prometheus"
 PROVISIONING = DOCKER / "grafana" / "provisioning"

@@ -29,7 +29,7 @@ from tests.server.serving import Speaker, speak
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientError, ClientVoice
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 TOKENS = 100
 

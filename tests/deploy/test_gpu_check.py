@@ -1,140 +1,173 @@
-"""`make gpu-check` rehearsed: the same command and the same sections, in small and on a CPU."""
+"""The GPU report rehearsed on a machine that has nothing but torch, and what it does about errors and time."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
-from dataclasses import replace
+import time
+import venv
+from collections.abc import Iterator
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from packaging.requirements import Requirement
 
-from benchmarks.gpu.processes import run_section
-from benchmarks.gpu.records import Record
-from benchmarks.gpu.settings import rehearsal
-from benchmarks.gpu_check import main, write_report
+from benchmarks.gpu.sections import ON_PURPOSE
+from benchmarks.gpu.settings import RESULTS, Settings
+from benchmarks.gpu.worker import Results, run_section
 from tests.support.golden import ROOT, TINY
-from token2wav_server.plan_compute import read_costs
 
-# Not the tests, which this is one of, nor the server: tests/server has its load, and together they take minutes.
-SECTIONS = ["floor", "parity", "chunks", "peer", "streams", "profile"]
-FACTS = {"date": "2030-01-01", "commit": "abc", "command": "test", "size": "tiny"}
+SOURCES = ["benchmarks", "client", "exporters", "server", "tests", "token2wav", "pyproject.toml"]
+PACKAGES = ["torch", "triton", "numpy", "PyYAML", "safetensors", "pytest"]
+# The least of all, on one core.
+LEAST = ["stream_s=1", "drift_chunks=3", "histories=[1]", "matrix=32"]
 
 
-def test_a_rehearsal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "--rehearse", "--out", str(tmp_path)]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--sections", *SECTIONS],
-        cwd=ROOT,
-        env=alone,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+def with_dependencies(names: list[str]) -> Iterator[str]:
+    """Names of distributions, and of all that they need here."""
+    todo, known = list(names), set[str]()
+    while todo:
+        if (name := re.sub(r"[-_.]+", "-", todo.pop()).lower()) not in known:
+            known.add(name)
+            yield name
+            needed = [Requirement(text) for text in distribution(name).requires or []]
+            todo += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A source tree, and an interpreter with the least that it needs and nothing of the project."""
+    tree, environment = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("bare")
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    for name in with_dependencies(PACKAGES):
+        found = distribution(name)
+        for entry in {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}:
+            if not (packages / entry).exists():
+                (packages / entry).symlink_to(str(found.locate_file(entry)))
+    return tree, environment / "bin" / "python"
+
+
+def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    tree, python = machine
+    outside = ("PATH", "HOME", "LANG", "TMPDIR")
+    environment = {name: os.environ[name] for name in outside if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(python), *arguments]
+        return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+
+    for missing in ("token2wav", "tritonclient", "tqdm", "matplotlib", "onnx"):
+        assert run("-c", f"from importlib.metadata import version; version({missing!r})").returncode == 1
+    done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(tmp_path), "--set", *LEAST)
     assert done.returncode == 0, done.stdout + done.stderr
-    records: dict[str, dict[str, Any]] = {
-        name: json.loads((tmp_path / f"{name}.json").read_text()) for name in SECTIONS
+
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert (content["gpu"], content["size"], content["commit"], len(content["runs"])) == (None, "tiny", None, 4)
+    assert all(section["problem"] is None for section in content["sections"])
+    rows = {(row["section"], row["key"]): row for row in content["rows"]}
+    left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
+    assert left_out == {
+        "compiled": "the device is no GPU",
+        "engines": "not installed: matplotlib",
+        "server": "not installed: matplotlib",
     }
-    for record in records.values():
-        assert record["problem"] is None
-        assert (record["device"], record["gpu"], record["size"]) == ("cpu", None, "tiny")
-        assert {"date", "commit", "command", "packages", "took_s"} <= record.keys()
-
-    assert set(records["floor"]["operations_per_s"]) == {"float16", "tf32", "float32", "float64"}
-    assert [row["case"]["engine"] for row in records["parity"]["engines"]] == ["torch"]
-    [batch] = records["parity"]["batches"]
-    assert (batch["streams"], batch["problem"]) == (3, None)
-    buckets = records["parity"]["buckets"]
-    assert {row["filling"] for row in buckets} == {"full", "part"}
-    assert len(buckets) == 6
-
-    rows = records["chunks"]["rows"]
-    assert [(row["streams"], row["spoken_s"], row["hop_tokens"]) for row in rows] == [
-        (streams, *place) for streams in (1, 2) for place in ((0.0, 25), (2.0, 25), (2.0, 50))
-    ]
-    # A first chunk has the last 25 tokens of the prompt in it, which look ahead into the utterance.
-    assert [row["computed_tokens"] for row in rows[:3]] == [50, 25, 50]
-    assert all(row["ratio"] == pytest.approx(row["total_ms"][0] / row["floor_ms"], rel=0.02) for row in rows)
-    assert len(records["chunks"]["drift"]["chunk_ms"]) == 4
-    costs = read_costs(tmp_path / "chunks.json", None, "tiny", 30.0, 25.0).costs
-    assert [cost.batch for cost in costs] == [1, 2]
-
-    [row] = records["peer"]["rows"]
-    assert row["ratio"] > 0
-    for capacity in records["streams"]["capacity"]:
-        assert capacity["problem"] is None
-    for trial in records["streams"]["trials"]:
-        assert trial["errors"] == []
-        assert trial["unheard"] == 0
-        assert trial["pages_per_stream"] > 0
-    assert {profile["streams"] for profile in records["profile"]["profiles"]} == {1, 2}
-
-    report = (tmp_path / "report.md").read_text()
-    assert report.startswith("# Rehearsal: no GPU")
-    assert report.count("| no verdict |") == 5
-    assert all(f"\n## {name}\n" in report for name in SECTIONS)
-    assert {path.name for path in tmp_path.glob("*.png")} == {"chunks.png", "capacity.png"}
-    assert "no verdict" in done.stdout
+    measured = {section for (section, _), row in rows.items() if not row["left_out"]}
+    assert measured == {
+        "rehearsal of recovery", "floor", "tests", "chunks", "parity", "drift", "streams", "recompute"
+    }  # fmt: skip
+    assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "its process ended with SIGKILL"
+    assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
+    assert rows["tests", "tests/incremental/test_cuda.py"]["skipped"] > 0
+    assert rows["parity", "lean, float32, 2 streams"]["mel"] > rows["parity", "exact, float32, 2 streams"]["mel"]
+    for setting in ("lean", "window", "exact"):
+        heard = rows["streams", f"{setting}: 2 streams"]
+        assert (heard["errors"], heard["mean_batch"] >= 1, heard["first_audio_ms"]["p50"] > 0) == ([], True, True)
+    for number in range(1, 5):
+        files = list((tmp_path / f"slice-{number}").iterdir())
+        assert len(files) <= 6
+        assert max(path.stat().st_size for path in files) <= 4_000_000
+    assert (tmp_path / "report.md").read_text().startswith("# Rehearsal: no GPU")
+    assert done.stdout.count("not shown  ") == 6
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rehearse", "--batches", "1", "0"], "argument --batches: 0 is not positive"),
-        (["--device", "cuda:7"], "torch sees no CUDA device; --rehearse runs the report in small on a CPU"),
+        (["--set", "device=cuda:7"], "torch sees no CUDA device; --rehearse runs the report in small on a CPU"),
+        (["--rehearse", "--set", "batches=many"], "--set.batches: expected a list, got str"),
+        (["--merge", "nowhere"], "nowhere has no results.json"),
     ],
 )
-def test_what_cannot_run_says_so(
+def test_errors_are_one_sentence(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])
+    from benchmarks.gpu_check import main  # changes sys.path
+
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err.endswith(f"error: {message}\n")
 
 
-def test_what_was_interrupted_says_so(tmp_path: Path) -> None:
-    record = Record(tmp_path / "chunks.json", FACTS)
-    record.add("rows", {"streams": 1})
-    assert json.loads((tmp_path / "chunks.json").read_text())["problem"].startswith("it was interrupted")
-    record.finish()
-    content = json.loads((tmp_path / "chunks.json").read_text())
-    assert (content["problem"], content["rows"]) == (None, [{"streams": 1}])
+def small(tmp_path: Path) -> tuple[Settings, Results]:
+    settings = Settings(tmp_path, "cpu").rehearsal()
+    return settings, Results(tmp_path / RESULTS, {})
 
 
-def test_an_interrupt_that_was_lost_comes_again(tmp_path: Path) -> None:
-    record = Record(tmp_path / "chunks.json", FACTS)
-    with suppress(KeyboardInterrupt):
-        record.interrupt(signal.SIGINT, None)
-    with pytest.raises(KeyboardInterrupt):
-        record.finish()
-    assert json.loads((tmp_path / "chunks.json").read_text())["problem"].startswith("it was interrupted")
+def section(tmp_path: Path) -> dict[str, Any]:
+    [one] = json.loads((tmp_path / RESULTS).read_text())["sections"]
+    return dict(one)
 
 
-def test_a_section_that_fails_is_a_fault_and_the_next_one_runs(tmp_path: Path) -> None:
-    settings = rehearsal(tmp_path / "results")
-    problem = run_section("profile", tmp_path / "no model", settings, FACTS)
-    assert problem is not None
-    assert "no model" in problem
-    record = json.loads((settings.out / "profile.json").read_text())
-    assert record["problem"] == problem
-    assert run_section("floor", TINY, settings, FACTS) is None
-    assert write_report(settings.out) == [f"section profile: {problem}"]
-    assert "**Ended early:**" in (settings.out / "report.md").read_text()
+def test_a_section_that_cannot_begin_is_a_fault(tmp_path: Path) -> None:
+    settings, results = small(tmp_path)
+    run_section("drift", tmp_path / "no model", settings, results, 60.0)
+    assert "no model" in section(tmp_path)["problem"]
 
 
-def test_a_section_has_a_time_limit(tmp_path: Path) -> None:
-    settings = replace(rehearsal(tmp_path), minutes=0.0)
-    assert (
-        run_section("streams", TINY, settings, FACTS) == "ended after 0 minutes; what it had measured by then is here"
-    )
-    assert json.loads((tmp_path / "streams.json").read_text())["took_s"] >= 0
+def test_a_section_has_a_time_limit_and_leaves_no_process(tmp_path: Path) -> None:
+    settings, results = small(tmp_path)
+    began = time.monotonic()
+    run_section("streams", TINY, settings, results, 0.0)
+    assert section(tmp_path)["problem"].startswith("its time was over")
+    assert time.monotonic() - began < 40
+    assert not holders(tmp_path / "log.txt")
+
+
+def test_processes_end_with_the_report(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--rehearse", "--section", "streams"]
+    command += ["--set", "stream_s=300", "--out", str(tmp_path)]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}  # nobody cleans up after SIGKILL
+    report = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    assert report.stdout is not None
+    assert "the model" in report.stdout.readline()
+    report.send_signal(signal.SIGKILL)
+    report.wait()
+    deadline = time.monotonic() + 30
+    while holders(tmp_path / "log.txt") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not holders(tmp_path / "log.txt")
+    assert json.loads((tmp_path / RESULTS).read_text())["rows"]
+
+
+def holders(path: Path) -> list[Path]:
+    """Processes whose output goes to a file."""
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            found += [output] if output.readlink() == path else []
+        except (FileNotFoundError, PermissionError):
+            continue
+    return found

@@ -17,7 +17,7 @@ from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ModelNotReadyError, ServerUnavailable
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 
 def recipe(ports: Ports) -> str:

@@ -18,6 +18,7 @@ from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav_server.plan import main
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 
+GIB = 2**30
 FULL = TINY.parent / "full_size"
 ROWS = [(0, 25, 1, 40.0), (10, 25, 4, 90.0), (10, 100, 1, 100.0), (10, 100, 4, 200.0), (30, 100, 4, 250.0)]
 
@@ -129,8 +130,8 @@ def test_public_size_in_float16_takes_ninety_megabytes_a_second(capsys: pytest.C
     ],
 )
 def test_what_binds(cache: int, free: int, streams: int, binds: str) -> None:
-    needs = StreamNeeds(page_bytes=10, prompt_pages=3, pages=11, context_bytes=20)
-    plan = share_out(100 + 50 + free, 50, 100, cache, needs, voices=1)
+    needs = StreamNeeds(page_bytes=10 * GIB, prompt_pages=3, pages=11, context_bytes=20 * GIB)
+    plan = share_out((100 + 50 + free) * GIB, 50 * GIB, 100 * GIB, cache * GIB, needs, voices=1)
     assert (plan.streams, plan.binds) == (streams, binds)
 
 

@@ -25,7 +25,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerUnavailable
 from token2wav_client.voice import FIELDS
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 STREAMS = 6

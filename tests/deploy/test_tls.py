@@ -29,10 +29,10 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
-from token2wav_server.access import CLIENT_HEADER, Certificates, read_or_make_key
-from token2wav_server.canary import Canary
-from token2wav_server.errors import AccessError
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.access import CLIENT_HEADER, Certificates, read_or_make_key
+from token2wav_server.launcher.canary import Canary
+from token2wav_server.launcher.errors import AccessError
+from token2wav_server.launcher.ports import Ports
 
 ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "a-token-for-tests-only"
@@ -352,7 +352,7 @@ def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

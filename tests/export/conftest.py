@@ -14,8 +14,11 @@ from token2wav_export.making import Maker
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders by name: the tiny one with golden weights, a larger one with random weights."""
-    return {"tiny": TINY, "small": random_model(tmp_path_factory.mktemp("small"), SIZES["small"])}
+    """Model folders by name: the tiny one with golden weights, a wider one with random weights.
+
+    That has a single layer: exporting takes as long as there are operations.
+    """
+    return {"tiny": TINY, "wide": random_model(tmp_path_factory.mktemp("wide"), SIZES["small"] | {"depth": 1})}
 
 
 @pytest.fixture(scope="session")

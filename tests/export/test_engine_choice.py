@@ -20,7 +20,7 @@ from token2wav.engines import choice
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
-from token2wav_server.errors import ServerError
+from token2wav_server.launcher.errors import ServerError
 
 MEL = 2e-5  # of float32, as in tests/parity
 AUDIO_DB = 40.0

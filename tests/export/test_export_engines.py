@@ -35,7 +35,7 @@ def rtx() -> Package:
         ("tiny", "step", "float16", 3),
         ("tiny", "estimator-streaming", "float32", 1),
         ("tiny", "vocoder", "float32", 1),
-        ("small", "step", "float32", 3),
+        ("wide", "step", "float32", 3),
     ],
 )
 def test_graphs_build_with_dynamic_profiles(

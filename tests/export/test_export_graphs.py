@@ -24,8 +24,8 @@ CASES: list[tuple[str, Graph, Precision]] = [
     ("tiny", "step", "float16"),
     ("tiny", "estimator-streaming", "float32"),
     ("tiny", "vocoder", "float32"),
-    ("small", "step", "float32"),
-    ("small", "estimator-full", "float32"),
+    ("wide", "step", "float32"),
+    ("wide", "estimator-full", "float32"),
 ]
 SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # rows, frames, past
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from token2wav_server import TritonNotFoundError, binaries
-from token2wav_server.binaries import find_tritonserver
+from token2wav_server import TritonNotFoundError
+from token2wav_server.launcher import binaries
+from token2wav_server.launcher.binaries import find_tritonserver
 
 STUB = "backends/python/triton_python_backend_stub"
 

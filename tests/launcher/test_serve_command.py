@@ -38,8 +38,8 @@ def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
             r"Triton \d+\.\d+\.\d+, its HTTP and metrics behind a front\n",
             ready,
         )
-        guard = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
-        server = int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+        reaper = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+        server = int(Path(f"/proc/{reaper}/task/{reaper}/children").read_text())
         yield process, Traces.of(server)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from token2wav_server.log import failure_reason, matters
+from token2wav_server.launcher.log import failure_reason, matters
 
 NOISE = [
     'W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
@@ -60,7 +60,7 @@ def test_unknown_option_is_the_reason() -> None:
 
 def test_a_signal_that_kills_the_server_is_the_reason() -> None:
     assert failure_reason([*NOISE, WRONG_CONFIG], status=139) == "tritonserver was killed by SIGSEGV"
-    assert failure_reason(["guard: the model process ended with status 1"], status=134) == (
+    assert failure_reason(["reaper: the model process ended with status 1"], status=134) == (
         "the model process ended with status 1"
     )
 

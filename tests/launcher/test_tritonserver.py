@@ -31,7 +31,7 @@ def test_serves_and_leaves_nothing_behind(
     with server:
         leave_backend_folder(server)
         traces = Traces.of(server.pid)
-        assert len(traces.processes) == 3, "guard, tritonserver and one stub"
+        assert len(traces.processes) == 3, "reaper, tritonserver and one stub"
         assert traces.folders, "its own, and that of the backend if no other server runs"
         assert len(traces.remaining()) == 4 + len(traces.folders), "one segment, and all of those"
         with urllib.request.urlopen(f"http://{server.metrics_url}/metrics") as metrics:
@@ -60,7 +60,7 @@ def test_the_end_of_one_server_leaves_another_what_it_needs(repository: Path, tm
         TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log) for log in logs
     )
     with first, second:
-        os.kill(first.pid, signal.SIGKILL)  # its guard cleans up
+        os.kill(first.pid, signal.SIGKILL)  # its reaper cleans up
         assert first.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
     assert "terminate called" not in logs[1].read_text(), "a server that misses its backend folder aborts"
 
@@ -150,7 +150,7 @@ def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
     assert traces.remaining_after(PATIENCE_SECONDS) == []
 
 
-def test_guard_that_is_killed(repository: Path, tmp_path: Path) -> None:
+def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[0], signal.SIGKILL)

@@ -8,7 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav_server import guard
+from token2wav_server.launcher import reaper
+
+_OTHERS_SECONDS = 30.0  # a backend folder may be of another test's server that ends just now, whose reaper removes it
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Traces:
     """Processes, shared memory and private folder of one server.
 
     Attributes:
-        processes: ids of the guard, of tritonserver and of its stubs.
+        processes: ids of the reaper, of tritonserver and of its stubs.
         shm_prefix: how the names of its segments in /dev/shm begin.
         folders: its temporary folder, and the one that the Python backend makes, unless that may be of another server.
     """
@@ -31,19 +33,24 @@ class Traces:
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
-        others = [started for process, started in guard.running_servers().items() if process != server]
+        others = [started for process, started in reaper.running_servers().items() if process != server]
         started = (folder / "tritonserver.pid").stat().st_mtime
         return cls(
             processes=(_parent(server), server, *map(int, children)),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
-            folders=(folder, *_backend_folders_since(started - 1, others)),
+            folders=(folder, *_backend_folders_of(started, others)),
         )
 
     def remaining(self) -> list[str]:
         """Names whatever of it is still there."""
         running = [f"process {process}" for process in self.processes if _runs(process)]
         segments = [str(path) for path in Path("/dev/shm").glob(f"{self.shm_prefix}*")]
-        return running + segments + [str(folder) for folder in self.folders if self._is_left(folder)]
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while folders := [str(folder) for folder in self.folders if self._is_left(folder)]:
+            if running or str(self.folders[0]) in folders or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return running + segments + folders
 
     def _is_left(self, folder: Path) -> bool:
         """Whether it is there, and no other server that runs by now may have made it: then it stays for that one."""
@@ -51,8 +58,8 @@ class Traces:
             made = folder.stat().st_mtime
         except FileNotFoundError:
             return False
-        others = [started for process, started in guard.running_servers().items() if process not in self.processes]
-        return "python_env_" not in folder.name or not any(guard.may_be_of(other, made) for other in others)
+        others = [started for process, started in reaper.running_servers().items() if process not in self.processes]
+        return "python_env_" not in folder.name or not any(reaper.may_be_of(other, made) for other in others)
 
     def remaining_after(self, seconds: float) -> list[str]:
         """Like ``remaining``, but allows this time for all of it to go."""
@@ -62,12 +69,12 @@ class Traces:
         return remaining
 
 
-def _backend_folders_since(moment: float, others: list[float]) -> list[Path]:
+def _backend_folders_of(started: float, others: list[float]) -> list[Path]:
     folders = []
     for folder in Path("/tmp").glob("python_env_*"):
         with contextlib.suppress(FileNotFoundError):  # of a server that ends at this moment
             made = folder.stat().st_mtime
-            if made > moment and not any(guard.may_be_of(other, made) for other in others):
+            if reaper.may_be_of(started, made) and not any(reaper.may_be_of(other, made) for other in others):
                 folders.append(folder)
     return folders
 

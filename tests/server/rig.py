@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_server import ServerStartError
-from token2wav_server.access import Access
-from token2wav_server.ports import Ports
-from token2wav_server.server import TritonServer
+from token2wav_server.launcher.access import Access
+from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.process import TritonServer
 
 _TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
 _START_SECONDS = 150.0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.launcher.traces import Traces
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_client import Client, ClientError, ClientVoice
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 TOKENS_PER_SECOND = 25
 
@@ -60,9 +60,9 @@ class Serving:
 
     @property
     def traces(self) -> Traces:
-        """Of the server that runs now: its guard, itself and the process of the model."""
-        [guard] = _children(self.process.pid)
-        [server] = _children(guard)
+        """Of the server that runs now: its reaper, itself and the process of the model."""
+        [reaper] = _children(self.process.pid)
+        [server] = _children(reaper)
         return Traces.of(server)
 
     def wait_for_line(self, pattern: str) -> str:

@@ -19,9 +19,9 @@ from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
-from token2wav_server.front import BODY_BYTES
-from token2wav_server.http_ports import PATIENCE_S
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.front import BODY_BYTES
+from token2wav_server.launcher.http_ports import PATIENCE_S
+from token2wav_server.launcher.ports import Ports
 
 MEGABYTE = 1_000_000
 KEY = "a-key-for-attackers-only"

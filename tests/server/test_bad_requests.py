@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.server.conftest import STREAM_SECONDS
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.support.golden import GoldenSet
-from token2wav_server.access import CLIENT_HEADER
+from token2wav_server.launcher.access import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.server.rig import Rig
 from tests.support.chromium import Page, chromium
 from tests.support.golden import DATA, ROOT
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 TOKENS = 75  # 3 s
 AT_ONCE_SECONDS = 15.0  # far below the idle time-out of 30 s

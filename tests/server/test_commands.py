@@ -5,35 +5,52 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.serving import command
 from tests.support.golden import DATA, TINY
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_server.ports import Ports
+from token2wav_server.cli import main
+from token2wav_server.launcher.ports import Ports
 
 CLIENT_UNAVAILABLE, SERVE_USAGE = 3, 2
+Completed = subprocess.CompletedProcess[str]
+Serve = Callable[..., Completed]
 
 
-def serve(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ports = Ports.free()
-    command = [str(Path(sys.executable).with_name("token2wav-serve")), "--model", str(model)]
-    command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+@pytest.fixture
+def serve(capsys: pytest.CaptureFixture[str]) -> Iterator[Serve]:
+    """Runs the command in this process, whose signals it takes over: one of its own would import torch, for seconds."""
+
+    def run(model: Path, *arguments: str) -> Completed:
+        capsys.readouterr()
+        status = main(command(model, Ports.free())[1:] + list(arguments))
+        return Completed(arguments, status, *capsys.readouterr())
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
-def synth(url: str, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--out", str(out)]
-    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+def synth(url: str, out: Path) -> Completed:
+    synthesis = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--out", str(out)]
+    synthesis += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+    return as_a_process(synthesis)
 
 
-def one_sentence(completed: subprocess.CompletedProcess[str], program: str) -> str:
+def as_a_process(arguments: list[str]) -> Completed:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+
+def one_sentence(completed: Completed, program: str) -> str:
     lines = completed.stderr.strip().splitlines()
     assert len(lines) == 1, completed.stderr
     assert lines[0].startswith(f"{program}: error: ")
@@ -53,13 +70,13 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TINY, tmp_path / "model"))
 
 
-def test_no_such_model_folder(tmp_path: Path) -> None:
+def test_no_such_model_folder(tmp_path: Path, serve: Serve) -> None:
     completed = serve(tmp_path / "nowhere")
     assert completed.returncode == SERVE_USAGE
     assert "nowhere: no such model folder" in one_sentence(completed, "token2wav-serve")
 
 
-def test_half_a_model_folder(folder: Path) -> None:
+def test_half_a_model_folder(folder: Path, serve: Serve) -> None:
     (folder / "hift.safetensors").unlink()
     completed = serve(folder)
     assert completed.returncode == SERVE_USAGE
@@ -67,7 +84,7 @@ def test_half_a_model_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!new:os.mkdir"])
-def test_yaml_that_tries_to_run_code(folder: Path, tmp_path: Path, tag: str) -> None:
+def test_yaml_that_tries_to_run_code(folder: Path, tmp_path: Path, serve: Serve, tag: str) -> None:
     text = (folder / "cosyvoice3.yaml").read_text()
     start = text.index("flow: !new:")
     (folder / "cosyvoice3.yaml").write_text(text[:start] + f"flow: {tag} ['{tmp_path}/executed']\n")
@@ -80,13 +97,13 @@ def test_yaml_that_tries_to_run_code(folder: Path, tmp_path: Path, tag: str) -> 
 def test_pickle_with_code_in_it(folder: Path, tmp_path: Path) -> None:
     (folder / "flow.safetensors").unlink()
     (folder / "flow.pt").write_bytes(pickle.dumps({"input_embedding.weight": _TouchesAFile(tmp_path / "executed")}))
-    completed = serve(folder)
+    completed = as_a_process(command(folder, Ports.free()))
     assert completed.returncode == SERVE_USAGE
     assert "refused, nothing was executed" in one_sentence(completed, "token2wav-serve")
     assert not (tmp_path / "executed").exists()
 
 
-def test_unknown_key_in_the_server_configuration(tmp_path: Path) -> None:
+def test_unknown_key_in_the_server_configuration(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "server.yaml").write_text("limits: {strems: 3}")
     completed = serve(TINY, "--config", str(tmp_path / "server.yaml"))
     assert completed.returncode == SERVE_USAGE

@@ -11,6 +11,7 @@ import numpy as np
 
 from tests.server.rig import Rig
 from tests.support.golden import DATA, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
 
@@ -42,7 +43,7 @@ def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
     command += ["--out", str(tmp_path / "out.wav"), "--rate", "25"]
     client = subprocess.Popen(command)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not (tmp_path / "out.wav").is_file():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -18,8 +18,8 @@ from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice
-from token2wav_server.access import CLIENT_HEADER
-from token2wav_server.canary import Canary
+from token2wav_server.launcher.access import CLIENT_HEADER
+from token2wav_server.launcher.canary import Canary
 
 MODEL = "token2wav_ensemble"
 IDLE_SECONDS = 8.0
@@ -56,9 +56,9 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
     return model.synthesize(golden.tokens, golden.voice)
 
 
-def batches(rig: Rig, stage: str) -> tuple[int, int]:
+def batches(ensemble: Rig, stage: str) -> tuple[int, int]:
     """Batches that a stage has run, and how many of them had one stream only."""
-    text = rig.metrics()
+    text = ensemble.metrics()
     [alone] = re.findall(rf'token2wav_batch_streams_bucket{{model="{stage}",le="1"}} (\d+)', text)
     [count] = re.findall(rf'token2wav_batch_streams_count{{model="{stage}"}} (\d+)', text)
     return int(count), int(alone)

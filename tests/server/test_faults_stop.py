@@ -22,7 +22,7 @@ from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
-from token2wav_server.ports import Ports
+from token2wav_server.launcher.ports import Ports
 
 STREAMS = 4
 

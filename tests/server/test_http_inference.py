@@ -15,8 +15,8 @@ from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
-from token2wav_server.access import Access
-from token2wav_server.front import BODY_BYTES
+from token2wav_server.launcher.access import Access
+from token2wav_server.launcher.front import BODY_BYTES
 
 PATH = "/v2/models/token2wav/generate_stream"
 

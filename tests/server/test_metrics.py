@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
-from token2wav_server import drain
 
 # The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
 SETTINGS = """
@@ -129,15 +127,15 @@ def be_refused(connection: Connection, golden: GoldenSet) -> None:
     assert sorted(error.partition(":")[0] for error in errors) == ["stream", "stream", "streams"]
 
 
-def wait_for_stream(rig: Rig) -> None:
+def wait_for_stream(served: Rig) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while rig.open_streams() != {"scheduler": 1, "engine": 1}:
+    while served.open_streams() != {"scheduler": 1, "engine": 1}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
-    source = Path(drain.__file__).with_name("metrics.py").read_text()
+    source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'Family\(\s*"(\w+)"', source))
     assert len(names) > 10
     assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names

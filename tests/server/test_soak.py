@@ -1,4 +1,4 @@
-"""A minute of the soak: clients of whom one in five misbehaves, on a real server (`make soak`)."""
+"""Twenty seconds of the soak, on a real server: clients of whom one in five misbehaves (`make soak`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tests.soak.run import Plan, soak
 
-PLAN = Plan(minutes=1.0, clients=12, seed=5)
+# With this seed seven clients misbehave at first, so that every kind comes even where only few utterances fit.
+PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 
-def test_a_minute_among_misbehaving_clients(tmp_path: Path) -> None:
+def test_some_seconds_among_misbehaving_clients(tmp_path: Path) -> None:
     """Nobody else loses a sample; nothing is held or left behind. Memory needs a longer run."""
     result = soak(PLAN, tmp_path)
     assert result["problems"] == [], f"{PLAN}"

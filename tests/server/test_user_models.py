@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.server.rig import Rig
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 
 # Keys of a real cosyvoice3.yaml that have nothing to do with serving, code to be run included.
@@ -70,7 +71,7 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
             assert client.stdout is not None
             half = len(golden.tokens) // 2
             client.stdin.write("".join(f"<|s_{token}|>" for token in golden.tokens[:half]))
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + PATIENCE_SECONDS
             while not (tmp_path / "out.wav").is_file():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)

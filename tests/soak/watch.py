@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from token2wav_server import TritonServer
-from token2wav_server.log import matters
+from token2wav_server.launcher.log import matters
 
 _SHM = Path("/dev/shm")
 _LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
@@ -60,8 +60,8 @@ class Watch(threading.Thread):
         command = Path(f"/proc/{server.pid}/cmdline").read_text().replace("\0", "\n")
         self._shm_prefix = _only(r"shm-region-prefix-name=(.+)", command)
         self._folder = Path(_only(r"--backend-directory=(.+)/backends", command))
-        guard = _parent(server.pid)
-        self._processes = {process: _started(process) for process in (guard, *_descendants(guard))}
+        reaper = _parent(server.pid)
+        self._processes = {process: _started(process) for process in (reaper, *_descendants(reaper))}
 
     def run(self) -> None:
         while not self._over.wait(self._every_s):

@@ -1,228 +1,294 @@
-"""What `make gpu-check` concludes from its records, and how it counts streams."""
+"""The conclusions of the GPU report, and what they rest on: floor, comparison of batches, search for streams."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.autograd import DeviceType  # type: ignore[attr-defined]
-from torch.autograd.profiler_util import FunctionEvent
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.capacity import largest
-from benchmarks.gpu.kernels import OTHER, device_spans, gaps_ms, kind_of, summary
-from benchmarks.gpu.report import markdown
-from benchmarks.gpu.serving import loads, past_knee
-from benchmarks.gpu.settings import LEAN, rehearsal
-from benchmarks.gpu.verdicts import Sections, faults, verdicts
-from benchmarks.serving_load import server_settings
-from tests.support.golden import ROOT
+from benchmarks.gpu.chunks import chunk_key, shortage, summary
+from benchmarks.gpu.floor import Work, attended_pairs, estimator_weights, floor_ms, flow_work, vocoder_work
+from benchmarks.gpu.parity import Utterance, check, parity_key, speak, utterance
+from benchmarks.gpu.report import WORDS, Content, faults, markdown, merge, verdicts, write_report
+from benchmarks.gpu.sections import ON_PURPOSE
+from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES
+from benchmarks.gpu.streams import longest_gap, next_number
+from benchmarks.models import FULL_YAML
+from tests.support.golden import TINY
+from token2wav import Token2Wav
+from token2wav.engines.base import CacheUsage
+from token2wav.flow.cache import CacheLayout
+from token2wav.flow.flow import Flow
+from token2wav.hift_config import HiFTConfig
+from token2wav.model_config import ModelConfig
 
-FACTS: dict[str, Any] = {
-    "gpu": "NVIDIA H200",
-    "driver": "1",
-    "cuda": "13",
-    "memory_mib": 1,
-    "packages": {"torch": "2"},
-    "size": "full",
-    "cpus": 2,
-    "processor": "x",
-    "date": "2030-01-01",
-    "commit": "abc",
-    "command": "gpu_check",
-    "problem": None,
-}
+FULL = ModelConfig.read(FULL_YAML.parent)
+LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
+INPUT = (80 + 80 + 80 + 80) * 1024 + 2 * 1024 * 64 * 31
+RATES = {"copy": 4.8e12, "triad": 4.0e12, "float16": 800e12, "float32": 60e12, "float64": 60e12}
 
 
-def good() -> dict[str, dict[str, Any]]:
-    """Records of a GPU that meets everything."""
-    chunk = {
-        "spoken_s": 0.0,
-        "streams": 1,
-        "hop_tokens": 25,
-        "flow_ms": [6.0, 5.0, 7.0],
-        "vocoder_ms": [3.0, 2.0, 4.0],
-        "total_ms": [9.0, 7.0, 11.0],
-        "floor_ms": 2.0,
-        "ratio": 4.5,
-    }
-    drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.55, "chunks": 60, "left_blocks": 8}
-    peer = {
-        "spoken_s": 10.0,
-        "hop_tokens": 100,
-        "streams": 64,
-        "recompute_ms": [50.0, 49.0, 51.0],
-        "recompute_per_s": 20.0,
-        "batch_ms": [256.0, 250.0, 260.0],
-        "batch_per_s": 250.0,
-        "ratio": 12.5,
-        "problem": None,
-    }
-    heard = {
-        "clients": 320,
-        "rate": 25.0,
-        "load": "320 clients, 25 tokens/s",
-        "utterances": 320,
-        "first_audio_ms": {"p50": 20.0, "p99": 90.0},
-        "share_without_gaps": {"0.05 s": 0.995},
-        "audio_seconds_per_second": 250.0,
-        "mean_batch": 40.0,
-        "failed": [],
-    }
-    engine: dict[str, Any] = {
-        "case": {"engine": "torch", "precision": "float16", "graphs": True},
-        "verification": {"failures": []},
-        "problem": None,
-    }
-    absent = {**engine, "case": {**engine["case"], "engine": "tensorrt"}, "verification": None, "problem": "not there"}
-    own: dict[str, dict[str, Any]] = {
-        "tests": {"tests": 9, "skipped": 0, "failed": []},
-        "parity": {"engines": [engine, absent], "buckets": []},
-        "chunks": {"rows": [chunk], "drift": drift},
-        "peer": {"rows": [peer]},
-        "streams": {"capacity": [{"setup": "lean", "streams": 320, "at_least": False, "problem": None}]},
-        "server": {"rows": [heard]},
-    }
-    return {name: {**FACTS, **content} for name, content in own.items()}
+def row(section: str, key: str, **values: Any) -> dict[str, Any]:
+    return {"section": section, "key": key, "problem": None, "left_out": None, **values}
 
 
-def words(sections: Sections) -> list[str]:
-    return [verdict.word for verdict in verdicts(sections)]
+def chunk(streams: int, hop: int, spoken_s: float, ms: float) -> dict[str, Any]:
+    times = {name: [ms, 0.9 * ms, 1.1 * ms] for name in ("flow_ms", "vocoder_ms", "total_ms")}
+    place = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "computed_tokens": hop}
+    return row("chunks", chunk_key(streams, hop, spoken_s), **place, **times)
+
+
+def good() -> dict[str, Any]:
+    """Content of a GPU that meets everything."""
+    ways = [changes for name, _, changes in SLICES[2] if name == "parity"]
+    keys = [parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches]
+    heard = {"clients": 320, "rate": 25.0, "failed": [], "share_without_gaps": {"0.05 s": 0.995}}
+    drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.5, "chunks": 60}
+    rows = [
+        row("floor", "rates", rates=RATES),
+        row("tests", "tests/kernels", passed=9, skipped=0),
+        *(row("parity", key, mel=1e-4) for key in keys),
+        chunk(1, 25, 0.0, 9.0),
+        *(chunk(64, 100, spoken_s, 256.0) for spoken_s in PLANNED.histories),
+        *(chunk(1, 100, spoken_s, 50.0) | {"section": "recompute"} for spoken_s in PLANNED.histories),
+        row("drift", "chunks of 25 tokens", **drift),
+        row("streams", "lean: 320 streams", setting="lean", streams=320, unbroken=1.0),
+        row("server", "lean, 320 clients", **heard),
+    ]
+    facts = {"gpu": "NVIDIA H200", "size": "full", "precision": "float16", "graphs": True, "commit": "abc"}
+    return {"facts": facts, "sections": [{"section": "chunks", "problem": None, "took_s": 1.0}], "rows": rows}
+
+
+def words(content: Content) -> list[str]:
+    return [WORDS[verdict.met] for verdict in verdicts(content)]
+
+
+def changed(section: str, key: str = "", **values: Any) -> dict[str, Any]:
+    """Everything met, but for rows of a section whose key has something in it."""
+    content = good()
+    for each in content["rows"]:
+        if each["section"] == section and key in each["key"]:
+            each.update(values)
+    return content
 
 
 def test_everything_met() -> None:
-    sections = good()
-    assert words(sections) == ["met"] * 5
-    assert faults(sections) == []
-    page = markdown(sections)
-    assert page.startswith("# NVIDIA H200\n\nDriver 1, CUDA 13")
-    assert "| 9.00 ms (7.00 to 11.00) | met |" in page
-    assert "tensorrt float16 | - | - | - | not there |" in page
-
-
-def test_each_aim_has_its_bound() -> None:
-    sections = good()
-    sections["chunks"]["rows"][0]["total_ms"] = [10.1, 9.0, 11.0]
-    sections["chunks"]["drift"]["drift"] = 0.1
-    sections["peer"]["rows"].append({**sections["peer"]["rows"][0], "ratio": 9.9})
-    sections["streams"]["capacity"][0]["streams"] = 299
-    sections["server"]["rows"][0]["share_without_gaps"]["0.05 s"] = 0.98
-    assert words(sections) == ["not met"] * 5
-    assert faults(sections) == []  # to be slow is no fault
-
-
-def test_what_was_not_measured_says_why() -> None:
-    sections = good()
-    sections["chunks"] = {**FACTS, "problem": "its process was ended by SIGKILL"}
-    del sections["server"]
-    found = verdicts(sections)
-    assert [verdict.met for verdict in found] == [None, None, True, True, None]
-    assert found[0].measured == "its process was ended by SIGKILL"
-    assert found[4].measured == "section server has not run"
-    assert faults(sections) == ["section chunks: its process was ended by SIGKILL"]
-    assert "**Ended early:** its process was ended by SIGKILL" in markdown(sections)
+    assert words(good()) == ["met"] * 6
+    assert faults(good()) == []
+    page = markdown(good())
+    assert page.startswith("# NVIDIA H200\n")
+    assert "times floor" in page
 
 
 @pytest.mark.parametrize(
-    ("facts", "title"), [({"gpu": None}, "# Rehearsal: no GPU"), ({"size": "tiny"}, "# Rehearsal: NVIDIA H200")]
+    ("content", "aim"),
+    [
+        (changed("parity", "exact, float16, 3 streams", problem="mel 1"), 0),
+        (changed("chunks", "1 streams", total_ms=[10.1, 9.0, 11.0]), 1),
+        (changed("drift", drift=0.1), 2),
+        (changed("chunks", "64 streams, 100 tokens after 10 s", total_ms=[330.0, 1.0, 1.0]), 3),
+        (changed("streams", streams=299, unbroken=0.98), 4),
+        (changed("server", clients=200, share_without_gaps={"0.05 s": 0.9}), 5),
+    ],
 )
-def test_a_rehearsal_meets_nothing(facts: dict[str, Any], title: str) -> None:
-    sections = {name: {**section, **facts} for name, section in good().items()}
-    assert words(sections) == ["no verdict"] * 5
-    assert markdown(sections).startswith(title)
+def test_each_aim_has_its_bound(content: Content, aim: int) -> None:
+    assert words(content) == ["not met" if index == aim else "met" for index in range(6)]
+    assert len(faults(content)) == (1 if aim == 0 else 0)  # to be slow is no fault
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "aim", "why"),
+    [
+        ("parity", "lean, float16, 64 streams", 0, "29 of 30 batches were compared, 0 are beyond their bounds"),
+        ("chunks", "1 streams, 25", 1, "memory"),
+        ("drift", "", 2, "memory"),
+        ("chunks", "after 30 s", 3, "12.5 after 2 s; 12.5 after 10 s; not shown after 30 s (memory)"),
+        ("streams", "", 4, "memory"),
+        ("server", "", 5, "memory"),
+    ],
+)
+def test_an_aim_of_which_a_part_did_not_run_is_not_shown(section: str, key: str, aim: int, why: str) -> None:
+    content = good()
+    for index, each in enumerate(content["rows"]):
+        if each["section"] == section and key in each["key"]:
+            content["rows"][index] = row(section, each["key"], left_out="memory", took_s=0.0)
+    assert words(content) == ["not shown" if index == aim else "met" for index in range(6)]
+    assert verdicts(content)[aim].measured == why
+    assert faults(content) == []
+
+
+def test_numbers_below_the_aim_are_not_shown_until_one_is_too_many() -> None:
+    assert words(changed("streams", streams=200))[4] == "not shown"
+    assert words(changed("streams", setting="exact", streams=200, unbroken=0.5))[4] == "not shown"
+
+
+@pytest.mark.parametrize("facts", [{"gpu": None}, {"size": "tiny"}])
+def test_a_rehearsal_shows_nothing(facts: dict[str, Any]) -> None:
+    content = good()
+    content["facts"] |= facts
+    assert words(content) == ["not shown"] * 6
+    assert markdown(content).startswith("# Rehearsal: ")
 
 
 def test_faults_are_named() -> None:
-    sections = good()
-    sections["tests"]["failed"] = ["tests.test_cuda.test_replay"]
-    sections["parity"]["engines"][0]["verification"] = {"failures": ["mel_db is -20, the bound is -45"]}
-    bucket = {"shape": [4, 2, 8], "precision": "float16", "filling": "part", "problem": "beyond", "bound": 1e-3}
-    sections["parity"]["buckets"] = [bucket]
-    assert faults(sections) == [
-        "test failed: tests.test_cuda.test_replay",
-        "engine torch float16: mel_db is -20, the bound is -45",
-        "bucket 4x2x8 float16, part: beyond",
+    content = changed("tests", problem="1 failed, tests/a.py::test_b")
+    content["rows"].append(row("rehearsal of recovery", ON_PURPOSE, problem="device-side assert"))
+    content["sections"].append({"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0})
+    assert faults(content) == [
+        "tests: tests/kernels: 1 failed, tests/a.py::test_b",
+        "streams: its process ended with SIGKILL",
     ]
+
+
+def test_slices_become_one_report(tmp_path: Path) -> None:
+    def write(name: str, content: Content) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RESULTS).write_text(json.dumps(content))
+        return tmp_path / name
+
+    first = write("first", good())
+    again = good()
+    again["rows"] = [chunk(1, 25, 0.0, 8.0), row("drift", "chunks of 25 tokens", left_out="memory")]
+    content = merge([first, write("again", again)])
+    rows = {(each["section"], each["key"]): each for each in content["rows"]}
+    assert len(rows) == len(good()["rows"])
+    assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
+    assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05  # what was left out replaces nothing
+    write_report(content, tmp_path / "report")
+    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json", ".png"}
+    with pytest.raises(ValueError, match="gpu is NVIDIA L4, and in the folders before NVIDIA H200"):
+        merge([first, write("other", good() | {"facts": good()["facts"] | {"gpu": "NVIDIA L4"}})])
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7, 8, 9, 100, 321, 1023, 1024, 5000])
 def test_the_search_ends_close_to_the_largest(limit: int) -> None:
-    tried: list[int] = []
-
-    def held(number: int) -> bool:
-        tried.append(number)
-        return number <= limit
-
-    found = largest(held, 8, 1024)
+    held: dict[int, bool] = {}
+    while (number := next_number(held, 8, 1024)) is not None:
+        assert number not in held
+        held[number] = number <= limit
+    found = max((number for number, well in held.items() if well), default=0)
     assert found <= min(limit, 1024) <= found + max(1, 0.06 * found)
-    assert len(set(tried)) == len(tried) <= 13
-    assert not found or found in tried
+    assert len(held) <= 20
 
 
-def test_gaps_between_kernels() -> None:
-    spans = [(0.0, 2.0), (1.0, 1.5), (3.0, 4.0), (4.0, 5.0), (5.5, 6.0)]
+def test_gaps_in_what_is_heard() -> None:
+    assert longest_gap([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == 0
+    assert longest_gap([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == 0.5
+
+
+def test_time_between_kernels() -> None:
+    spans = [("a", 0.0, 2.0), ("b", 1.0, 1.5), ("a", 3.0, 4.0), ("c", 4.0, 5.0), ("c", 5.5, 6.0)]
     random.Random(0).shuffle(spans)
-    assert gaps_ms(spans) == 1.5
-    assert gaps_ms([]) == 0
+    found = summary(spans)
+    assert (found["kernels_ms"], found["idle_ms"], found["calls"]) == (5.0, 1.5, 5)
+    assert found["kernels"][0] == {"name": "a", "ms": 3.0, "calls": 2}
+    assert summary([])["kernels"] == []
 
 
-def test_kernels_are_what_ran_on_the_gpu() -> None:
-    def event(name: str, device: DeviceType, start_us: float, end_us: float, note: bool = False) -> FunctionEvent:
-        return FunctionEvent(0, name, 0, start_us, end_us, device_type=device, is_user_annotation=note)
+def test_a_stream_takes_a_page_for_a_second_and_shares_its_prompt(
+    model: Token2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_pages(pages: int) -> Token2Wav:
+        monkeypatch.setattr(model.pipeline.flow, "usage", lambda: CacheUsage(capacity=pages, page_bytes=90_112_000))
+        return model
 
-    events = [
-        event("cudaGraphLaunch", DeviceType.CPU, 0, 900),
-        event("gemm", DeviceType.CUDA, 1000, 3000),
-        event("Memcpy DtoH", DeviceType.CUDA, 4000, 4500),
-        event("## Call CompiledFxGraph ##", DeviceType.CUDA, 1000, 4500, note=True),
-    ]
-    assert device_spans(events) == [("gemm", 1.0, 3.0), ("Memcpy DtoH", 4.0, 4.5)]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("sm90_xmma_gemm_f16f16_f16f32_tn_n_tilesize128x128x64", "matrix products"),
-        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "matrix products"),
-        ("pytorch_flash::flash_fwd_splitkv_kernel<...>", "attention"),
-        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "attention"),
-        ("sm80_xmma_fprop_implicit_gemm_f32f32", "convolutions"),
-        ("void at::native::elementwise_kernel<sin_kernel>", OTHER),
-        ("Memcpy DtoD (Device -> Device)", "copies"),
-        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy", "copies"),
-        ("void at::native::vectorized_layer_norm_kernel", OTHER),
-        ("aten::addmm", "matrix products"),
-    ],
-)
-def test_kinds_of_kernels(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
+    # Of the prompt's 75 tokens 50 are in 2 shared pages; 25 and what was spoken are in pages of the stream's own.
+    assert shortage(with_pages(2 + 4 * 4), 4, 50 + 25) is None
+    assert shortage(with_pages(2 + 4 * 4 - 1), 4, 50 + 25) == "needs 18 pages of 90.1 MB, and the cache has 17"
+    assert shortage(with_pages(2 + 128 * 3), 128, 25) is None  # a stream takes 3 when it opens
+    assert shortage(with_pages(2 + 128 * 3 - 1), 128, 25) is not None
+    assert shortage(with_pages(0), 128, 25) is None  # an engine without a cache
 
 
-def test_shares_add_up() -> None:
-    found = summary(Counter({"aten::addmm": 6.0, "aten::sin": 2.0}), Counter({"aten::addmm": 3, "aten::sin": 1}), 2.0)
-    assert found["shares"]["matrix products"] == 0.6
-    assert found["shares"]["gaps"] == 0.2
-    assert sum(found["shares"].values()) == pytest.approx(1)
-    assert found["top"][0] == {"name": "aten::addmm", "ms": 6.0, "calls": 3, "share": 0.6}
+@pytest.fixture(scope="module")
+def model() -> Token2Wav:
+    return Token2Wav.load(TINY)
 
 
-def test_the_open_loop_ends_behind_the_knee() -> None:
-    row = good()["server"]["rows"][0]
-    rows = [row]
-    rates = []
-    for load in loads(rehearsal(ROOT), rows):
-        rates.append(load.arrivals_per_s)
-        rows.append({**row, "first_audio_ms": {"p99": 2000.0}} if load.arrivals_per_s >= 2 else row)
-    assert [rate for rate in rates if rate] == [0.5, 1.0, 2.0]
-    assert past_knee({**row, "failed": ["streams: all are in use"]})
-    assert past_knee({**row, "first_audio_ms": {"p99": float("nan")}})
+@pytest.fixture(scope="module")
+def expected(model: Token2Wav) -> list[Utterance]:
+    return [speak(model, [utterance(model.config, index)])[0] for index in (1, 2)]
 
 
-def test_the_servers_settings_lie_over_each_other() -> None:
-    common = {"stream": {"left_blocks": 2}, "limits": {"streams": 9}}
-    assert server_settings("no batching", common, 0.5) == {
-        "stream": {"hop": "lead", "left_blocks": 2},
-        "limits": {"player_buffer_seconds": 0.5, "streams": 9, "batch_streams": 1},
-    }
-    assert LEAN.stream.left_blocks == 2
+@pytest.mark.parametrize("spoil", ["", "mixed up", "nan", "audio"])
+def test_a_planted_error_is_beyond_the_bound(
+    spoil: str, model: Token2Wav, expected: list[Utterance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected[0].mel.shape[1] == 2 * len(expected[0].tokens)
+    assert len(expected[1].audio) == 960 * len(expected[1].tokens)
+
+    def wrong(model: Token2Wav, utterances: list[Utterance]) -> list[Utterance]:
+        one, other = speak(model, utterances)
+        if spoil == "mixed up":
+            one = one._replace(mel=torch.roll(one.mel, 1, dims=1))
+        if spoil == "audio":
+            other = other._replace(audio=-other.audio)
+        return [one._replace(mel=one.mel * torch.nan) if spoil == "nan" else one, other]
+
+    monkeypatch.setattr("benchmarks.gpu.parity.speak", wrong)
+    found = check(model, 2, expected, 1e-5)
+    assert (found["problem"] or "").partition(" ")[0] == {"": "", "audio": "audio"}.get(spoil, "mel")
+
+
+def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
+    config = ModelConfig.read(TINY)
+    utterances = [utterance(config, index) for index in range(12)]
+    assert len({(len(each.voice.prompt_tokens), len(each.tokens)) for each in utterances}) == 12
+
+
+def test_weights_of_the_full_size() -> None:
+    assert estimator_weights(FULL.flow) == (LAYERS, INPUT)
+
+
+def test_blocks_see_none_after_them() -> None:
+    assert attended_pairs(50, 0, 50) == 50 * 50
+    assert attended_pairs(100, 50, 50) == 50 * 100 + 50 * 150
+    assert attended_pairs(60, 0, 50) == 50 * 50 + 10 * 60
+
+
+def test_one_chunk_of_the_full_size() -> None:
+    work = flow_work(FULL.flow, "float16", streams=1, frames=50, past=0)
+    look_ahead, pages = 80 * 1024 * (4 + 3), 2 * 22 * 1024 * 2 * 10 * 2 * 50  # 90.1 MB
+    assert work.half == 2 * 10 * (2 * 50 * LAYERS + 2 * 22 * 1024 * 2 * 50 * 50)
+    assert work.single == 2 * (10 * 2 * 50 * INPUT + 25 * look_ahead)
+    assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * look_ahead + pages
+    many = flow_work(FULL.flow, "float16", streams=64, frames=50, past=0)
+    assert many.bytes - 64 * pages == work.bytes - pages  # a batch shares its weights and nothing else
+    assert (many.half, many.single) == (64 * work.half, 64 * work.single)
+
+
+def test_the_longer_of_reading_and_computing() -> None:
+    assert Work(4.8e9, 800e9, 30e9, 60e9).ms(RATES) == pytest.approx(1.0 + 0.5 + 1.0)
+    assert Work(9.6e9, 800e9).ms(RATES) == pytest.approx(2.0)
+
+
+def test_a_chunk_costs_some_two_milliseconds() -> None:
+    assert 1.0 < floor_ms(FULL, "float16", RATES, chunk(1, 25, 0.0, 9.0)) < 2.0
+
+
+def test_the_flow_against_torchs_counter() -> None:
+    config = ModelConfig.read(TINY).flow
+    estimator, frames = Flow(config).eval().requires_grad_(False).estimator, config.estimator.static_chunk_size
+    x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
+    speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
+    rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        estimator.velocity(x, mu, speaker, cond, modulation, rope, None)
+    work = flow_work(config, "float32", 1, frames, 0)
+    conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
+    assert counter.get_total_flops() == work.single / CacheLayout.of(config, "float32").steps - conditions / 10
+
+
+def test_the_vocoder_of_the_full_size() -> None:
+    assert isinstance(FULL.vocoder, HiFTConfig)
+    work = vocoder_work(FULL.vocoder, 2, 50)
+    # Multiplications and additions for a frame were counted by hand; weights are those of the module.
+    assert work.single / 100 == pytest.approx(611.2e6, rel=1e-3)
+    assert work.double / 100 == 6_620_160
+    assert work.bytes == 4 * 17_452_956 + 8 * 3_312_641

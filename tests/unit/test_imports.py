@@ -106,8 +106,9 @@ def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
     assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()
 
 
-def test_the_launcher_checks_voices_without_torch() -> None:
-    assert "torch" not in loaded_after("import token2wav_server.voices")
+@pytest.mark.parametrize("name", ["cli", "launcher.supervisor", "voices"])
+def test_the_launcher_starts_without_torch(name: str) -> None:
+    assert "torch" not in loaded_after(f"import token2wav_server.{name}")
 
 
 @pytest.mark.parametrize("package", ["token2wav", "token2wav_client"])

@@ -29,7 +29,7 @@ class Answers:
 
 
 @dataclass
-class CountingWork:
+class CountingStage:
     """Says how often its stream was advanced, and fails on demand."""
 
     open_states: set[int] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Stage:
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
-        self.work = CountingWork()
+        self.work = CountingStage()
         self.answers = Answers()
         self.stage: OrderedStage[str, int, str] = OrderedStage(self.work, IDLE_SECONDS, most, clock=lambda: self.now)
 

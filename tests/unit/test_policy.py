@@ -12,7 +12,7 @@ from token2wav.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Ready
 TOKENS_PER_SECOND = 25
 HOP, LOOKAHEAD = 25, 3
 BUFFER = 0.3
-POLL_SECONDS = 0.05  # after which a lane looks again
+POLL_SECONDS = 0.05  # after which a worker looks again
 VOCODER_HOLDS = 0.16  # seconds of audio that need what follows
 
 
@@ -49,10 +49,10 @@ def test_a_batch_is_bounded() -> None:
     assert first_batch([fresh("a", 3), fresh("b", 1), fresh("c", 2)], most=2) == "bc"
 
 
-@pytest.mark.parametrize(("lanes", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
-def test_idle_lanes_share_what_is_there(lanes: int, batch: str) -> None:
+@pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
+def test_idle_workers_share_what_is_there(workers: int, batch: str) -> None:
     chunks = [fresh(owner, since) for since, owner in enumerate("abcde")]
-    assert "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, lanes)) == batch
+    assert "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, workers)) == batch
 
 
 def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spare() -> None:
@@ -65,14 +65,14 @@ def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spar
 
 
 @pytest.mark.parametrize(
-    ("in_hand", "tokens", "due", "lanes", "batch"),
+    ("in_hand", "tokens", "due", "workers", "batch"),
     [
         (4.5, 100, [9.0], 1, "abcd"),  # 4 s of work
         (3.5, 100, [], 1, "abc"),  # else the first of them comes too late itself
         (4.5, 100, [2.5], 1, "ab"),  # else a listener falls silent whose tokens may come meanwhile
         (4.5, 100, [0.5], 1, "a"),
         (4.5, 25, [0.5], 1, "abcd"),  # as slow as one long chunk
-        (4.5, 100, [0.5], 2, "ab"),  # another lane is there for that listener
+        (4.5, 100, [0.5], 2, "ab"),  # another worker is there for that listener
         (9.0, 100, [2.5], 1, "ab"),
         (9.0, 100, [0.5], 1, ""),  # who is far ahead can wait
         (9.0, 100, [-2.0], 1, ""),
@@ -80,16 +80,16 @@ def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spar
         (9.0, 100, [0.5], 2, "ab"),
     ],
 )
-def test_chunks_that_have_time_leave_the_last_lane_to_others(
-    in_hand: float, tokens: int, due: list[float], lanes: int, batch: str
+def test_chunks_that_have_time_leave_the_last_worker_to_others(
+    in_hand: float, tokens: int, due: list[float], workers: int, batch: str
 ) -> None:
     policy = Policy[str](8)
     policy.computed(100, 1.0)
     chunks = [heard(owner, in_hand, tokens) for owner in "abcd"]
-    assert "".join(chunk.owner for chunk in policy.next_batch(chunks, 0.0, lanes, due)) == batch
+    assert "".join(chunk.owner for chunk in policy.next_batch(chunks, 0.0, workers, due)) == batch
 
 
-def test_the_speed_of_a_lane_is_learned() -> None:
+def test_the_speed_of_a_worker_is_learned() -> None:
     policy = Policy[str](8)
     chunks = [heard(owner, 4.0, 100) for owner in "abcd"]
     for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):  # for 100 tokens
@@ -134,42 +134,42 @@ class Listener:
 
 @dataclass
 class Running:
-    """A batch in a lane."""
+    """A batch that a worker computes."""
 
     batch: list[Ready[Listener]]
     until: float
 
 
 def replay(
-    listeners: list[Listener], seconds: float, most: int, fixed: float, per_token: float, lanes: int = 1
+    listeners: list[Listener], seconds: float, most: int, fixed: float, per_token: float, workers: int = 1
 ) -> list[Listener]:
     """Runs a server whose batches take `fixed` plus `per_token` for every token in them."""
     policy: Policy[Listener] = Policy(most)
     running: list[Running] = []
     now = 0.0
     while now < seconds:
-        for lane in [lane for lane in running if lane.until <= now]:
-            running.remove(lane)
-            tokens = sum(chunk.tokens for chunk in lane.batch)
+        for worker in [worker for worker in running if worker.until <= now]:
+            running.remove(worker)
+            tokens = sum(chunk.tokens for chunk in worker.batch)
             policy.computed(tokens, fixed + per_token * tokens)
-            for chunk in lane.batch:
+            for chunk in worker.batch:
                 chunk.owner.take(now)
-        while len(running) < lanes and (batch := policy.next_batch(*waiting(listeners, running, now, lanes))):
+        while len(running) < workers and (batch := policy.next_batch(*waiting(listeners, running, now, workers))):
             running.append(Running(batch, now + fixed + per_token * sum(chunk.tokens for chunk in batch)))
-        events = [lane.until for lane in running] + [each.ready_at for each in listeners if each.ready_at > now]
-        now = min([now + POLL_SECONDS, *events] if len(running) < lanes else [lane.until for lane in running])
+        events = [worker.until for worker in running] + [each.ready_at for each in listeners if each.ready_at > now]
+        now = min([now + POLL_SECONDS, *events] if len(running) < workers else [worker.until for worker in running])
     return listeners
 
 
 def waiting(
-    listeners: list[Listener], running: list[Running], now: float, lanes: int
+    listeners: list[Listener], running: list[Running], now: float, workers: int
 ) -> tuple[list[Ready[Listener]], float, int, list[float]]:
     """What the scheduler asks the policy."""
-    computed = {id(chunk.owner) for lane in running for chunk in lane.batch}
+    computed = {id(chunk.owner) for worker in running for chunk in worker.batch}
     idle = [each for each in listeners if each.arrives <= now and id(each) not in computed]
     ready = [Ready(each, each.ready_at, each.plays_until, each.hop) for each in idle if each.ready_at <= now]
     ends = [each.arrives if each.plays_until is None else each.plays_until for each in idle if each.ready_at > now]
-    return ready, now, lanes - len(running), ends
+    return ready, now, workers - len(running), ends
 
 
 def poisson(count: int, mean_gap: float, seed: int) -> list[float]:
@@ -208,14 +208,14 @@ def test_a_flood_of_newcomers_does_not_silence_those_who_listen() -> None:
     assert all(listener.plays_until is not None for listener in listeners)
 
 
-# What batches of the `small` model take on 2 cores (docs/tuning.md), in one lane of both and in two lanes of one each,
+# What batches of the `small` model take on 2 cores (docs/tuning.md), one worker on both and two workers on one each,
 # and on something ten times as fast: seconds for a batch, and for each token in it.
-ONE_LANE, TWO_LANES, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.0065, 0.00033)
+ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.0065, 0.00033)
 
 
 @pytest.mark.parametrize(
     ("host", "paced", "longest_gap", "bulk_seconds"),
-    [(ONE_LANE, 1, 0.6, 480), (TWO_LANES, 1, 0.3, 600), (TWO_LANES, 4, 0.6, 450), (FAST, 4, 0.0, 3000)],
+    [(ONE_WORKER, 1, 0.6, 480), (TWO_WORKERS, 1, 0.3, 600), (TWO_WORKERS, 4, 0.6, 450), (FAST, 4, 0.0, 3000)],
 )
 def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
     host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
@@ -223,8 +223,8 @@ def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
     """Eight of them, from 10 s on, for 50 s."""
     listeners = [Listener(0.37 * number) for number in range(paced)]
     bulk = [Listener(10.0, longest=100, at_once=True) for _ in range(8)]
-    lanes, fixed, per_token = host
-    replay(listeners + bulk, 60.0, 8, fixed, per_token, lanes)
+    workers, fixed, per_token = host
+    replay(listeners + bulk, 60.0, 8, fixed, per_token, workers)
     assert max(gap for listener in listeners for gap in listener.gaps) <= longest_gap
     assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds  # they get what is left
     assert min(each.tokens for each in bulk) > 0.8 * max(each.tokens for each in bulk)
@@ -233,5 +233,5 @@ def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
 def test_newcomers_do_not_wait_for_long_utterances_that_are_far_ahead() -> None:
     bulk = [Listener(0.0, longest=100, at_once=True) for _ in range(8)]
     newcomers = arriving([20.0 + 2.3 * number for number in range(8)])
-    replay(bulk + newcomers, 60.0, 8, *TWO_LANES[1:], lanes=2)
+    replay(bulk + newcomers, 60.0, 8, *TWO_WORKERS[1:], workers=2)
     assert max(each.first for each in newcomers) < 0.5

@@ -75,7 +75,7 @@ def test_close_does_not_wait_longer_than_asked(make: Make, voice: Voice) -> None
 
 def test_the_thread_of_a_closed_scheduler_is_gone(make: Make) -> None:
     scheduler = make()
-    running = [thread for thread in threading.enumerate() if thread.name.startswith("token2wav-lane-")]
+    running = [thread for thread in threading.enumerate() if thread.name.startswith("token2wav-worker-")]
     scheduler.close()
     assert len(running) == 1
     assert not running[0].is_alive()

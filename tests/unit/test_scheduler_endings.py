@@ -121,7 +121,7 @@ def test_cancel_fails_what_waits_and_is_harmless_when_it_is_over(
     scheduler.cancel(utterance)
     assert closed.count == 1
     assert len(running.chunks) == 1
-    until(lambda: model.pipeline.open_streams == 0)  # the lane that was sending frees it
+    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
 
 
 def test_a_client_that_vanishes_ends_its_utterance(scheduler: Scheduler, model: Token2Wav, voice: Voice) -> None:

@@ -1,1 +1,1 @@
-"""One utterance at a time: which tokens, when to run, what to send."""
+"""Streaming of utterances: it collects tokens, decides when a chunk runs, and takes it through flow and vocoder."""

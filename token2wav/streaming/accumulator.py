@@ -1,4 +1,4 @@
-"""Which tokens: collects the tokens of one utterance and cuts windows out of them."""
+"""Accumulator of tokens: it collects those of one utterance and cuts the windows of chunks out of them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from token2wav.flow_config import FlowConfig
 
 
 class TokenAccumulator:
-    """Tokens of an utterance, its prompt first. Positions count from the first prompt token.
+    """Accumulator of an utterance's tokens, its prompt first. Positions count from the first prompt token.
 
     Windows are asked for in order, so tokens before the context of the last one are forgotten when room is needed.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
-        config: of the flow.
+        config: shapes and look-ahead of the flow.
     """
 
     def __init__(self, prompt_tokens: NDArray[np.int32], config: FlowConfig) -> None:
@@ -37,11 +37,11 @@ class TokenAccumulator:
         self.count = count
 
     def covers(self, stop: int) -> bool:
-        """Whether a chunk that ends at `stop` can run: its tokens are there, and those that it looks ahead to."""
+        """Says whether a chunk up to `stop` can run: its tokens are there, and those that it looks ahead to."""
         return self.count >= stop + self._lookahead
 
     def window(self, start: int, stop: int, *, last: bool) -> FlowChunk:
-        """The chunk of tokens `start` to `stop` with its context on both sides; `start` never goes back."""
+        """Cuts out tokens `start` to `stop` with their context on both sides; `start` never goes back."""
         left = min(self._lookbehind, start)
         right = 0 if last else self._lookahead
         self._needed = start - left

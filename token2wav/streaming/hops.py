@@ -1,4 +1,4 @@
-"""When to run: how many tokens go into the next chunk."""
+"""Schedule of hops: it decides how many tokens go into the next chunk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from token2wav.flow_config import FlowConfig
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Policy for the length of chunks. It has no state: one schedule serves all streams.
+    """Schedule of hops, which decides the length of chunks. It has no state: one schedule serves all streams.
 
     Attributes:
-        policy: see `StreamConfig.hop`.
+        policy: growth of hops, as `StreamConfig.hop`.
         first: tokens of the first hop.
-        longest: bound of every hop.
+        longest: most tokens of a hop.
         block: tokens of an attention block; every chunk but the last ends on a multiple of it.
     """
 
@@ -38,15 +38,15 @@ class HopSchedule:
         return cls(stream.hop, *flow.hops(stream), flow.block_tokens)
 
     def first_stop(self, prompt_tokens: int) -> int:
-        """End of the first chunk, counted from the first prompt token: a hop past the prompt's last block."""
+        """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""
         return -(-prompt_tokens // self.block) * self.block + self.first
 
     def hop(self, index: int, lead_tokens: float) -> int:
-        """Tokens of chunk `index` >= 1.
+        """Returns the tokens of a chunk after the first.
 
         Args:
-            index: of the chunk.
-            lead_tokens: how far the audio sent so far is ahead of playback, in tokens.
+            index: number of the chunk, >= 1.
+            lead_tokens: tokens by which the audio sent so far is ahead of playback.
         """
         if self.policy == "growing":
             return min(self.longest, self.first << index)

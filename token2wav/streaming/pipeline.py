@@ -1,4 +1,4 @@
-"""Tokens to audio: takes sessions through flow and vocoder."""
+"""Pipeline from tokens to audio: it takes the chunks of sessions through flow and vocoder."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Timed = Callable[[float, float], None]
 
 
 class Pipeline:
-    """The one place through which every chunk of every stream passes.
+    """Pipeline of flow and vocoder, through which every chunk of every stream passes.
 
     Args:
-        config: of the model.
-        flow: flow engine.
-        vocoder: vocoder engine.
-        schedule: when chunks run.
+        config: sizes and rates of the model.
+        flow: engine that turns tokens into mel.
+        vocoder: engine that turns mel into audio.
+        schedule: decides the length of chunks.
         steps: numbers of ODE steps that the flow engine was made for; empty for the model's own alone.
-        device: that the engines are on.
+        device: device that the engines are on.
 
     Attributes:
-        steps: the same, the usual one first.
+        steps: numbers of ODE steps that streams may have, the usual one first.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Pipeline:
         """Starts an utterance.
 
         Args:
-            voice: of the speaker.
-            steps: of the ODE, one of `steps`; 0 for the usual number.
+            voice: prompt and speaker.
+            steps: number of ODE steps, one of `steps`; 0 for the usual number.
 
         Raises:
             InputError: the voice does not fit the model, or steps are not allowed.
@@ -105,8 +105,8 @@ class Pipeline:
         Several threads may do so at once, for different sessions.
 
         Args:
-            sessions: of the batch.
-            timed: told how many seconds flow and vocoder took.
+            sessions: utterances of the batch.
+            timed: takes the seconds that flow and vocoder took.
 
         Returns:
             For every session its audio, or why it cannot go on: its own numbers are broken, which harms no other.
@@ -147,17 +147,17 @@ class Pipeline:
 
     @property
     def open_streams(self) -> int:
-        """Utterances that hold memory in either engine."""
+        """Number of utterances that hold memory in either engine."""
         self._close_dropped()
         return max(self.flow.open_streams, self.vocoder.open_streams)
 
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
-        """Frames at the start of a chunk that belong to the prompt's last, incomplete block."""
+        """Counts the frames at the start of a chunk that belong to the prompt's last, incomplete block."""
         return max(0, session.prompt_tokens - chunk.start) * self._config.flow.token_mel_ratio
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
-    """What a vocoder gave, as arrays. From a GPU in one copy: every copy waits for what runs there."""
+    """Copies audio to the host as arrays. From a GPU in one copy: every copy waits for what runs there."""
     if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]
     return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]

@@ -1,4 +1,4 @@
-"""One utterance: its tokens, how far it is computed, and its place in the engines."""
+"""Session of an utterance: it holds the tokens, knows how far they are computed, and decides what runs next."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from token2wav.voice import Voice, check_vocabulary, token_array
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """Audio of one chunk.
+    """Chunk of audio, as it is sent.
 
     Attributes:
         audio: (samples,) float32, mono.
         index: 0, 1, 2 ... within the utterance.
         final: whether the utterance ends with it.
         sample_rate: samples per second.
-        samples_per_token: that an utterance has for each of its tokens, once it is over.
+        samples_per_token: samples that an utterance has for each of its tokens, once it is over.
     """
 
     audio: NDArray[np.float32]
@@ -37,15 +37,15 @@ class AudioChunk:
 
 
 class Session:
-    """Decides what runs next for one utterance; it computes nothing.
+    """Session of one utterance, which decides what runs next for it and computes nothing.
 
     Args:
-        voice: checked against the model.
-        config: of the model.
-        schedule: when to run.
-        flow_handle: this utterance in the flow engine.
-        vocoder_handle: this utterance in the vocoder engine.
-        clock: seconds, monotonic.
+        voice: prompt and speaker, checked against the model.
+        config: sizes and rates of the model.
+        schedule: decides the length of chunks.
+        flow_handle: number of this utterance in the flow engine.
+        vocoder_handle: number of this utterance in the vocoder engine.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Session:
 
     @property
     def tokens_received(self) -> int:
-        """New tokens so far, without the prompt."""
+        """Number of new tokens so far, without the prompt."""
         return self._tokens.count - self.prompt_tokens
 
     def check(self, tokens: ArrayLike) -> NDArray[np.int32]:
-        """Tokens as `push` would take them; nothing is kept.
+        """Converts tokens as `push` would take them; nothing is kept.
 
         Raises:
             InputError: another shape, not integers or out of the vocabulary.
@@ -91,7 +91,7 @@ class Session:
         """Takes more tokens. What `check` refuses leaves the utterance as it was.
 
         Raises:
-            InputError: see `check`.
+            InputError: another shape, not integers or out of the vocabulary.
             StreamClosedError: the utterance has ended.
         """
         if self.ended:
@@ -112,7 +112,7 @@ class Session:
         self.ended = True
 
     def next_chunk(self) -> FlowChunk | None:
-        """What can run now, or None. Asking changes nothing."""
+        """Returns the chunk that can run now, or None. Asking changes nothing."""
         if self.done:
             return None
         stop = self._next_stop()
@@ -123,7 +123,7 @@ class Session:
         return None
 
     def sent(self, chunk: FlowChunk, audio: NDArray[np.float32]) -> AudioChunk:
-        """Notes that a chunk has been computed."""
+        """Notes that a chunk has been computed, and returns its audio as it is sent."""
         result = AudioChunk(audio, self.chunks_sent, chunk.last, self._sample_rate, self._samples_per_token)
         if not self.chunks_sent:
             self._first_sent_at = self._clock()

@@ -1,4 +1,4 @@
-"""The stream that users of the library hold."""
+"""Stream that users of the library hold: it takes tokens and gives audio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from token2wav.voice import Voice
 
 
 class Stream:
-    """Tokens in, audio out, one utterance. Made by `Token2Wav.stream`; one thread at a time.
+    """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it; one thread at a time.
 
     The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
     context manager it is cancelled on the way out; what it holds is freed when it ends or is

@@ -1,4 +1,4 @@
-"""Voices that streams may name instead of sending them.
+"""Registry of voices: it keeps those that streams may name instead of sending them.
 
 What clients send is known by its hash alone: a name or a text would be somebody's promise that two voices are the same.
 Names belong to the voices that whoever runs the server keeps there.
@@ -17,14 +17,14 @@ _MOST_NAMES_TOLD = 20
 
 
 class VoiceRegistry:
-    """Voices by their id, and some by a name too. Safe to use from several threads.
+    """Registry of voices by their id, and of some by a name too; several threads may use it.
 
     Those that have a name stay. When there are too many others, the one goes first that was registered or asked for
     least recently. Streams hold their voice themselves, so that losing it here does not touch them.
 
     Args:
-        most_voices: how many are kept, those with a name apart.
-        most_bytes: how much they may take together, the same; a voice larger than that is not kept at all.
+        most_voices: largest number of voices that are kept, those with a name apart.
+        most_bytes: most bytes that these may take together; a voice larger than that is not kept at all.
     """
 
     def __init__(self, most_voices: int, most_bytes: int) -> None:
@@ -41,16 +41,16 @@ class VoiceRegistry:
 
     @property
     def bytes(self) -> int:
-        """What the voices take together."""
+        """Memory that the voices without a name take together."""
         return self._bytes
 
     def keep(self, name: str, voice: Voice, prepared: Voice | None = None) -> None:
         """Keeps a voice for good, under a name as well as its id.
 
         Args:
-            name: that no other voice has.
-            voice: as in `register`.
-            prepared: as in `register`.
+            name: name that no other voice has.
+            voice: voice that the id stands for.
+            prepared: voice that streams use, if that is another.
         """
         with self._lock:
             self._ids[name] = voice.content_hash
@@ -60,8 +60,8 @@ class VoiceRegistry:
         """Keeps a voice and returns its id. Harmless when it is kept already.
 
         Args:
-            voice: as it was sent, which is what the id stands for.
-            prepared: what streams use of it, if that is not the voice itself.
+            voice: voice as it was sent, which the id stands for.
+            prepared: voice that streams use, if that is another.
         """
         voice_id, kept = voice.content_hash, prepared or voice
         with self._lock:
@@ -76,7 +76,7 @@ class VoiceRegistry:
         return voice_id
 
     def get(self, voice_id: str) -> Voice:
-        """The voice with an id, as streams use it.
+        """Returns the voice with an id, as streams use it.
 
         Raises:
             InputError: there is none.
@@ -90,7 +90,7 @@ class VoiceRegistry:
             return voice
 
     def named(self, name: str) -> Voice:
-        """The voice with a name, as streams use it.
+        """Returns the voice with a name, as streams use it.
 
         Raises:
             InputError: there is none; the message tells the names that there are.

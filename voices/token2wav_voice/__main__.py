@@ -1,4 +1,4 @@
-"""Lets `python -m token2wav_voice` do what `token2wav-voice` does."""
+"""Entry point of `python -m token2wav_voice`, which does what `token2wav-voice` does."""
 
 from __future__ import annotations
 

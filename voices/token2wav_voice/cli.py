@@ -1,4 +1,4 @@
-"""The commands `token2wav-voice` and `token2wav-tokenize`."""
+"""Commands `token2wav-voice` and `token2wav-tokenize`: they read arguments and report on recordings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong for a user of this package. Messages are one sentence: the file, what was found, what is needed."""
+"""Errors of this package. Messages are one sentence: the file, what was found, what is needed."""
 
 from __future__ import annotations
 

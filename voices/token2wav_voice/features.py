@@ -1,4 +1,4 @@
-"""What the models are given instead of sound: three kinds of log-mel, each as its model was trained with.
+"""Features of a recording: three kinds of log-mel, each computed as its model was trained with.
 
 Filters are those of kaldi-native-fbank. Spectra are computed in float64, features come out in float32.
 """
@@ -24,7 +24,7 @@ Features = NDArray[np.float32]
 
 
 def tokenizer_features(signal: NDArray[np.float32]) -> Features:
-    """Whisper's log-mel, 100 frames a second.
+    """Computes Whisper's log-mel, 100 frames a second.
 
     Args:
         signal: (n,) at 16 kHz, more than 200 samples.
@@ -42,7 +42,7 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
 
 
 def prompt_mel(signal: NDArray[np.float32]) -> Features:
-    """The mel that the flow continues, 50 frames a second.
+    """Computes the mel that the flow continues, 50 frames a second.
 
     Args:
         signal: (n,) at 24 kHz, more than 720 samples.
@@ -58,7 +58,7 @@ def prompt_mel(signal: NDArray[np.float32]) -> Features:
 
 
 def speaker_features(signal: NDArray[np.float32]) -> Features:
-    """Kaldi's filter bank without dither, its mean over time removed.
+    """Computes Kaldi's filter bank without dither, its mean over time removed.
 
     Args:
         signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as in the public code.
@@ -78,7 +78,7 @@ def speaker_features(signal: NDArray[np.float32]) -> Features:
 
 
 def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.float64]:
-    """(frames, n_fft // 2 + 1), under periodic Hann windows."""
+    """Computes the power spectrum (frames, n_fft // 2 + 1) under periodic Hann windows."""
     frames = sliding_window_view(padded.astype(np.float64), n_fft)[::hop]
     window = np.hanning(n_fft + 1)[:-1]
     return np.square(np.abs(np.fft.rfft(frames * window)))
@@ -86,7 +86,7 @@ def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.floa
 
 @cache
 def slaney_filters(rate_hz: int, n_fft: int, bands: int) -> NDArray[np.float64]:
-    """(bands, n_fft // 2 + 1), from 0 to half the rate, each of the same area, as librosa makes them."""
+    """Makes mel filters (bands, n_fft // 2 + 1) from 0 to half the rate, each of the same area, as librosa does."""
     frame = knf.FrameExtractionOptions()
     frame.samp_freq = rate_hz
     frame.frame_length_ms = 1000 * n_fft / rate_hz

@@ -1,4 +1,4 @@
-"""From a recording to tokens, and to a voice."""
+"""Front end of a model: it turns a recording into tokens, or into a voice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIN_VOICE_SECONDS = 1.0  # one attention block of the model
 
 @dataclass(frozen=True, eq=False)
 class PromptVoice:
-    """What `token2wav_client.ClientVoice` loads, and `token2wav.Voice` holds.
+    """Voice of a prompt recording, in the form that `token2wav_client.ClientVoice` loads and `token2wav.Voice` holds.
 
     Attributes:
         prompt_tokens: (P,) int32.
@@ -55,10 +55,10 @@ class PromptVoice:
 
 
 class FrontEnd:
-    """The front end of a model folder. Each ONNX file is loaded when it is first needed.
+    """Front end of a model folder. Each ONNX file is loaded when it is first needed.
 
     Args:
-        folder: in CosyVoice3's format. Its `cosyvoice3.yaml`, where there is one, gives the size of the vocabulary.
+        folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml`, if there, gives the size of the vocabulary.
 
     Raises:
         ModelError: no such folder, or its configuration cannot be used.
@@ -79,7 +79,7 @@ class FrontEnd:
         return SpeakerEncoder(self._folder)
 
     def tokens(self, recording: Recording) -> NDArray[np.int32]:
-        """(n,) speech tokens, 25 a second.
+        """Computes speech tokens (n,), 25 a second.
 
         Raises:
             ModelError: the tokenizer is missing, is another one, or failed.
@@ -87,7 +87,7 @@ class FrontEnd:
         return self._tokenizer(tokenizer_features(recording.at(TOKENIZER_RATE_HZ)))
 
     def voice(self, recording: Recording) -> PromptVoice:
-        """The voice of who speaks in a recording.
+        """Computes the voice of the speaker of a recording.
 
         Raises:
             ModelError: a model is missing, is another one, or failed.

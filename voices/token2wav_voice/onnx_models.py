@@ -1,4 +1,4 @@
-"""The two ONNX files: opened as data, their interface compared with the public one, their answers checked."""
+"""ONNX models of the front end: they are opened as data, and their interface and answers are checked."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SPEAKER_SIZE = 192
 
 @dataclass(frozen=True)
 class Tensor:
-    """What an input or output must be.
+    """Tensor that a graph must take or give.
 
     Attributes:
-        types: of its elements, any of them, as ONNX Runtime names them.
-        shape: None where any size must do.
+        types: element types that will do, as ONNX Runtime names them.
+        shape: sizes; None where any must do.
     """
 
     types: tuple[str, ...]
     shape: tuple[int | None, ...]
 
     def fits(self, value: Any) -> bool:
-        """Whether a graph's input is this, as far as the graph says: it may leave sizes open."""
+        """Says whether a graph's input is this, as far as the graph tells: it may leave sizes open."""
         return (
             _type(value) in self.types
             and len(value.shape) == len(self.shape)
@@ -49,11 +49,11 @@ class Tensor:
 
 
 class SpeechTokenizer:
-    """Features to tokens.
+    """Tokenizer of speech, which turns features into tokens.
 
     Args:
         folder: model folder.
-        vocabulary: tokens must lie below.
+        vocabulary: number of different tokens.
 
     Raises:
         ModelError: the file is missing, cannot be loaded, or has another interface.
@@ -68,7 +68,7 @@ class SpeechTokenizer:
         self._vocabulary = vocabulary
 
     def __call__(self, features: Features) -> NDArray[np.int32]:
-        """(tokens,) of features (128, frames).
+        """Computes tokens (n,) of features (128, frames).
 
         Raises:
             ModelError: the graph failed, or gave what cannot be tokens.
@@ -88,7 +88,7 @@ class SpeechTokenizer:
 
 
 class SpeakerEncoder:
-    """Features to a speaker embedding.
+    """Encoder of speakers, which turns features into an embedding.
 
     Args:
         folder: model folder.
@@ -105,7 +105,7 @@ class SpeakerEncoder:
         )
 
     def __call__(self, features: Features) -> NDArray[np.float32]:
-        """(192,) of features (frames, 80).
+        """Computes the embedding (192,) of features (frames, 80).
 
         Raises:
             ModelError: the graph failed, or gave what cannot be an embedding.
@@ -121,7 +121,7 @@ class SpeakerEncoder:
 
 
 class _Graph:
-    """A graph with one output that matters, the first. Inputs go by position, as in the public code."""
+    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public code."""
 
     def __init__(self, path: Path, inputs: Sequence[Tensor], output: Tensor) -> None:
         if not path.is_file():
@@ -148,7 +148,7 @@ class _Graph:
             )
 
     def run(self, *arrays: NDArray[Any]) -> NDArray[Any]:
-        """(n,), the first output, whatever dimensions of size 1 it has."""
+        """Runs the graph, and returns the first output as (n,), whatever dimensions of size 1 it has."""
         feed = {value.name: array for value, array in zip(self._inputs, arrays, strict=True)}
         try:
             found = np.asarray(self._session.run(None, feed)[0])
@@ -161,7 +161,7 @@ class _Graph:
 
 
 def _type(value: Any) -> str:
-    """`float` of `tensor(float)`."""
+    """Returns `float` of `tensor(float)`."""
     return str(value.type).removeprefix("tensor(").removesuffix(")")
 
 

@@ -1,4 +1,4 @@
-"""Output files: refused before any work is done, and written wholly or not at all."""
+"""Output files: they are checked before any work is done, and written wholly or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from token2wav_voice.errors import OutputError
 
 
 def check(path: Path, suffix: str) -> None:
-    """Finds out whether a file can be written there.
+    """Checks that a file can be written there.
 
     Raises:
         OutputError: it cannot, or its name ends in something else than `suffix`.

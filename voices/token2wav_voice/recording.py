@@ -1,4 +1,4 @@
-"""A recording as the models want it: one channel, long enough, short enough, neither silent nor clipped."""
+"""Recording as the models want it: one channel, long enough, short enough, neither silent nor clipped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BLOCK = 65_536
 
 
 class Part(NamedTuple):
-    """Frames of a file."""
+    """Part of a file, in frames."""
 
     first: int
     frames: int
@@ -37,14 +37,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Audio that passed every check. `load` makes one.
+    """Recording that passed every check. `load` makes one.
 
     Attributes:
-        path: of the file.
+        path: file that it was read from.
         samples: (n,) float32, the mean of all channels.
-        rate_hz: of the samples.
-        channels: of the file.
-        full_scale_share: of the samples of the channel that has most of them there, 0 to 1.
+        rate_hz: samples per second.
+        channels: number of channels of the file.
+        full_scale_share: share of samples at full scale, 0 to 1, in the channel that has most of them.
     """
 
     path: Path
@@ -65,10 +65,10 @@ class Recording:
         """Reads a file, or a part of it.
 
         Args:
-            path: of a file in any format of libsndfile: WAV, FLAC, OGG, MP3 and others.
+            path: file in any format of libsndfile: WAV, FLAC, OGG, MP3 and others.
             start_s: seconds to skip.
-            end_s: where to stop, in seconds from the beginning of the file; None for its end.
-            min_seconds: that must be left.
+            end_s: seconds from the beginning of the file at which to stop; None for its end.
+            min_seconds: least duration that must be left.
 
         Raises:
             RecordingError: naming the file and the bound.
@@ -120,7 +120,7 @@ class Recording:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may not expect, one sentence each."""
+        """Notes on what a user may not expect, one sentence each."""
         notes = []
         if self.channels > 1:
             notes.append(f"{self.path}: {self.channels} channels are mixed to one")
@@ -132,7 +132,7 @@ class Recording:
         return notes
 
     def at(self, rate_hz: int) -> NDArray[np.float32]:
-        """(n,) float32, the samples at another rate."""
+        """Resamples to another rate, (n,) float32."""
         if rate_hz == self.rate_hz:
             return self.samples
         return np.asarray(soxr.resample(self.samples, self.rate_hz, rate_hz, quality="VHQ"), np.float32)
@@ -159,7 +159,7 @@ class Recording:
 
 
 def _part(file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | None, min_seconds: float) -> Part:
-    """The frames that were asked for, with every bound checked before any is read."""
+    """Returns the frames that were asked for, with every bound checked before any is read."""
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
         raise RecordingError(

@@ -1,4 +1,4 @@
-"""What the commands say of a recording, for people and for programs."""
+"""Reports of the commands on a recording, for people and for programs."""
 
 from __future__ import annotations
 

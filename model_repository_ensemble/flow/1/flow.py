@@ -1,4 +1,4 @@
-"""Triton's entry point of the ensemble's second stage."""
+"""Entry point of the ensemble's second stage: Triton calls it, and it runs flow chunks in batches."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from token2wav_server.ensemble.settings import Settings
 from token2wav_server.ensemble.stage_model import StageModel
+from token2wav_server.ensemble.stages import FlowStage
 from token2wav_server.ensemble.wire import flow_part
-from token2wav_server.ensemble.works import FlowWork
 
 
 class TritonPythonModel:
-    """A decoupled Python-backend model; while it computes, Triton gathers the next batch."""
+    """Decoupled Python-backend model; while it computes, Triton gathers the next batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings.read()
-        work = FlowWork(settings.flow_engine(), settings.model_config().flow.token_mel_ratio)
-        self._model = StageModel(args["model_name"], work, flow_part, settings.server.limits)
+        stage = FlowStage(settings.flow_engine(), settings.model_config().flow.token_mel_ratio)
+        self._model = StageModel(args["model_name"], stage, flow_part, settings.server.limits)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

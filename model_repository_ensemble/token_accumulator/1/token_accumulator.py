@@ -1,4 +1,4 @@
-"""Triton's entry point of the ensemble's first stage."""
+"""Entry point of the ensemble's first stage: Triton calls it, and it cuts tokens into chunks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from typing import Any
 
 from token2wav_server.ensemble.accumulator import Accumulator
 from token2wav_server.ensemble.settings import Settings
-from token2wav_server.gate import Gate
+from token2wav_server.protocol import admitted
 
 
 class TritonPythonModel:
-    """A decoupled Python-backend model; it answers at once."""
+    """Decoupled Python-backend model; it answers at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._gate = Gate()
         self._accumulator = Accumulator(Settings.read())
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            if self._gate.admits(request):
+            if admitted(request):
                 self._accumulator.handle(request)
 
     def finalize(self) -> None:

@@ -1,1 +1,1 @@
-"""The stages as Triton models of their own, for those who scale them apart. docs/ensemble.md says when that pays."""
+"""Ensemble of stages: each runs as a Triton model of its own, to be scaled apart. docs/ensemble.md says when."""

@@ -1,4 +1,7 @@
-"""The first stage: tokens of many utterances, cut into chunks. Runs inside Triton's Python backend only."""
+"""Accumulator, the ensemble's first stage: it cuts the tokens of many utterances into chunks.
+
+Runs inside Triton's Python backend only.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,21 @@ from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 from token2wav.streaming.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
-from token2wav_server.ensemble.metrics import OpenStreams, Refused
-from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.ensemble.ordered_stage import Label, Ticker
 from token2wav_server.ensemble.settings import Settings
-from token2wav_server.ensemble.ticker import Ticker
+from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
-from token2wav_server.ensemble.works import FlowContent
+from token2wav_server.metrics import OpenStreams, Refused
 from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    give_back,
     known_voice,
     refuse_voice,
     tensor,
     voice_of,
 )
-from token2wav_server.shared_memory import give_back
 from token2wav_server.voices import voices_in
 
 log = logging.getLogger(__name__)
@@ -40,16 +42,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Stream:
-    """One utterance.
+    """Utterance whose tokens still come.
 
     Attributes:
-        stream_id: under which later stages know it. Random, so that neither a client that uses a sequence id again nor
-            a restart of this process meets what an earlier stream left there.
-        session: its tokens, and how far they are handed on.
-        voice: goes with the first chunk.
-        options: of its first request.
-        admitted: when, in seconds.
-        last_progress: when tokens came, in seconds.
+        stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
+            again nor a restart of this process meets what an earlier stream left there.
+        session: tokens, and how far they are handed on.
+        voice: prompt and speaker, which go with the first chunk.
+        options: parameters of its first request.
+        admitted: time of its admission, in seconds.
+        last_progress: time at which tokens came last, in seconds.
     """
 
     stream_id: int
@@ -60,15 +62,15 @@ class _Stream:
     last_progress: float
 
     def label(self, *, last: bool) -> Label:
-        """Of the next chunk."""
+        """Returns the label of the next chunk."""
         return Label(self.stream_id, self.session.chunks_sent, last, self.options.audio_format)
 
 
 class Accumulator:
-    """What the Triton model `token_accumulator` does.
+    """Accumulator behind the Triton model `token_accumulator`.
 
     Args:
-        settings: of the server.
+        settings: model folder and settings of the server.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -150,7 +152,7 @@ class Accumulator:
             ) from None
 
     def _voice(self, request: Any, name: str) -> Voice:
-        """The voice of an utterance: named, or sent along and from then on registered."""
+        """Returns the voice of an utterance: named, or sent along and from then on registered."""
         if (known := known_voice(request, name, self._voices)) is not None:
             return known
         sent = voice_of(request)

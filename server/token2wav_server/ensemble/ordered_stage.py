@@ -1,4 +1,4 @@
-"""One stage of the ensemble: chunks of many streams in one batch, those of one stream strictly in their order.
+"""Stage of the ensemble: it computes chunks of many streams in one batch, those of one stream strictly in order.
 
 Triton runs several chunks of a stream at once, gives them to the next stage in any order, and never says that a client
 has gone. So a stage queues what comes too early, and forgets what nobody asks about any more.
@@ -17,6 +17,8 @@ from token2wav.errors import EngineError, StreamClosedError, Token2WavError
 
 log = logging.getLogger(__name__)
 
+_LONGEST_TICK_S = 1.0
+
 Content = TypeVar("Content")
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -27,13 +29,13 @@ ResultIn = TypeVar("ResultIn", contravariant=True)
 
 @dataclass(frozen=True)
 class Label:
-    """Whose chunk it is, and which.
+    """Label of a chunk, which names its stream and its place there.
 
     Attributes:
-        stream_id: minted by the accumulator, at random, and never used again.
+        stream_id: number that the accumulator drew at random, never used again.
         index: 0, 1, 2 ... within the stream.
         last: whether the stream ends with it.
-        audio_format: a key of `protocol.AUDIO_TYPES`.
+        audio_format: sample format, a key of `protocol.AUDIO_TYPES`.
     """
 
     stream_id: int
@@ -43,7 +45,7 @@ class Label:
 
 
 class Reply(Protocol[ResultIn]):
-    """Where the answer for one chunk goes; one of the two is called, once."""
+    """Reply for one chunk; one of its two methods is called, once."""
 
     def send(self, result: ResultIn) -> None:
         """Delivers what was computed."""
@@ -54,12 +56,12 @@ class Reply(Protocol[ResultIn]):
 
 @dataclass(frozen=True, eq=False)
 class Part(Generic[Content, Result]):
-    """One chunk in a stage.
+    """Part of a stream in a stage: one chunk that waits for its turn.
 
     Attributes:
-        label: whose.
-        content: what to compute; or the error that ended the stream in an earlier stage.
-        reply: where the answer goes.
+        label: stream and place of the chunk.
+        content: input of the stage, or the error that ended the stream in an earlier one.
+        reply: takes the answer.
     """
 
     label: Label
@@ -67,8 +69,8 @@ class Part(Generic[Content, Result]):
     reply: Reply[Result]
 
 
-class Work(Protocol[ContentIn, State, ResultOut]):
-    """What a stage computes."""
+class Stage(Protocol[ContentIn, State, ResultOut]):
+    """Stage that computes: it opens streams, advances them in batches, and closes them."""
 
     def open(self, content: ContentIn) -> State:
         """Starts a stream with its first chunk."""
@@ -82,7 +84,7 @@ class Work(Protocol[ContentIn, State, ResultOut]):
 
 @dataclass(eq=False)
 class _Stream(Generic[Content, State, Result]):
-    """One stream. After an error it stays until it is idle, without state, to tell later chunks of it."""
+    """Stream in a stage. After an error it stays until it is idle, without state, to tell later chunks of it."""
 
     last_used: float
     next_index: int = 0
@@ -92,20 +94,20 @@ class _Stream(Generic[Content, State, Result]):
 
 
 class OrderedStage(Generic[Content, State, Result]):
-    """Runs parts. Safe to use from several threads.
+    """Queue before a stage, which runs every chunk after its predecessor; several threads may use it.
 
     Args:
-        work: what to compute.
-        idle_seconds: a stream without a chunk for so long is dropped.
-        most: streams in a batch.
-        changed: told how many streams hold state.
-        computed: told how many streams were in a batch.
-        clock: seconds, monotonic.
+        stage: computes the batches.
+        idle_seconds: time without a chunk after which a stream is dropped.
+        most: largest number of streams in a batch.
+        changed: takes the number of streams that hold state, whenever it changes.
+        computed: takes the number of streams in a batch before it runs.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
         self,
-        work: Work[Content, State, Result],
+        stage: Stage[Content, State, Result],
         idle_seconds: float,
         most: int,
         *,
@@ -113,7 +115,7 @@ class OrderedStage(Generic[Content, State, Result]):
         computed: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work = work
+        self._stage = stage
         self._idle_seconds = idle_seconds
         self._most = most
         self._changed = changed
@@ -124,11 +126,11 @@ class OrderedStage(Generic[Content, State, Result]):
 
     @property
     def open_streams(self) -> int:
-        """Streams that hold state."""
+        """Number of streams that hold state."""
         return sum(stream.state is not None for stream in self._streams.values())
 
     def run(self, parts: Sequence[Part[Content, Result]]) -> None:
-        """Takes parts and computes whatever has its predecessors behind it. Parts that have not wait for them."""
+        """Takes parts and computes those whose predecessors are computed; the others wait for them."""
         with self._lock:
             for part in parts:
                 self._queue(part)
@@ -162,26 +164,26 @@ class OrderedStage(Generic[Content, State, Result]):
             stream.waiting[label.index] = part
 
     def _next_batch(self) -> list[tuple[_Stream[Content, State, Result], Part[Content, Result]]]:
-        """The next chunk of every stream that has one: first chunks, then those of whoever has waited longest."""
+        """Takes the next chunk of every stream that has one: first chunks, then those that have waited longest."""
         ready = [stream for stream in self._streams.values() if stream.next_index in stream.waiting]
         ready.sort(key=lambda stream: (stream.next_index > 0, stream.last_used))
         return [(stream, stream.waiting.pop(stream.next_index)) for stream in ready[: self._most]]
 
     def _compute(self, batch: list[tuple[_Stream[Content, State, Result], Part[Content, Result]]]) -> None:
-        runnable, work = [], []
+        runnable, chunks = [], []
         for stream, part in batch:
             try:
                 if isinstance(part.content, Token2WavError):
                     raise part.content
                 if stream.state is None:
-                    stream.state = self._work.open(part.content)
+                    stream.state = self._stage.open(part.content)
             except Exception as error:
                 self._fail(stream, _told(error), part)
                 continue
             runnable.append((stream, part))
-            work.append((stream.state, part.content))
+            chunks.append((stream.state, part.content))
         self._changed(self.open_streams)
-        for (stream, part), result in zip(runnable, self._advance(work), strict=True):
+        for (stream, part), result in zip(runnable, self._advance(chunks), strict=True):
             if isinstance(result, EngineError):
                 self._fail(stream, result, part)
                 continue
@@ -197,7 +199,7 @@ class OrderedStage(Generic[Content, State, Result]):
             return []
         self._computed(len(batch))
         try:
-            return self._work.advance(batch)
+            return self._stage.advance(batch)
         except Exception as error:
             log.exception("a batch failed")
             return [EngineError(str(_told(error)))] * len(batch)
@@ -219,15 +221,42 @@ class OrderedStage(Generic[Content, State, Result]):
 
     def _free(self, stream: _Stream[Content, State, Result]) -> None:
         if stream.state is not None:
-            self._work.close(stream.state)
+            self._stage.close(stream.state)
             stream.state = None
+
+
+class Ticker:
+    """Thread that has idle streams looked for, since Triton never says that a client has gone; `stop` ends it.
+
+    Args:
+        call: drops idle streams.
+        idle_seconds: time after which a stream is idle; it is dropped at most a quarter of that later.
+    """
+
+    def __init__(self, call: Callable[[], None], idle_seconds: float) -> None:
+        self._call = call
+        self._interval_s = min(_LONGEST_TICK_S, idle_seconds / 4)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="token2wav-ticker", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._call()
+            except Exception:  # the next one has its chance; without any, what is abandoned would stay for ever
+                log.exception("looking for idle streams failed")
 
 
 Told = TypeVar("Told")
 
 
 def _answer(call: Callable[[Told], None], what: Told) -> None:
-    """An answer that may not come through harms nobody but its own stream."""
+    """Answers a chunk; an answer that does not come through harms nobody but its own stream."""
     try:
         call(what)
     except Exception:

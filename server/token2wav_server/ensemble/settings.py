@@ -1,4 +1,4 @@
-"""Which model folder the stages serve, and how: what the launcher says in the environment."""
+"""Settings of the ensemble's stages: they read the model folder and the configuration that the environment names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from token2wav_server.model_process import told_if_slow
 
 @dataclass(frozen=True)
 class Settings:
-    """The same for all three stages.
+    """Settings that all three stages share.
 
     Attributes:
-        folder: of the model, from TOKEN2WAV_MODEL.
-        server: from the file TOKEN2WAV_CONFIG, or the defaults.
+        folder: model folder, from TOKEN2WAV_MODEL.
+        server: configuration in the file TOKEN2WAV_CONFIG, or the defaults.
     """
 
     folder: Path
@@ -48,11 +48,11 @@ class Settings:
         return self._load(self.server).pipeline.flow
 
     def vocoder_engine(self) -> VocoderEngine:
-        """The vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
+        """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
         return self._load(replace(self.server, runtime=replace(self.server.runtime, cache_mib=1))).pipeline.vocoder
 
     def _load(self, server: ServerConfig) -> Token2Wav:
-        """On half of the threads, because flow and vocoder work at the same time, in a process each."""
+        """Loads the model on half of the threads, because flow and vocoder work at the same time, in a process each."""
         threads = max(1, (server.runtime.threads or torch.get_num_threads()) // 2)
         with told_if_slow():
             return Token2Wav.load(self.folder, stream=server.stream, runtime=replace(server.runtime, threads=threads))

@@ -1,4 +1,6 @@
-"""What travels between the stages. Runs inside Triton's Python backend only; `protocol.py` says why by DLPack.
+"""Wire format between the stages: it packs chunks and errors into tensors, and reads them again.
+
+Runs inside Triton's Python backend only; `protocol.py` says why by DLPack.
 
 Every tensor has a leading batch axis of 1, as Triton's dynamic batching wants it. An error travels like a chunk, so
 that it comes after the audio before it and every stage frees the stream; the vocoder turns it into one of Triton's.
@@ -26,7 +28,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
-from token2wav_server.ensemble.works import FlowContent
+from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.protocol import VOICE_INPUTS, TritonReply, tensor
 
 Arrays = dict[str, NDArray[Any]]
@@ -35,11 +37,11 @@ _ERRORS: tuple[type[Token2WavError], ...] = (EngineError, LimitError, StreamClos
 
 
 class ToFlow:
-    """The accumulator's side: sends chunks in answer to one request.
+    """Sender of the accumulator: it sends chunks to the flow in answer to one request.
 
     Args:
-        request: of a client.
-        config: of the flow.
+        request: request of a client.
+        config: shapes of the flow's inputs.
     """
 
     def __init__(self, request: Any, config: FlowConfig) -> None:
@@ -72,19 +74,19 @@ class ToFlow:
 
 
 def flow_part(request: Any) -> Part[FlowContent, NDArray[np.float32]]:
-    """The flow's side of what `ToFlow` sends."""
+    """Reads, in the flow, what `ToFlow` sends."""
     label = _label(request)
     return Part(label, _error(request) or _flow_content(request, label), _ToVocoder(request, label))
 
 
 def vocoder_part(config: ModelConfig, request: Any) -> Part[MelChunk, NDArray[np.float32]]:
-    """The vocoder's side of what the flow sends; `config` is that of the model."""
+    """Reads, in the vocoder, what the flow sends; `config` tells sample rate and samples per token."""
     label = _label(request)
     return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label, config))
 
 
 class _ToVocoder:
-    """Passes on mel as frames by bands: an array without frames passes by DLPack only in this order."""
+    """Reply of the flow: it passes mel on as frames by bands, the only order in which DLPack passes an empty array."""
 
     def __init__(self, request: Any, label: Label) -> None:
         self._sender = request.get_response_sender()
@@ -103,7 +105,7 @@ class _ToVocoder:
 
 
 class _ToClient:
-    """Answers as the one-process model does."""
+    """Reply of the vocoder: it answers the client as the one-process model does."""
 
     def __init__(self, request: Any, label: Label, config: ModelConfig) -> None:
         self._reply = TritonReply(request, label.audio_format)
@@ -149,7 +151,7 @@ def _label_arrays(label: Label) -> Arrays:
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
-    """A copy, since a chunk that waits for its predecessor outlives Triton's memory; without the batch axis."""
+    """Copies an input, without the batch axis: a chunk that waits for its predecessor outlives Triton's memory."""
     found = tensor(request, name)
     if found is None:
         raise InputError(name, "missing; this model is called by the ensemble, not by clients")
@@ -165,7 +167,7 @@ def _response(arrays: Arrays) -> Any:
 
 
 def _encoded(error: Token2WavError | None) -> NDArray[np.uint8]:
-    """An error as bytes, because the stubs of servers up to 2.51 die of strings: its class and its message."""
+    """Packs an error's class and message into bytes, because the stubs of servers up to 2.51 die of strings."""
     if error is None:
         return np.zeros(0, np.uint8)
     kind = next((number for number, known in enumerate(_ERRORS) if isinstance(error, known)), 0)

@@ -1,12 +1,13 @@
-"""Draining: new utterances are refused while those that run may finish.
+"""Drain of a server: it refuses new utterances and waits for open ones.
 
 Triton cannot do it alone: after SIGTERM it lets open requests finish, but an utterance consists of many, and its next
-one is refused. So the launcher first makes a file, which the model looks for when an utterance starts (`gate.py`),
+one is refused. So the launcher first makes a file, which the model looks for when an utterance starts (`draining`),
 waits until none is open, and sends SIGTERM then.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import urllib.request
@@ -19,16 +20,16 @@ _GAUGE = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  
 
 
 def drain(file: Path, metrics_url: str, grace_s: float, server_ended: Callable[[], bool]) -> int:
-    """Has new utterances refused, and waits until the open ones have ended.
+    """Drains a server: has new utterances refused, and waits until the open ones have ended.
 
     Args:
-        file: what the model looks for.
+        file: path of the file that the model looks for.
         metrics_url: HOST:PORT of the server's metrics.
-        grace_s: how long to wait.
-        server_ended: whether there is nobody left to wait for.
+        grace_s: seconds to wait at most.
+        server_ended: says whether there is nobody left to wait for.
 
     Returns:
-        Utterances that are lost: still open after ``grace_s``, or when the server ended.
+        Number of utterances that are lost: still open after ``grace_s``, or when the server ended.
     """
     deadline = time.monotonic() + grace_s
     file.touch()
@@ -40,6 +41,15 @@ def drain(file: Path, metrics_url: str, grace_s: float, server_ended: Callable[[
         open_utterances = _open_utterances(metrics_url, open_utterances)
         if not open_utterances or time.monotonic() > deadline:
             return open_utterances
+
+
+def draining() -> bool:
+    """Says, inside a model process, whether its server drains: the file that TOKEN2WAV_DRAIN_FILE names is there.
+
+    A server that was started by anything but our launcher has no such variable, and never drains.
+    """
+    file = os.environ.get(VARIABLE)
+    return Path(file).exists() if file else False
 
 
 def _open_utterances(metrics_url: str, last_known: int) -> int:

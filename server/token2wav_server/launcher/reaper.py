@@ -1,4 +1,4 @@
-"""Runs tritonserver as its child and outlives both it and the launcher, to clean up after either.
+"""Reaper of a server: it runs tritonserver as its child, outlives it and the launcher, and cleans up after either.
 
 A launcher that is killed cannot clean up, and a parent-death signal alone would leave the server's shared
 memory behind (and follows a thread, not the process). So this small process stands in between. It is started
@@ -25,7 +25,7 @@ _STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
 _BACKEND_START_S = 30.0
 STOP_AT_ONCE = signal.SIGINT
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
-MESSAGE = "guard: "
+MESSAGE = "reaper: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
@@ -41,7 +41,7 @@ def _remove_backend_folders(started: float) -> None:
     """Removes what a killed Python backend leaves in /tmp, whatever TMPDIR says: an empty folder.
 
     Nothing tells whose it is, only when it was made. One that a running server may have made stays: that server would
-    miss it and abort when it stops. Its own guard comes by here and removes what is left of both.
+    miss it and abort when it stops. Its own reaper comes by here and removes what is left of both.
     """
     running = running_servers().values()
     for folder in Path("/tmp").glob("python_env_*"):
@@ -52,12 +52,12 @@ def _remove_backend_folders(started: float) -> None:
 
 
 def may_be_of(started: float, made: float) -> bool:
-    """Whether a server that started then may have made a folder at that time."""
+    """Says whether a server that started then may have made a folder at that time."""
     return started - 1 <= made <= started + _BACKEND_START_S
 
 
 def running_servers() -> dict[int, float]:
-    """The tritonservers of this machine, by process id, and when each was started, in seconds since the epoch."""
+    """Returns when each tritonserver of this machine was started, in seconds since the epoch, by process id."""
     [booted] = [line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")]
     started = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -73,11 +73,11 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
     """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the launcher is gone.
 
     Args:
-        launcher_pid: process whose end means the end of the server.
+        launcher_pid: process id of the launcher, whose end means the end of the server.
         folder: private folder of this server, removed at the end.
         shm_prefix: prefix of its segments in /dev/shm, removed at the end.
-        grace_s: how long the server may take after SIGTERM before it is killed.
-        command: the server's command line.
+        grace_s: seconds that the server may take after SIGTERM before it is killed.
+        command: command line of the server.
 
     Returns:
         The server's exit status, 128 + n if signal n ended it.
@@ -109,7 +109,7 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
 
 
 def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
-    """Waits; true if the server should end in good order, false if it has ended, is of no use or nobody needs it."""
+    """Waits, and says whether the server should end in good order: not if it has ended, or nobody needs it any more."""
     dead: dict[int, int] = {}
     while server.poll() is None:
         if os.getppid() != launcher_pid:
@@ -128,7 +128,7 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Waits for a server that is stopping, for so long at most, or until it should end at once."""
+    """Waits for a server that is stopping, until the grace is over or it should end at once."""
     deadline = time.monotonic() + grace_s
     while server.poll() is None and (left_s := deadline - time.monotonic()) > 0:
         received = signal.sigtimedwait({STOP_AT_ONCE, signal.SIGCHLD}, left_s)
@@ -137,7 +137,7 @@ def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def _dead_stubs(parent_pid: int) -> dict[int, int]:
-    """Wait status by process id of Python models that died under their server, which never notices.
+    """Returns the wait status, by process id, of Python models that died under their server, which never notices.
 
     It says that it is ready, and fails requests one by one after a second each, or not at all. A stub that Triton ends
     itself is waited for, so that it is no zombie for long, and has status 0.

@@ -1,4 +1,4 @@
-"""A tritonserver process as a context manager."""
+"""Process of one tritonserver: it is started, waited for, drained and stopped, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from token2wav_server import drain, guard
-from token2wav_server.access import Access
-from token2wav_server.binaries import find_tritonserver
-from token2wav_server.errors import ServerCrashedError, ServerError, ServerStartError
-from token2wav_server.log import LogPump, matters
-from token2wav_server.ports import LOOPBACK, Ports, reserved
-from token2wav_server.repository import InputShapes, fitted
+from token2wav_server.launcher import drain, reaper
+from token2wav_server.launcher.access import Access
+from token2wav_server.launcher.binaries import find_tritonserver
+from token2wav_server.launcher.errors import ServerCrashedError, ServerError, ServerStartError
+from token2wav_server.launcher.log import LogPump, matters
+from token2wav_server.launcher.ports import LOOPBACK, Ports, reserved
+from token2wav_server.launcher.repository import InputShapes, fitted
 
-_CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+_CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 _EXIT_TIMEOUT_S = 5
 # Triton counts its own exit timeout in whole seconds and may start counting late.
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
@@ -36,7 +36,7 @@ _DRAIN_FILE = "drain"
 
 
 class TritonServer:
-    """One tritonserver that serves a model folder; use it as a context manager.
+    """Server process of Triton for one model folder; use it as a context manager.
 
     Entering starts the server and waits until its models are loaded. Leaving stops it and removes everything
     it left: processes, shared memory, temporary files. The same happens when this process dies in any way.
@@ -47,15 +47,15 @@ class TritonServer:
         model_repository: Triton model repository; by default that of the checkout this package lies in.
         ports: ports to listen on; ``Ports.free()`` where they don't matter.
         host: address to listen on.
-        access: TLS, and the key to what is closed; by default no TLS, and a key that nobody is told.
-        log_file: takes all output of the server; by default it goes to this process's stderr.
+        access: TLS settings, and the key to what is closed; by default no TLS, and a key that nobody is told.
+        log_file: file that takes all output of the server; by default it goes to this process's stderr.
         verbose: with false, stderr gets only warnings, errors and what models print.
         extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
             it is ready.
-        ready_timeout_s: how long loading the models may take.
+        ready_timeout_s: seconds that loading the models may take.
 
     Attributes:
-        version: of tritonserver, once it has been ready.
+        version: version of tritonserver, once it has been ready.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TritonServer:
         self._verbose = verbose
         self._extra_args = list(extra_args)
         self._ready_timeout_s = ready_timeout_s
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
         self._folder: Path | None = None
         self._inner = self.ports
@@ -109,12 +109,12 @@ class TritonServer:
         """Process id of tritonserver itself, which is the parent of the Python stubs."""
         if self._folder is None:
             raise ServerError("the server is not running: start it first")
-        return int((self._folder / guard.PID_FILE).read_text())
+        return int((self._folder / reaper.PID_FILE).read_text())
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped; one that has ended by itself still counts."""
-        return self._guard is not None
+        """Says whether it was started and not stopped; one that has ended by itself still counts."""
+        return self._reaper is not None
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -132,7 +132,7 @@ class TritonServer:
             ServerStartError: the server ended, with the reason from its log, or was not ready in time; a
                 ServerCrashedError if it crashed twice.
         """
-        if self._guard is not None:
+        if self._reaper is not None:
             raise ServerError("the server is already started: stop it first")
         if not self.model_repository.is_dir():
             raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
@@ -156,15 +156,15 @@ class TritonServer:
         Returns:
             Its exit status (128 + n after signal n), or None if it still runs after ``timeout_s``.
         """
-        if self._guard is None:
+        if self._reaper is None:
             raise ServerError("the server is not running: start it first")
         try:
-            return self._guard.wait(timeout_s)
+            return self._reaper.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def failure_reason(self) -> str:
-        """Why a server that has ended did so: what its guard saw, the signal that killed it, or what it printed."""
+        """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
         if self._log is None:
             return "it was never started"
         self._log.join(timeout=2)
@@ -174,7 +174,7 @@ class TritonServer:
         """Has new utterances refused and waits until the open ones have ended.
 
         Returns:
-            Utterances that are still open after ``grace_s``, or were when the server ended.
+            Number of utterances that are still open after ``grace_s``, or were when the server ended.
         """
         if self._folder is None:
             raise ServerError("the server is not running: start it first")
@@ -191,17 +191,19 @@ class TritonServer:
         Args:
             at_once: don't wait for requests that it works on, nor for clients to disconnect.
         """
-        if at_once and self._guard is not None:
-            self._guard.send_signal(guard.STOP_AT_ONCE)
+        if at_once and self._reaper is not None:
+            self._reaper.send_signal(reaper.STOP_AT_ONCE)
         self._cleanup.close()
 
     def _launch(self) -> None:
-        from token2wav_server.front import Front  # not above: model processes import this package too, and need no HTTP
+        from token2wav_server.launcher.front import (
+            Front,  # not above: model processes import this package too, and need no HTTP
+        )
 
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
         self._cleanup.callback(self._forget)
-        self._cleanup.callback(guard.remove_leftovers, folder, shm_prefix)
+        self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
         repository = fitted(self.model_repository, InputShapes.of(self.model), folder)
@@ -214,21 +216,21 @@ class TritonServer:
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
-        guard_arguments = [str(os.getpid()), str(folder), shm_prefix, str(_GRACE_S)]
+        reaper_arguments = [str(os.getpid()), str(folder), shm_prefix, str(_GRACE_S)]
         server_command = [str(triton.executable), *self._server_arguments(repository, triton.backends, shm_prefix)]
         self._folder = folder
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, *guard_arguments, *server_command],
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, *reaper_arguments, *server_command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,  # Ctrl-C in a terminal goes to the launcher alone
         )
-        self._cleanup.callback(self._stop_guard, self._guard)
-        assert self._guard.stdout is not None
+        self._cleanup.callback(self._stop_reaper, self._reaper)
+        assert self._reaper.stdout is not None
         show_all = self._verbose or self._log_file is not None
-        self._log = LogPump(self._guard.stdout, sink, (lambda _: True) if show_all else matters)
+        self._log = LogPump(self._reaper.stdout, sink, (lambda _: True) if show_all else matters)
         self._log.start()
 
     def _server_arguments(self, repository: Path, backends: Path, shm_prefix: str) -> list[str]:
@@ -272,7 +274,7 @@ class TritonServer:
         return True
 
     def _get(self, port: int, path: str) -> bytes | None:
-        """What tritonserver itself answers, if that is a success."""
+        """Returns what tritonserver itself answers, if that is a success."""
         connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
         try:
             connection.request("GET", path)
@@ -284,28 +286,28 @@ class TritonServer:
             connection.close()
 
     def _reserve(self) -> int:
-        """A free port of the loopback, kept for tritonserver until it is stopped."""
+        """Reserves a free port of the loopback for tritonserver until it is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
         return self._reserve() if port in astuple(self.ports) else port
 
-    def _stop_guard(self, process: subprocess.Popen[bytes]) -> None:
+    def _stop_reaper(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         try:
             process.wait(_GRACE_S + 2)
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
-            process.send_signal(guard.STOP_AT_ONCE)
+            process.send_signal(reaper.STOP_AT_ONCE)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
             if isinstance(reason, KeyboardInterrupt):
                 raise
         finally:
-            process.kill()  # a guard that hangs: its server dies with it
+            process.kill()  # a reaper that hangs: its server dies with it
             process.wait()
         if self._log is not None:
             self._log.join(timeout=2)
 
     def _forget(self) -> None:
-        self._guard = None
+        self._reaper = None
         self._folder = None
 
     def _url(self, port: int) -> str:

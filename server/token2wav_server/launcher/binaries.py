@@ -1,4 +1,4 @@
-"""Finds a tritonserver on this machine, and what its Python backend needs to run with this interpreter.
+"""Search for a tritonserver on this machine, and for what its Python backend needs to run with this interpreter.
 
 There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is complete but made for one
 Python version, and the PyPI wheel nvidia-pytriton, of which only the files are used: its Python backend has to be put
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from token2wav_server.errors import TritonNotFoundError
+from token2wav_server.launcher.errors import TritonNotFoundError
 
 _WHEEL = "nvidia-pytriton"
 _WHEEL_GLIBC = (2, 35)
@@ -31,11 +31,11 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 @dataclass(frozen=True)
 class Triton:
-    """A tritonserver that can be run.
+    """Installation of tritonserver that can be run.
 
     Attributes:
         executable: the server binary.
-        backends: the folder that its ``--backend-directory`` names.
+        backends: folder that its ``--backend-directory`` names.
         environment: variables that it must be started with.
     """
 
@@ -95,7 +95,7 @@ def _from_installation(root: Path) -> Triton:
 
 
 def _python_of(stub: Path) -> str | None:
-    """The Python version that a stub loads; None if it does not say."""
+    """Returns the Python version that a stub loads; None if it does not say."""
     found = _STUB_PYTHON.search(stub.read_bytes())
     return found[1].decode() if found else None
 
@@ -129,7 +129,7 @@ def _from_wheel(folder: Path) -> Triton:
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
-    """The stub finds site-packages by the first ``python3`` on PATH, libpython by the loader's path."""
+    """Returns the environment in which stubs find site-packages (``python3`` on PATH) and libpython (loader's path)."""
     environment = dict(os.environ)
     environment["PATH"] = _joined([Path(sys.executable).parent], os.environ.get("PATH"))
     if libraries:
@@ -146,7 +146,7 @@ def _libpython() -> str:
 
 
 def _libpython_folders() -> list[Path]:
-    """This interpreter's own libpython, where it brought one; a distribution's lies on the loader's path."""
+    """Finds this interpreter's own libpython, where it brought one; a distribution's lies on the loader's path."""
     candidates = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
     return [folder for folder in candidates if (folder / _libpython()).is_file()][:1]
 

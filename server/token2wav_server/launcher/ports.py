@@ -1,4 +1,4 @@
-"""The three ports of a server."""
+"""TCP ports of a server: they are checked, found free, and reserved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 
-from token2wav_server.errors import PortInUseError
+from token2wav_server.launcher.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,10 +38,10 @@ class Ports:
 
 
 def listening(host: str, port: int, service: str) -> socket.socket:
-    """A socket that listens.
+    """Opens a socket that listens.
 
     Args:
-        service: named in errors, and in the option that sets the port.
+        service: name of the service in errors, and in the option that sets the port.
 
     Raises:
         PortInUseError: the port is taken, or is none.
@@ -62,7 +62,7 @@ def listening(host: str, port: int, service: str) -> socket.socket:
 
 
 def reserved(host: str) -> socket.socket:
-    """A socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
+    """Opens a socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
     return _bound(host, 0)
 
 

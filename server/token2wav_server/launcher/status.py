@@ -1,4 +1,4 @@
-"""Tells load balancers, over HTTP, whether new streams are welcome.
+"""Status port of the launcher: it tells load balancers, over HTTP, whether new streams are welcome.
 
 Triton's own readiness cannot: it stays while the server drains. The launcher knows that, and what the canary found.
 """
@@ -10,12 +10,12 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from token2wav_server.http_ports import HttpPorts, answer
-from token2wav_server.ports import listening
+from token2wav_server.launcher.http_ports import HttpPorts, answer
+from token2wav_server.launcher.ports import listening
 
 
 class Status(Enum):
-    """What a server is up to, and the HTTP status that says so.
+    """State of a server, as the HTTP status that tells it.
 
     HAProxy (`http-check disable-on-404`) takes 404 as what it means here: no new streams, but let the open ones go on.
     Anybody else takes it as a failure, which for a readiness probe is right as well.
@@ -27,11 +27,11 @@ class Status(Enum):
 
 
 class StatusPort(HttpPorts):
-    """Answers every request with the status that was told last; use it as a context manager.
+    """HTTP listener that answers every request with the status that was told last; use it as a context manager.
 
     Args:
         host: address to listen on.
-        port: of TCP.
+        port: TCP port to listen on.
 
     Raises:
         PortInUseError: it cannot be listened on.
@@ -42,7 +42,7 @@ class StatusPort(HttpPorts):
         self._status = Status.STARTING
 
     def tell(self, status: Status) -> None:
-        """Has this answered from now on."""
+        """Sets the status that is answered from now on."""
         self._status = status
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

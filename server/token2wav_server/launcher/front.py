@@ -1,4 +1,4 @@
-"""Front of tritonserver's HTTP and metrics services, the only way in from outside.
+"""Front of tritonserver's HTTP and metrics services: a reverse proxy that lets only a short list of requests in.
 
 Triton's own HTTP parser can be crashed by who reaches it: server 2.51 dies of a form of 4.2 MB, half its stack, sent
 to any path (docs/security.md). So its HTTP and metrics listen on the loopback only. What comes from outside is parsed
@@ -15,9 +15,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from token2wav_server.access import KEY_NAME, Access
-from token2wav_server.http_ports import PATIENCE_S, HttpPorts, refusal
-from token2wav_server.ports import LOOPBACK, Ports, listening
+from token2wav_server.launcher.access import KEY_NAME, Access
+from token2wav_server.launcher.http_ports import PATIENCE_S, HttpPorts, refusal
+from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 
 # A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
 BODY_BYTES = 3 * 1024 * 1024
@@ -39,9 +39,9 @@ class Front(HttpPorts):
 
     Args:
         host: address to listen on.
-        ports: to listen on.
-        inner: where tritonserver's HTTP and metrics listen on the loopback.
-        access: whether utterances need the admin key.
+        ports: ports to listen on.
+        inner: ports of tritonserver's HTTP and metrics on the loopback.
+        access: says whether utterances need the admin key, and knows it.
 
     Raises:
         PortInUseError: it cannot be listened on.

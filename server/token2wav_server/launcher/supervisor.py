@@ -1,4 +1,4 @@
-"""Keeps a server serving: notices when it is of no use any more, starts it again, and drains it in the end.
+"""Supervisor of a server: it restarts one that is of no use any more, and drains it in the end.
 
 Always the whole tritonserver is restarted. Triton's own ways to reload a model were tried (server 2.51): `load` of a
 model whose process has died does nothing, and `unload` first leaves the old process, its shared memory and all requests
@@ -9,24 +9,64 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from token2wav_server.back_off import BackOff
-from token2wav_server.canary import Canary
-from token2wav_server.errors import ServerError, ServerGaveUpError
-from token2wav_server.server import TritonServer
-from token2wav_server.status import Status
+from token2wav_server.launcher.canary import Canary
+from token2wav_server.launcher.errors import ServerError, ServerGaveUpError
+from token2wav_server.launcher.process import TritonServer
+from token2wav_server.launcher.status import Status
+
+_SETTLED_S = 60.0
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass
+class BackOff:
+    """Count of failures in a row; it says how long to wait before the next start, and when to give up.
+
+    Only failures of servers that never served are counted towards giving up: what one client can crash must not end the
+    service of all. Pauses grow all the same, until a server lasts for a minute.
+
+    Attributes:
+        limit: restarts in a row of servers that never served, at most; 0 for none at all.
+        failures: failed servers in a row, so far.
+    """
+
+    limit: int
+    failures: int = 0
+    _pause_s: float = 0.0
+
+    def failed(self, lasted_s: float, *, served: bool) -> float | None:
+        """Counts a failure.
+
+        Args:
+            lasted_s: time for which the server was ready before.
+            served: whether it had spoken by then.
+
+        Returns:
+            Seconds to wait before the next start: 0, 1, 2, 4 ... up to 30; None if there should be none.
+        """
+        if lasted_s >= _SETTLED_S:
+            self._pause_s = 0.0
+        if served or lasted_s >= _SETTLED_S:
+            self.failures = 0
+        self.failures += 1
+        if self.failures > self.limit:
+            return None
+        pause_s, self._pause_s = self._pause_s, min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+        return pause_s
 
 
 class Supervisor:
-    """Runs one server until it is told to stop.
+    """Supervisor of one server, which it runs until it is told to stop.
 
     Args:
-        server: not started yet.
-        back_off: how often it is started again.
-        canary: tells when a server that runs does not work; None if nothing does.
+        server: server process, not started yet.
+        back_off: decides how often and how soon it is started again.
+        canary: notices a server that runs and does not work; None if nothing does.
         grace_s: seconds that open utterances have at the end.
         announce: takes what a person should know, one line at a time.
-        tell: takes what load balancers should know.
+        tell: takes the status that load balancers should know.
         notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
     """
 
@@ -54,7 +94,7 @@ class Supervisor:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
 
         Returns:
-            Utterances that were cut off.
+            Number of utterances that were cut off.
 
         Raises:
             ServerError: it could not be started.

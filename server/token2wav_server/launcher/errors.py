@@ -1,4 +1,4 @@
-"""What can go wrong around the server process; every message is one sentence with a remedy."""
+"""Errors of the launcher; every message is one sentence with a remedy."""
 
 
 class ServerError(RuntimeError):

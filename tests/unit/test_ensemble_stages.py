@@ -14,7 +14,7 @@ from token2wav import Token2Wav, Voice
 from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.streaming.session import Session
-from token2wav_server.ensemble.works import FlowContent, FlowWork, VocoderWork
+from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
@@ -38,8 +38,8 @@ def audio_of(results: Sequence[NDArray[np.float32] | EngineError]) -> NDArray[np
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
-    flow = FlowWork(model.pipeline.flow, model.config.flow.token_mel_ratio)
-    vocoder = VocoderWork(model.pipeline.vocoder)
+    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    vocoder = VocoderStage(model.pipeline.vocoder)
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
     flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(MelChunk(torch.zeros(80, 0), last=False))
@@ -56,19 +56,19 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
 
 def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
     _, engine = faulty
-    work = VocoderWork(engine)
+    stage = VocoderStage(engine)
     mel = MelChunk(torch.zeros(80, 40), last=True)
-    states = [work.open(mel) for _ in range(2)]
+    states = [stage.open(mel) for _ in range(2)]
     engine.fault = float("nan")
-    broken, whole = work.advance([(state, mel) for state in states])
+    broken, whole = stage.advance([(state, mel) for state in states])
     assert isinstance(broken, EngineError)
     assert str(broken) == "engine: the model produced NaN or infinite audio"
     assert not isinstance(whole, EngineError)
     for state in states:
-        work.close(state)
+        stage.close(state)
 
 
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
-    flow = FlowWork(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
         flow.open(FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))

@@ -1,4 +1,4 @@
-"""Finds out that a model process hangs, which nobody sees from outside: it lives, and Triton says it is ready."""
+"""Canary of a server: it notices a model process that hangs, which lives on while Triton says that it is ready."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from token2wav_client import Client
-    from token2wav_server.access import Certificates
+    from token2wav_server.launcher.access import Certificates
 
 MODELS = ("token2wav", "token2wav_ensemble")
 _TRIES = 2
 
 
 class Canary:
-    """Speaks three tokens, now and then.
+    """Canary that speaks three tokens when it is asked to, and counts failures.
 
-    Needs the client library. It is imported here and not above, so that the launcher starts without it and fast.
+    It needs the client library, which is imported here and not above, so that the launcher starts without it and fast.
 
     Args:
         interval_s: seconds between utterances, and the time that one may take.
-        model_repository: of the server; one without any of ``MODELS`` has nothing to try.
-        certificates: of the server, if it speaks TLS.
+        model_repository: the server's folder of models; one without any of ``MODELS`` has nothing to try.
+        certificates: the server's, if it speaks TLS.
 
     Attributes:
-        why_none: why nothing can be tried; empty if it can.
-        failures: tries in a row that failed.
+        why_none: reason why nothing can be tried; empty if it can.
+        failures: number of tries in a row that failed.
     """
 
     def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
@@ -42,7 +42,7 @@ class Canary:
             self.why_none = f"the client library is not installed ({error})"
 
     def failure(self, grpc_url: str) -> str:
-        """Tries once; returns what is wrong once two tries in a row have failed, else nothing."""
+        """Tries once, and returns the problem if this was the second failure in a row or a later one, else ''."""
         from token2wav_client import ClientError
 
         try:

@@ -1,4 +1,4 @@
-"""Reads what the server and its models print: keeps the end of it, and tells what a person wants to see."""
+"""Log of a running server: it reads what tritonserver and its models print, and shows what a person wants to see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO, TextIO
 
-from token2wav_server.guard import MESSAGE
+from token2wav_server.launcher.reaper import MESSAGE
 
 _KEPT_LINES = 2000
 _KILLED = 128  # and the number of the signal, as an exit status
@@ -30,12 +30,12 @@ _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
 
 
 class LogPump(threading.Thread):
-    """Moves lines from the server's output to ``sink``, as long as any process of the server can write.
+    """Thread that moves lines from the server's output to ``sink``, as long as any process of the server can write.
 
     Args:
         source: read end of the pipe; closed at the end.
-        sink: where lines go; if it breaks, the pipe is still emptied, so that the server never blocks.
-        shown: which lines go there; all are kept for ``failure_reason``.
+        sink: stream that takes the lines; if it breaks, the pipe is still emptied, so that the server never blocks.
+        shown: says which lines go there; the latest of all are kept for ``failure_reason``.
     """
 
     def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
@@ -66,9 +66,9 @@ class LogPump(threading.Thread):
 
 
 def failure_reason(lines: list[str], status: int | None = None) -> str:
-    """Picks from a failed server's exit status and output what explains the failure.
+    """Returns what explains the failure of a server, out of its exit status and its output.
 
-    What the guard says comes first, then the signal that killed the server, then models that failed to load, each with
+    What the reaper says comes first, then the signal that killed the server, then models that failed to load, each with
     the message of its own exception; without one, Triton's error lines; without those, the last lines.
     """
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
@@ -91,7 +91,7 @@ def failure_reason(lines: list[str], status: int | None = None) -> str:
 
 
 def matters(line: str) -> bool:
-    """True for warnings, errors and whatever models print; false for Triton's chatter, and reasons told elsewhere."""
+    """Says whether a person should see a line: a warning, an error or what a model prints, if not told elsewhere."""
     if line.startswith(MESSAGE) or _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
         return False
     parts = _TRITON_LINE.match(line)

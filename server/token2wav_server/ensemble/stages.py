@@ -1,4 +1,4 @@
-"""What the two computing stages do with a batch."""
+"""Flow and vocoder as stages of the ensemble: they turn a batch of chunks into mel or audio."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Output = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class FlowContent:
-    """What the flow needs for a chunk.
+    """Input of the flow for a chunk.
 
     Attributes:
-        chunk: of tokens.
-        voice: with the first chunk of a stream; else None.
-        steps: of the ODE; 0 for the usual number.
+        chunk: tokens and their positions.
+        voice: prompt and speaker with the first chunk of a stream; else None.
+        steps: number of ODE steps; 0 for the usual number.
     """
 
     chunk: FlowChunk
@@ -33,23 +33,23 @@ class FlowContent:
 
 @dataclass(frozen=True)
 class FlowState:
-    """A stream in the flow.
+    """State of a stream in the flow.
 
     Attributes:
-        handle: of the engine.
-        prompt_tokens: of its voice.
+        handle: number of the stream in the engine.
+        prompt_tokens: number of prompt tokens of its voice.
     """
 
     handle: int
     prompt_tokens: int
 
 
-class FlowWork:
-    """Tokens to mel, (frames, bands), without the prompt's.
+class FlowStage:
+    """Stage that turns tokens into mel, (frames, bands), without the prompt's.
 
     Args:
-        engine: that computes it.
-        frames_per_token: of the model.
+        engine: computes the mel.
+        frames_per_token: mel frames per token.
     """
 
     def __init__(self, engine: FlowEngine, frames_per_token: int) -> None:
@@ -73,11 +73,11 @@ class FlowWork:
         self._engine.close(state.handle)
 
 
-class VocoderWork:
-    """Mel to audio, (samples,).
+class VocoderStage:
+    """Stage that turns mel into audio, (samples,).
 
     Args:
-        engine: that computes it.
+        engine: computes the audio.
     """
 
     def __init__(self, engine: VocoderEngine) -> None:

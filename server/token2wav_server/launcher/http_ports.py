@@ -1,4 +1,4 @@
-"""HTTP listeners of the launcher, which no client can exhaust: each bounds connections, headers, and every wait."""
+"""HTTP listeners of the launcher: they bound connections, headers and every wait, so that no client exhausts them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HttpPorts:
     A connection carries one request, so that nothing can be pipelined or smuggled behind it.
 
     Args:
-        handlers: what answers on each socket, which is bound already.
+        handlers: function that answers, by the bound socket that it answers on.
     """
 
     def __init__(self, handlers: Mapping[socket.socket, Handler]) -> None:
@@ -90,12 +90,12 @@ class _BoundedServer(web.Server):
 
 
 def answer(status: int, text: str, content_type: str = "text/plain") -> web.Response:
-    """A whole response, after which the connection ends."""
+    """Returns a whole response, after which the connection ends."""
     response = web.Response(status=status, text=text, content_type=content_type)
     response.force_close()
     return response
 
 
 def refusal(status: int, reason: str) -> web.Response:
-    """A response that says what is wrong, in the form of Triton's own."""
+    """Returns a response that says what is wrong, in the form of Triton's own."""
     return answer(status, json.dumps({"error": reason}), "application/json")

@@ -1,4 +1,4 @@
-"""Triton's model repository with the shapes of the model that is served.
+"""Model repository of Triton: it is given the input shapes of the model that is served.
 
 Triton compares every request with the shapes in a model's `config.pbtxt`. Those in the checkout are CosyVoice3's; for
 another model a copy of the repository is made whose numbers are that model's.
@@ -15,12 +15,12 @@ _CONFIG = "config.pbtxt"
 
 @dataclass(frozen=True)
 class InputShapes:
-    """What of a model shows in the shapes of its inputs.
+    """Sizes of a model that show in the shapes of its inputs.
 
     Attributes:
-        mel_bands: of the prompt's mel.
-        speaker_size: of the speaker embedding.
-        codebooks: codes of a token; 0 where a token is a number.
+        mel_bands: bands of the prompt's mel.
+        speaker_size: length of the speaker embedding.
+        codebooks: number of codes per token; 0 where a token is a number.
     """
 
     mel_bands: int = 80
@@ -29,7 +29,7 @@ class InputShapes:
 
     @classmethod
     def of(cls, model: Path) -> InputShapes:
-        """Those of a model folder; CosyVoice3's for one that cannot be read, which the model process will say."""
+        """Reads the shapes of a model folder; CosyVoice3's if it cannot be read, which the model process will say."""
         from token2wav.errors import ConfigError
         from token2wav.model_config import ModelConfig  # YAML takes a while to import, and not all commands need it
 
@@ -41,7 +41,7 @@ class InputShapes:
 
 
 def fitted(repository: Path, shapes: InputShapes, folder: Path) -> Path:
-    """A repository for models of such shapes: the given one where it fits, else a copy of it below `folder`."""
+    """Returns a repository for such shapes: the given one where it fits, else a copy of it below `folder`."""
     if shapes == InputShapes():
         return repository
     copy = folder / "model_repository"

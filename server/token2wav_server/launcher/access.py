@@ -1,4 +1,4 @@
-"""Who may do what at a server: TLS, and which of Triton's protocols are closed.
+"""Access to a server: TLS, and which of Triton's protocols are closed to whom.
 
 Triton offers more than clients need, some of it dangerous: whoever may register shared memory or switch traces on can
 crash a server or write its files. Shared memory is closed to everybody, the others without a key. Over HTTP, which has
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token2wav_server.errors import AccessError
+from token2wav_server.launcher.errors import AccessError
 
 if TYPE_CHECKING:
     from token2wav_client import Tls
@@ -30,7 +30,7 @@ _SHORTEST_KEY = 16
 
 @dataclass(frozen=True)
 class Certificates:
-    """What a server proves itself with, and whom it lets in.
+    """Certificates of a server: it proves itself with them, and they say which clients it lets in.
 
     Attributes:
         certificate: PEM file with its certificate, and after it those that lead to the authority.
@@ -56,14 +56,14 @@ class Certificates:
         object.__setattr__(self, "name", names[0].replace("*", "any", 1))
 
     def arguments(self) -> list[str]:
-        """For tritonserver."""
+        """Returns the options of tritonserver that switch TLS on."""
         files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
         if self.client_ca is None:
             return ["--grpc-use-ssl=true", *files]
         return ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=true", *files, f"--grpc-root-cert={self.client_ca}"]
 
     def for_canary(self) -> Tls:
-        """How the canary connects from this machine: it trusts this very certificate, and shows it as its own.
+        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own.
 
         Raises:
             AccessError: the authorities of clients don't accept it.
@@ -103,10 +103,10 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Access:
-    """What is open to whom.
+    """Access rules of one server.
 
     Attributes:
-        certificates: for TLS on gRPC; without them it is in the clear.
+        certificates: certificates for TLS on gRPC; without them it is in the clear.
         admin_key: opens what is closed; by default a random one that nobody is told.
         http_inference: whether utterances over HTTP are open to everybody.
     """
@@ -116,7 +116,7 @@ class Access:
     http_inference: bool = False
 
     def arguments(self) -> list[str]:
-        """For tritonserver."""
+        """Returns the options of tritonserver that close protocols and set up TLS."""
         nobodys_key = secrets.token_urlsafe(_KEY_BYTES)
         inference = "" if self.http_inference else ",inference"
         return [
@@ -130,7 +130,7 @@ class Access:
 
 
 def read_or_make_key(file: Path) -> str:
-    """The key in a file, which is made, readable by its owner only, if it is not there.
+    """Returns the key in a file, which is made, readable by its owner only, if it is not there.
 
     Raises:
         AccessError: it can be neither read nor made, or is no key.
@@ -150,8 +150,10 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, what: str) -> dict[str, Any]:
-    """Lets two ends meet in memory: the only way in the standard library to learn what is in a certificate, and whether
-    it is good enough for somebody. Returns what the client was shown."""
+    """Performs a TLS handshake in memory, and returns the certificate that the client was shown.
+
+    In the standard library there is no other way to learn what is in a certificate, and whether somebody accepts it.
+    """
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)

@@ -1,4 +1,4 @@
-"""Several lanes: the same audio, utterance by utterance in order, and nothing is held or forgotten by any."""
+"""Several workers: the same audio, utterance by utterance in order, and nothing is held or forgotten by any."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tests.support.golden import snr_db
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from tests.unit.scheduling import FIRST, LIMITS, SECOND, Expected, RecordingReply, joined, speak, until
 from token2wav import StreamClosedError, Token2Wav, Voice
-from token2wav.scheduler import Scheduler, default_lanes
+from token2wav.scheduler import Scheduler, default_workers
 
-LANES = 3
+WORKERS = 3
 SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
 
 
 @pytest.fixture
-def laned(model: Token2Wav) -> Iterator[Scheduler]:
-    scheduler = Scheduler(model, LIMITS, lanes=LANES)
+def several(model: Token2Wav) -> Iterator[Scheduler]:
+    scheduler = Scheduler(model, LIMITS, workers=WORKERS)
     yield scheduler
     scheduler.close()
     assert model.pipeline.open_streams == 0
 
 
 def test_many_utterances_in_portions_are_those_of_the_library(
-    laned: Scheduler, voice: Voice, expected: Expected
+    several: Scheduler, voice: Voice, expected: Expected
 ) -> None:
     rng = random.Random(3)
     spoken = []
     for _ in range(12):
         count = rng.choice([4, FIRST, SECOND + 1])
-        utterance, replies, sent = laned.open(voice), [], 0
+        utterance, replies, sent = several.open(voice), [], 0
         while sent < count:
             stop = min(count, sent + rng.choice([3, 20, 60]))
             replies.append(RecordingReply())
-            laned.push(utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count)
+            several.push(utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count)
             sent = stop
         spoken.append((count, replies))
     for count, replies in spoken:
@@ -50,14 +50,14 @@ def test_many_utterances_in_portions_are_those_of_the_library(
         assert snr_db(expected(count), audio) > SAME_DB
 
 
-def test_lanes_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
+def test_workers_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
     model, vocoder = faulty
     barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
 
     def meeting() -> None:
         barrier.wait()
 
-    scheduler = Scheduler(model, LIMITS, lanes=2)
+    scheduler = Scheduler(model, LIMITS, workers=2)
     try:
         first = scheduler.open(voice)
         vocoder.meanwhile["advance"] = meeting
@@ -72,11 +72,11 @@ def test_lanes_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder],
         scheduler.close()
 
 
-def test_a_stream_cancelled_in_one_lane_is_freed_and_others_go_on(
+def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
-    scheduler = Scheduler(model, LIMITS, lanes=2)
+    scheduler = Scheduler(model, LIMITS, workers=2)
     try:
         utterance, reply = scheduler.open(voice), RecordingReply()
         vocoder.meanwhile["advance"] = lambda: scheduler.cancel(utterance)
@@ -89,6 +89,6 @@ def test_a_stream_cancelled_in_one_lane_is_freed_and_others_go_on(
     assert np.array_equal(audio, expected(FIRST))
 
 
-def test_a_cpu_has_as_many_lanes_as_cores_up_to_four_and_a_gpu_has_one() -> None:
-    assert 1 <= default_lanes("cpu") <= 4
-    assert default_lanes("cuda:0") == 1
+def test_a_cpu_has_as_many_workers_as_cores_up_to_four_and_a_gpu_has_one() -> None:
+    assert 1 <= default_workers("cpu") <= 4
+    assert default_workers("cuda:0") == 1

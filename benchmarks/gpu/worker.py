@@ -1,0 +1,189 @@
+"""Sections in processes of their own: an error that poisons the device ends its row, and a new process goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.sections import SECTIONS
+from benchmarks.gpu.settings import REHEARSAL, LeftOut, Row, Settings
+
+LOG = "log.txt"  # of what processes print, in the folder of the results
+_GRACE_S = 10.0  # for a server to drain
+
+
+class Results:
+    """Facts of host and run, sections, and rows of a slice, written after every row.
+
+    A row's `problem` says why it failed, `left_out` why it was not measured.
+    """
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self._path = path
+        self.content: dict[str, Any] = {"facts": dict(facts), "sections": [], "rows": []}
+
+    def add(self, section: str, key: str, row: Row) -> None:
+        self.content["rows"].append({"section": section, "key": key, "problem": None, "left_out": None} | row)
+        shown = {name: value for name, value in row.items() if not isinstance(value, list | dict) or len(value) < 5}
+        self.write(f"{section}: {key}: {', '.join(f'{name} {value}' for name, value in shown.items())}")
+
+    def end(self, section: str, problem: str | None, took_s: float) -> None:
+        self.content["sections"].append({"section": section, "problem": problem, "took_s": round(took_s, 1)})
+        self.write(f"== {section}: {problem or 'done'} after {took_s:.0f} s")
+
+    def write(self, line: str) -> None:
+        write_json(self._path, self.content)
+        print(line, flush=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file that is whole whenever somebody looks."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def run_section(name: str, folder: Path, settings: Settings, results: Results, seconds: float) -> None:
+    """Runs a section to its end or for so many seconds; what it has measured is in the results whatever happens.
+
+    Rows are noted under its name, also with `REHEARSAL` before it; at the end nothing is left that it started.
+    """
+    began, done, kind, problem = time.monotonic(), dict[str, Row](), "again", None
+    while kind == "again":
+        begun = problem = None
+        with contextlib.closing(_messages(name, folder, settings, done, began + seconds)) as messages:
+            for kind, value, row in messages:
+                if kind == "facts":
+                    results.content["facts"] |= row
+                elif kind == "begin":
+                    begun = value
+                elif kind == "row":
+                    begun, done[value] = None, row
+                    results.add(name, value, row)
+                else:
+                    problem = value
+        if begun is not None:
+            done[begun] = {"problem": problem}
+            results.add(name, begun, done[begun])
+            kind, problem = ("again", None) if kind == "died" else (kind, problem)
+    results.end(name, problem, time.monotonic() - began)
+
+
+def _messages(
+    name: str, folder: Path, settings: Settings, done: dict[str, Row], deadline: float
+) -> Generator[tuple[str, Any, Any], None, None]:
+    """Messages of a process that measures what is not done; the last one is `end`, `again`, `died` or `late`."""
+    # It comes of a process that has imported everything and touched no device.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.gpu.worker"])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(name, folder, settings, done, sender))
+    process.start()
+    sender.close()
+    kind, late = "", ("late", "its time was over; what it had measured by then is here", None)
+    try:
+        while kind not in ("end", "again", "late"):
+            message = receiver.recv() if receiver.poll(max(0.0, deadline - time.monotonic())) else late
+            kind = message[0]
+            yield message
+    except (EOFError, OSError):
+        process.join(_GRACE_S)
+        code = process.exitcode or 0
+        yield "died", f"its process ended with {code if code >= 0 else signal.Signals(-code).name}", None
+    finally:
+        _end(process, _GRACE_S if kind in ("end", "again") else 0.0)
+        receiver.close()
+
+
+def _end(process: BaseProcess, patience_s: float) -> None:
+    """Interrupts what still runs, so that it ends what it started, then kills the group until nobody is left."""
+    process.join(patience_s)
+    pid, deadline = process.pid or 0, time.monotonic() + 2 * _GRACE_S
+    with contextlib.suppress(ProcessLookupError):
+        if process.is_alive():
+            os.kill(pid, signal.SIGINT)
+            process.join(_GRACE_S)
+        while time.monotonic() < deadline:
+            os.killpg(pid, signal.SIGKILL)
+            process.join(0.05)
+    process.kill()  # where it has not come to make a group of its own
+    process.join()
+
+
+def _work(name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection) -> None:
+    """Measures what is not done, in a process group of its own that ends with its parent."""
+    os.setsid()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    log = os.open(settings.out / LOG, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    problem = None
+    try:
+        messages.send(("facts", None, _device_facts(settings)))
+        for key, measure in SECTIONS[name.removeprefix(REHEARSAL)](folder, settings, done):
+            if key in done:
+                continue
+            messages.send(("begin", key, None))
+            began = time.monotonic()
+            done[key] = _measured(measure) | {"took_s": round(time.monotonic() - began, 1)}
+            messages.send(("row", key, done[key]))
+            gc.collect()
+            try:  # every further call fails on a device that an error has poisoned
+                if settings.on_gpu:
+                    torch.cuda.synchronize(settings.device)
+                    torch.cuda.empty_cache()
+            except RuntimeError:
+                messages.send(("again", None, None))
+                os._exit(1)
+    except LeftOut as reason:
+        messages.send(("row", "all of it", {"left_out": _text(reason)}))
+    except Exception as error:
+        problem = _text(error)
+    messages.send(("end", problem, None))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _measured(measure: Callable[[], Row]) -> Row:
+    try:
+        return measure()
+    except (LeftOut, torch.OutOfMemoryError) as reason:
+        return {"left_out": _text(reason)}
+    except Exception as error:
+        return {"problem": _text(error)}
+
+
+def _text(error: Exception) -> str:
+    if not isinstance(error, LeftOut):
+        traceback.print_exc()
+    name = "" if isinstance(error, LeftOut) else f"{type(error).__name__}: "
+    return f"{name}{' '.join(str(error).split())}"[:600]
+
+
+def _device_facts(settings: Settings) -> Row:
+    """GPU and CUDA as torch sees them, from now on the device of this process; `gpu` is None on a CPU."""
+    if not settings.on_gpu:
+        return {"gpu": None}
+    torch.cuda.set_device(torch.device(settings.device).index or 0)
+    device = torch.cuda.get_device_properties(settings.device)
+    return {"gpu": device.name, "memory_mib": device.total_memory >> 20, "cuda": torch.version.cuda}

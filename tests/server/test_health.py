@@ -1,0 +1,32 @@
+"""Health checks of servers that run, but have no stream or no model for it, and of none at all."""
+
+from __future__ import annotations
+
+from tests.server.rig import Rig
+from tests.server.serving import health
+from tests.support.golden import GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav_client import Client, ServerUnavailable
+from token2wav_server.launcher.ports import Ports
+
+
+def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> None:
+    with Client(limited.server.grpc_url) as client, limited.connect() as connection:
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
+        for sequence in ("first", "second"):
+            connection.send([1], golden.voice, sequence, start=True)
+        assert not connection.answers(requests=2).errors
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None  # before the two are idle for too long
+        for sequence in ("first", "second"):
+            connection.send([], None, sequence, end=True)
+        connection.answers(requests=2)
+
+
+def test_health_of_a_dead_port() -> None:
+    completed = health(f"127.0.0.1:{Ports.free().grpc}")
+    assert completed.returncode == ServerUnavailable.exit_code
+    assert "no server at 127.0.0.1:" in completed.stderr
+
+
+def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:
+    assert health(rig.server.grpc_url, "--model=nobody").returncode == 6
