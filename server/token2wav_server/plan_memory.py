@@ -96,9 +96,9 @@ def stream_needs(
     engine = CachedFlowEngine(
         flow,
         noise,
-        solver,
+        {config.n_timesteps: solver},
         KeyValueStore(layout, room, _META),
-        RecomputeFlowEngine(flow, noise, euler, left_blocks=stream.left_blocks),
+        RecomputeFlowEngine(flow, noise, {config.n_timesteps: euler}, left_blocks=stream.left_blocks),
         left_blocks=stream.left_blocks,
         longest_hop=longest_hop,
     )

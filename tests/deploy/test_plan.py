@@ -95,7 +95,7 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     model = Token2Wav.load(TINY)
     flow, hift = model.pipeline.flow, load_hift(TINY, model.config)
-    modulation = flow._solver._tables.modulation  # type: ignore[attr-defined]
+    modulation = next(iter(flow._solvers.values()))._tables.modulation  # type: ignore[attr-defined]
     loaded = [*flow._flow.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
     assert weight_bytes(model.config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])

@@ -84,7 +84,8 @@ class Parts:
         return cls(served, flow, FlowNoise(BANDS), solver)
 
     def engine(self) -> WindowFlowEngine:
-        return WindowFlowEngine(self.flow, self.noise, GuidedSolver(self.flow.estimator, self.solver.tables))
+        solver = GuidedSolver(self.flow.estimator, self.solver.tables)
+        return WindowFlowEngine(self.flow, self.noise, {self.config.n_timesteps: solver})
 
     def by_hand(self, tokens: Tokens, voice: Voice, first_block: int = 0) -> Mel:
         """Mel of tokens that begin with a block, computed as if nothing else were there: one call, masks from loops."""

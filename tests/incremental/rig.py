@@ -78,7 +78,7 @@ class Parts:
         engine = cached_flow_engine(
             self.flow,
             self.flow_noise,
-            self.solver,
+            {self.config.flow.n_timesteps: self.solver},
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
@@ -94,7 +94,12 @@ class Parts:
         self, *, left_blocks: int = -1, keep_prompt: bool = True, tail: Literal["streaming", "full"] = "streaming"
     ) -> RecomputeFlowEngine:
         return RecomputeFlowEngine(
-            self.flow, self.flow_noise, self.solver, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt
+            self.flow,
+            self.flow_noise,
+            {self.config.flow.n_timesteps: self.solver},
+            tail=tail,
+            left_blocks=left_blocks,
+            keep_prompt=keep_prompt,
         )
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
@@ -119,8 +124,9 @@ class CountingSolver:
         self._before = before
 
     def watch(self, engine: CachedFlowEngine) -> None:
-        for owner in (engine, engine._recompute):
-            owner._solver = _Watched(owner._solver, self._called)
+        owners: tuple[Any, ...] = (engine, engine._recompute)
+        for owner in owners:
+            owner._solvers = {steps: _Watched(each, self._called) for steps, each in owner._solvers.items()}
 
     def _called(self) -> None:
         self.calls += 1
@@ -142,8 +148,9 @@ class CheapSolver:
     """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
 
     def watch(self, engine: CachedFlowEngine) -> None:
-        for owner in (engine, engine._recompute):
-            owner._solver = self
+        owners: tuple[Any, ...] = (engine, engine._recompute)
+        for owner in owners:
+            owner._solvers = dict.fromkeys(owner._solvers, self)
 
     def solve(self, works: Any, *_: object) -> Any:
         if isinstance(works, torch.Tensor):

@@ -28,8 +28,9 @@ UTTERANCES: list[list[Utterance]] = [
 def packed(parts: Parts, shapes: list[BatchShape], **options: int) -> CachedFlowEngine:
     """An engine that pads its batches, as those on graphs do, with torch for the arithmetic."""
     engine = parts.incremental(**options)  # type: ignore[arg-type]
-    store, tables = engine._solver._store, parts.solver.tables  # type: ignore[attr-defined]
-    engine._solver = PackedChunkSolver(
+    [steps], tables = engine._solvers, parts.solver.tables
+    store = engine._solvers[steps]._store  # type: ignore[attr-defined]
+    engine._solvers[steps] = PackedChunkSolver(
         on_torch(parts.flow.estimator, parts.config.flow.estimator, tables, store, options.get("left_blocks", -1)),
         tables,
         shapes=shapes,

@@ -157,9 +157,9 @@ def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> Non
     folder, voice = edited(tmp_path / "model", guidance=guidance), a_voice(40)
     model = Token2Wav.load(folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64))
     flow: Any = model.pipeline.flow
-    tables, store, module = flow._solver._tables, flow._solver._store, flow._flow
+    tables, store, module = flow._solvers[3]._tables, flow._solvers[3]._store, flow._flow
     whole = model.mel(TOKENS, voice)
-    flow._solver = PackedChunkSolver(on_torch(module.estimator, module.config.estimator, tables, store), tables)
+    flow._solvers[3] = PackedChunkSolver(on_torch(module.estimator, module.config.estimator, tables, store), tables)
     assert off(stream_mel(model, TOKENS, voice, 3), whole) <= MEL
 
 

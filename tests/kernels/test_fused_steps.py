@@ -72,8 +72,11 @@ def an_engine(
         with torch.inference_mode():
             graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
             chunks = fused_solver(flow, solver.tables, store, left_blocks, LONGEST, graphs)
-    recompute = RecomputeFlowEngine(flow, noise, solver, left_blocks=left_blocks)
-    return CachedFlowEngine(flow, noise, chunks, store, recompute, left_blocks=left_blocks, longest_hop=LONGEST)
+    steps = config.n_timesteps
+    recompute = RecomputeFlowEngine(flow, noise, {steps: solver}, left_blocks=left_blocks)
+    return CachedFlowEngine(
+        flow, noise, {steps: chunks}, store, recompute, left_blocks=left_blocks, longest_hop=LONGEST
+    )
 
 
 def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:

@@ -109,7 +109,7 @@ def test_padding_does_not_reach_the_frames_before_it(golden: GoldenSet, flow: Fl
 
 
 def test_whole_mel(golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]) -> None:
-    engine = RecomputeFlowEngine(flow, noises[0], solver_of(flow))
+    engine = RecomputeFlowEngine(flow, noises[0], {flow.config.n_timesteps: solver_of(flow)})
     streaming = engine.whole(golden.tokens, golden.voice, streaming=True)
     assert off(streaming, golden["flow.mel.streaming"][0]) <= tolerances.MEL
     full = engine.whole(golden.tokens, golden.voice, streaming=False)

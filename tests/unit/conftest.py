@@ -66,7 +66,7 @@ def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
     flow = load_flow(TINY, config)
     solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-    engine = cached_flow_engine(flow, flow_noise, solver, cache_bytes=64 << 20)
+    engine = cached_flow_engine(flow, flow_noise, {config.flow.n_timesteps: solver}, cache_bytes=64 << 20)
     return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
 
 

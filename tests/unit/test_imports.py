@@ -30,6 +30,7 @@ FLOORS = [
     {"token2wav.streaming", "token2wav.policy"},
     {"token2wav.engines"},
     {"token2wav.kernels"},
+    {"token2wav.cache"},
     {"token2wav.checkpoint"},
     {"token2wav.vocoder", "token2wav.flow"},
     {"token2wav.artifacts", "token2wav.voice"},

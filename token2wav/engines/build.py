@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -18,7 +18,6 @@ from token2wav.engines.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.engines.device import cache_bytes, keep_arithmetic_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.engines.stepped_engine import SteppedFlowEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_engine import WindowFlowEngine
 from token2wav.engines.window_shapes import likely_windows
@@ -67,25 +66,19 @@ def build_engines(
     summary = EngineSummary(graphs.engine, host.precision, str(device))
     log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
     if config.flow.guided is not None:
-        windows = {
-            steps: WindowFlowEngine(flow, flow_noise, GuidedSolver(flow.estimator, solver.tables))
-            for steps, solver in solvers.items()
-        }
-        return _of_all_steps(windows), vocoder_engine, summary
+        windows = {steps: GuidedSolver(flow.estimator, solver.tables) for steps, solver in solvers.items()}
+        return WindowFlowEngine(flow, flow_noise, windows), vocoder_engine, summary
     if not runtime.incremental:
-        recompute = {
-            steps: RecomputeFlowEngine(
-                flow,
-                flow_noise,
-                solver,
-                tail=stream.tail,
-                left_blocks=stream.left_blocks,
-                keep_prompt=stream.keep_prompt,
-            )
-            for steps, solver in solvers.items()
-        }
-        return _of_all_steps(recompute), vocoder_engine, summary
-    flow_engines = cached_flow_engines(
+        recompute = RecomputeFlowEngine(
+            flow,
+            flow_noise,
+            solvers,
+            tail=stream.tail,
+            left_blocks=stream.left_blocks,
+            keep_prompt=stream.keep_prompt,
+        )
+        return recompute, vocoder_engine, summary
+    flow_engine = cached_flow_engine(
         flow,
         flow_noise,
         solvers,
@@ -98,12 +91,7 @@ def build_engines(
         longest_hop=config.flow.hops(stream)[1],
         tail=stream.tail,
     )
-    return _of_all_steps(flow_engines), vocoder_engine, summary
-
-
-def _of_all_steps(engines: Mapping[int, FlowEngine]) -> FlowEngine:
-    [first, *others] = engines.values()
-    return SteppedFlowEngine(engines) if others else first
+    return flow_engine, vocoder_engine, summary
 
 
 def _check_engine(config: ModelConfig, runtime: RuntimeConfig) -> None:
@@ -134,13 +122,7 @@ def _vocoder_engine(
     return RecomputeVocoderEngine(vocoder, noise, stream.phase)
 
 
-def cached_flow_engine(flow: Flow, noise: FlowNoise, solver: EulerSolver, **options: Any) -> CachedFlowEngine:
-    """The incremental engine of one number of steps. Arguments are those of `cached_flow_engines`."""
-    [engine] = cached_flow_engines(flow, noise, {len(solver.tables.widths): solver}, **options).values()
-    return engine
-
-
-def cached_flow_engines(
+def cached_flow_engine(
     flow: Flow,
     noise: FlowNoise,
     solvers: Mapping[int, EulerSolver],
@@ -153,13 +135,14 @@ def cached_flow_engines(
     keep_prompt: bool = True,
     longest_hop: int = 100,
     tail: Literal["streaming", "full"] = "streaming",
-) -> dict[int, CachedFlowEngine]:
-    """Incremental engines by number of steps, on torch or on an exported graph, with one pool of pages.
+) -> CachedFlowEngine:
+    """The incremental engine, on torch or on an exported graph.
 
     Args:
         flow: on the device that is to be used.
         noise: of the flow.
-        solvers: of the flow's estimator, by number of steps. A page has room for the most of them.
+        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first. A page has room for the
+            most of them.
         graphs: what executes the estimator.
         cache_bytes: size of the page pool.
         pool: of the model's CUDA graphs; None runs without.
@@ -169,20 +152,20 @@ def cached_flow_engines(
     layout = CacheLayout.of(flow.config, storage, max(solvers))
     device = flow.spk_embed_affine_layer.weight.device
     store = KeyValueStore(layout, cache_bytes // layout.page_bytes, device)
-    engines: dict[int, CachedFlowEngine] = {}
-    for steps, solver in solvers.items():
-        with torch.inference_mode():
-            chunks = chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop, pool)
-        engines[steps] = CachedFlowEngine(
-            flow,
-            noise,
-            chunks,
-            store,
-            RecomputeFlowEngine(flow, noise, solver, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt),
-            left_blocks=left_blocks,
-            keep_prompt=keep_prompt,
-            longest_hop=longest_hop,
-            tail=tail,
-            sharing=next(iter(engines.values()), None),
-        )
-    return engines
+    with torch.inference_mode():
+        chunks = {
+            steps: chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop, pool)
+            for steps, solver in solvers.items()
+        }
+    recompute = RecomputeFlowEngine(flow, noise, solvers, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt)
+    return CachedFlowEngine(
+        flow,
+        noise,
+        chunks,
+        store,
+        recompute,
+        left_blocks=left_blocks,
+        keep_prompt=keep_prompt,
+        longest_hop=longest_hop,
+        tail=tail,
+    )

@@ -8,7 +8,7 @@ module decides what is kept and for whom; the arithmetic is a `ChunkSolver`'s.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
+from token2wav.cache.prefix_cache import Prefix, PrefixCache
 from token2wav.engines.base import CacheUsage, FlowChunk
 from token2wav.engines.handles import HandleTable
-from token2wav.engines.paging import OutOfPagesError, PagePool
-from token2wav.engines.prompts import PromptTable, SharedPrompt
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.engines.work import ChunkSolver, ChunkWork, Past
 from token2wav.engines.work_maker import WorkMaker
@@ -29,6 +29,7 @@ from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
+from token2wav.groups import in_groups
 from token2wav.voice import Voice
 
 _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
@@ -50,7 +51,8 @@ class _Stream:
     """One utterance."""
 
     voice: Voice
-    prompt: SharedPrompt[_Prompt]
+    steps: int
+    prompt: Prefix[_Prompt]
     content: _Prompt
     contexts: torch.Tensor
     next_frame: int
@@ -73,21 +75,20 @@ class CachedFlowEngine:
     Args:
         flow: on the device that is to be used.
         noise: of the flow.
-        solver: computes chunks.
-        store: memory of the pages, the same that `solver` uses.
+        solvers: compute chunks, by number of ODE steps; the usual number comes first.
+        store: memory of the pages, the same that all of them use.
         recompute: for streams that the pool has no room for, and for whole utterances.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
         keep_prompt: whether the prompt's stay visible.
         longest_hop: tokens of the longest hop that streams will take.
         tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
-        sharing: an engine of another number of ODE steps on the same store, whose pool of pages this one shares.
     """
 
     def __init__(
         self,
         flow: Flow,
         noise: FlowNoise,
-        solver: ChunkSolver,
+        solvers: Mapping[int, ChunkSolver],
         store: KeyValueStore,
         recompute: RecomputeFlowEngine,
         *,
@@ -95,12 +96,12 @@ class CachedFlowEngine:
         keep_prompt: bool = True,
         longest_hop: int = 100,
         tail: Literal["streaming", "full"] = "streaming",
-        sharing: CachedFlowEngine | None = None,
     ) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
         self._works = WorkMaker(flow, noise)
-        self._solver = solver
+        self._solvers = dict(solvers)
+        self._usual = next(iter(solvers))
         self._recompute = recompute
         self._left_blocks = left_blocks
         self._keep_prompt = keep_prompt
@@ -108,13 +109,10 @@ class CachedFlowEngine:
         self._tail = tail
         self._keeps_tokens = left_blocks < 0 or tail == "full"
         self._layout = store.layout
-        self.pool: PagePool = sharing.pool if sharing else PagePool(store.pages)
-        self.prompts: PromptTable[_Prompt] = PromptTable(self._prefill, lambda prompt: self.pool.release(prompt.pages))
+        self.pool = BlockPool(store.pages)
+        self.prompts: PrefixCache[_Prompt] = PrefixCache(self.pool)
         self._streams: HandleTable[_Stream] = HandleTable()
-        # Eviction and taking pages are one step.
-        self._lock: threading.Lock = sharing._lock if sharing else threading.Lock()
-        self._sharers: list[CachedFlowEngine] = sharing._sharers if sharing else []
-        self._sharers.append(self)
+        self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
 
     @property
     def open_streams(self) -> int:
@@ -126,7 +124,7 @@ class CachedFlowEngine:
         return CacheUsage(
             capacity=self.pool.capacity,
             used=self.pool.used,
-            shared=sum(len(prompt.pages) for prompt in prompts.contents()),
+            shared=prompts.pages,
             page_bytes=self._layout.page_bytes,
             prompt_hits=prompts.acquired - prompts.computed,
             prompt_misses=prompts.computed,
@@ -135,9 +133,10 @@ class CachedFlowEngine:
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
         """See `FlowEngine.open`."""
-        prompt = self.prompts.acquire(voice)
+        steps = steps or self._usual
+        prompt = self.prompts.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         try:
-            reserve = self._acquire(self._reserved_blocks())
+            reserve = self.prompts.take(self._reserved_blocks())
         except BaseException:
             self.prompts.release(prompt)
             raise
@@ -147,6 +146,7 @@ class CachedFlowEngine:
         return self._streams.add(
             _Stream(
                 voice=voice,
+                steps=steps,
                 prompt=prompt,
                 content=content,
                 contexts=content.contexts.clone(),
@@ -176,7 +176,7 @@ class CachedFlowEngine:
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """See `RecomputeFlowEngine.whole`."""
-        return self._recompute.whole(tokens, voice, streaming=streaming)
+        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _reserved_blocks(self) -> int:
         """Pages to take for a stream before it starts: for its first chunk, or all it will ever need."""
@@ -206,7 +206,8 @@ class CachedFlowEngine:
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
         conditions = self._works.conditions(chunks)
         works = [self._work_of(*each) for each in zip(streams, chunks, conditions, strict=True)]
-        solved = iter(self._solver.solve([work for work in works if work is not None]))
+        ready = [(stream.steps, work) for stream, work in zip(streams, works, strict=True) if work is not None]
+        solved = iter(in_groups(ready, lambda each: each[0], self._solve))
         mels = []
         for stream, chunk, work in zip(streams, chunks, works, strict=True):
             mel = self._recomputed(stream, chunk) if work is None else next(solved)
@@ -215,6 +216,10 @@ class CachedFlowEngine:
                 self._finished(stream, chunk)
             mels.append(mel)
         return mels
+
+    def _solve(self, alike: Sequence[tuple[int, ChunkWork]]) -> list[torch.Tensor]:
+        """Mels of chunks with as many steps."""
+        return self._solvers[alike[0][0]].solve([work for _, work in alike])
 
     def _work_of(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkWork | None:
         """What there is to compute for a chunk, or None if the stream must go on without the cache."""
@@ -225,7 +230,7 @@ class CachedFlowEngine:
             return None
         try:
             new = self._pages_for(stream, chunk)
-        except OutOfPagesError:
+        except OutOfBlocksError:
             return None
         content = stream.content
         blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
@@ -255,7 +260,7 @@ class CachedFlowEngine:
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
 
-    def _prefill(self, voice: Voice) -> _Prompt:
+    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
         config = self._flow.config
         estimator = config.estimator
@@ -270,7 +275,7 @@ class CachedFlowEngine:
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
-        pages = self._acquire(prefix_blocks)
+        pages = self.prompts.take(prefix_blocks)
         try:
             for done in range(0, prefix_blocks, _PREFILL_BLOCKS):
                 end = min(prefix_blocks, done + _PREFILL_BLOCKS)
@@ -281,7 +286,7 @@ class CachedFlowEngine:
                 chunk = FlowChunk(window, left, start, stop, last=False)
                 [mu] = self._works.conditions([chunk])
                 new = pages[done:end]
-                self._solver.solve(
+                self._solvers[steps].solve(
                     [self._works.work(chunk, mu, prompt.prompt_mel, prompt.speaker, past, new, prompt.contexts)]
                 )
         except BaseException:
@@ -295,20 +300,11 @@ class CachedFlowEngine:
         config = self._flow.config
         blocks = -(-(chunk.stop - chunk.start) // config.block_tokens)
         if blocks > len(stream.reserve):
-            stream.reserve += self._acquire(blocks - len(stream.reserve))
+            stream.reserve += self.prompts.take(blocks - len(stream.reserve))
             stream.reserve.sort()
         new = stream.reserve[:blocks]
         del stream.reserve[:blocks]
         return new
-
-    def _acquire(self, count: int) -> list[int]:
-        """Takes pages, those of prompts that nobody uses included if that is enough."""
-        with self._lock:
-            tables = [engine.prompts for engine in self._sharers]
-            idle = sum(len(prompt.pages) for table in tables for prompt in table.idle())
-            while self.pool.free < count <= self.pool.free + idle and any(table.evict() for table in tables):
-                pass
-            return self.pool.acquire(count)
 
     def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
         """Puts pages that no later chunk can see back into the reserve."""
@@ -326,7 +322,7 @@ class CachedFlowEngine:
         ahead = chunk.tokens[chunk.left :][: self._flow.config.pre_lookahead_len]
         tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
         stream.tokens.clear()
-        return self._recompute.resume(stream.voice, tokens if chunk.start else None)
+        return self._recompute.resume(stream.voice, tokens if chunk.start else None, stream.steps)
 
     def _release(self, stream: _Stream) -> None:
         self._release_pages(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,7 @@ from token2wav.voice import Voice
 class _History:
     """One utterance so far: the conditions of all its frames, the prompt's included."""
 
+    steps: int  # of the ODE
     kept_blocks: int  # of the prompt, that always stay visible
     mu: torch.Tensor  # (bands, frames)
     prompt_mel: torch.Tensor  # (bands, 2 P)
@@ -41,7 +42,7 @@ class RecomputeFlowEngine:
     Args:
         flow: on the device that is to be used.
         noise: of the flow.
-        solver: of the flow's estimator.
+        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
         tail: attention mask of the last chunk, see `StreamConfig`.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
         keep_prompt: whether the prompt's stay visible.
@@ -51,7 +52,7 @@ class RecomputeFlowEngine:
         self,
         flow: Flow,
         noise: FlowNoise,
-        solver: EulerSolver,
+        solvers: Mapping[int, EulerSolver],
         *,
         tail: Literal["streaming", "full"] = "streaming",
         left_blocks: int = -1,
@@ -63,7 +64,8 @@ class RecomputeFlowEngine:
         self._tail = tail
         self._left_blocks = left_blocks
         self._keep_prompt = keep_prompt
-        self._solver = solver
+        self._solvers = dict(solvers)
+        self._usual = next(iter(solvers))
         self._streams: HandleTable[_History] = HandleTable()
 
     @torch.inference_mode()
@@ -71,19 +73,20 @@ class RecomputeFlowEngine:
         """See `FlowEngine.open`."""
         config = self._flow.config
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None)
+        return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None, steps)
 
     @torch.inference_mode()
-    def resume(self, voice: Voice, tokens: NDArray[np.int32] | None) -> int:
+    def resume(self, voice: Voice, tokens: NDArray[np.int32] | None, steps: int = 0) -> int:
         """Starts in the middle of an utterance.
 
         Args:
             voice: of the speaker.
             tokens: all tokens before the next chunk, the prompt's first, and the look-ahead after them; None if the
                 next chunk is at the very start.
+            steps: of the ODE, 0 for the usual number.
         """
         mu = None if tokens is None else self._condition(tokens, left=0, last=False)
-        return self._streams.add(self._history(voice, mu))
+        return self._streams.add(self._history(voice, mu, steps))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -102,15 +105,15 @@ class RecomputeFlowEngine:
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
-        history = self._history(
-            voice, self._condition(np.concatenate((voice.prompt_tokens, tokens)), left=0, last=True)
-        )
+        mu = self._condition(np.concatenate((voice.prompt_tokens, tokens)), left=0, last=True)
+        history = self._history(voice, mu, steps)
         return self._solve(history, full=not streaming)[:, history.prompt_mel.shape[1] :]
 
-    def _history(self, voice: Voice, mu: torch.Tensor | None) -> _History:
+    def _history(self, voice: Voice, mu: torch.Tensor | None, steps: int) -> _History:
         prompt_mel = torch.tensor(voice.prompt_mel, device=self._device).T
         prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens
         return _History(
+            steps=steps or self._usual,
             kept_blocks=prefix if self._keep_prompt else 0,
             mu=prompt_mel.new_empty(len(prompt_mel), 0) if mu is None else mu,
             prompt_mel=prompt_mel,
@@ -139,7 +142,8 @@ class RecomputeFlowEngine:
         if not full:
             block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.kept_blocks)
             mask = block_mask.whole(frames, self._device)
-        return self._solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
+        solver = self._solvers[history.steps]
+        return solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
 
 
 @dataclass(eq=False)

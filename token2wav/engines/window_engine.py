@@ -6,7 +6,7 @@ memory of a chunk are the same wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,32 +27,33 @@ class WindowFlowEngine:
     Args:
         flow: with guided attention, on the device that is to be used.
         noise: of the flow.
-        solver: of the flow's estimator.
+        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
     """
 
-    def __init__(self, flow: Flow, noise: FlowNoise, solver: GuidedSolver) -> None:
+    def __init__(self, flow: Flow, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
         self._noise = noise.to(self._device)
-        self._solver = solver
+        self._solvers = dict(solvers)
+        self._usual = next(iter(solvers))
         self._ratio = flow.config.token_mel_ratio
-        self._speakers: HandleTable[torch.Tensor] = HandleTable()
+        self._streams: HandleTable[tuple[int, torch.Tensor]] = HandleTable()  # steps, speaker
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self._speakers.add(self._speaker(voice))
+        return self._streams.add((steps or self._usual, self._speaker(voice)))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        """See `FlowEngine.advance`. Windows of one shape, which streams at the same hop have, are computed together."""
-        return in_groups(batch, lambda each: _shape(each[1]), self._solve)
+        """See `FlowEngine.advance`. Windows of one shape with as many steps are computed together."""
+        return in_groups(batch, lambda each: (self._streams[each[0]][0], *_shape(each[1])), self._solve)
 
     def close(self, handle: int) -> None:
-        self._speakers.remove(handle)
+        self._streams.remove(handle)
 
     @property
     def open_streams(self) -> int:
-        return len(self._speakers)
+        return len(self._streams)
 
     def usage(self) -> CacheUsage:
         return CacheUsage()
@@ -60,7 +61,7 @@ class WindowFlowEngine:
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
-        handle = self.open(voice)
+        handle = self.open(voice, steps)
         try:
             chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
             return self._solve([(handle, chunk)])[0]
@@ -71,16 +72,17 @@ class WindowFlowEngine:
         return self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
 
     def _solve(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        """Mels (bands, frames) of chunks whose windows have one shape."""
+        """Mels (bands, frames) of chunks with as many steps, whose windows have one shape."""
         _, left, tokens = _shape(batch[0][1])
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
         mu = self._flow.conditions(torch.tensor(np.stack([chunk.tokens for _, chunk in batch]), device=self._device))
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts])
-        speakers = torch.stack([self._speakers[handle] for handle, _ in batch])
+        streams = [self._streams[handle] for handle, _ in batch]
+        speakers = torch.stack([speaker for _, speaker in streams])
         positions = torch.tensor(starts, device=self._device)
-        return list(self._solver.solve(noise, mu, speakers, positions, first, last))
+        return list(self._solvers[streams[0][0]].solve(noise, mu, speakers, positions, first, last))
 
 
 def _shape(chunk: FlowChunk) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Accounting of cache pages: who may have how many. No tensors here, so every engine can use it."""
+"""Accounting of the key-value cache's blocks: who may have how many. No tensors here, so every engine can use it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from token2wav.errors import LimitError
 
 
-class OutOfPagesError(LimitError):
+class OutOfBlocksError(LimitError):
     """The cache has no room for what was asked."""
 
 
-class PagePool:
+class BlockPool:
     """Hands out page numbers 0 .. capacity - 1, each to one owner at a time. Safe to use from several threads.
 
     The lowest free pages go first and runs are kept together, so that an engine can often read an owner's pages as one
@@ -38,11 +38,11 @@ class PagePool:
         """Takes pages, in ascending order.
 
         Raises:
-            OutOfPagesError: there are not so many; none is taken.
+            OutOfBlocksError: there are not so many; none is taken.
         """
         with self._lock:
             if count > len(self._free):
-                raise OutOfPagesError(
+                raise OutOfBlocksError(
                     f"cache: {count} pages needed, {len(self._free)} of {self.capacity} free; try again later"
                 )
             taken = self._free[len(self._free) - count :][::-1]
