@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
 from token2wav.artifacts import Precision
-from token2wav.flow.cache import CacheLayout
+from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.flow.flow import Flow
 from token2wav.flow_config import FlowConfig
 from token2wav.hift_config import HiFTConfig

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from token2wav.artifacts import Graph
 from token2wav.bigvgan_config import BigVGANConfig
+from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.flow.cache import BRANCHES
 from token2wav.model_config import ModelConfig, VocoderConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.vocoder.bigvgan_reach import reach_frames

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.flow.cache import Storage
 from token2wav.model_config import ModelConfig
 from token2wav_server.plan_compute import Compute, read_costs
 from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes

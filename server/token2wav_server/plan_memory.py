@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.checkpoint import modules
 from token2wav.config import StreamConfig
 from token2wav.engines.base import FlowChunk
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.device import cuda_cache_bytes
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
-from token2wav.engines.work import ChunkWork
-from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
+from token2wav.execution.batch import ChunkInput
+from token2wav.execution.runner import Runner
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver, OdeTables
@@ -83,7 +84,7 @@ def stream_needs(
         prompt_tokens: number of prompt tokens of its voice.
         stream_tokens: number of tokens of the utterance, at least 1.
     """
-    config, solver = model.flow, _ShapeSolver()
+    config, runner = model.flow, _ShapeRunner()
     total = prompt_tokens + stream_tokens
     layout = CacheLayout.of(config, storage)
     longest_hop = config.hops(stream)[1]
@@ -96,8 +97,8 @@ def stream_needs(
     engine = CachedFlowEngine(
         flow,
         noise,
-        {config.n_timesteps: solver},
-        KeyValueStore(layout, room, _META),
+        {config.n_timesteps: runner},
+        PagedKVCache(layout, room, _META),
         RecomputeFlowEngine(flow, noise, {config.n_timesteps: euler}, left_blocks=stream.left_blocks),
         left_blocks=stream.left_blocks,
         longest_hop=longest_hop,
@@ -115,7 +116,7 @@ def stream_needs(
         most = max(most, engine.pool.used)
     shared = engine.usage().shared
     engine.close(handle)
-    return StreamNeeds(layout.page_bytes, shared, most - shared, solver.context_bytes)
+    return StreamNeeds(layout.page_bytes, shared, most - shared, runner.context_bytes)
 
 
 def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
@@ -177,12 +178,12 @@ def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNee
     return GpuMemory(total, taken, weights, cache, free - cache, min(by_pages, by_contexts), binds)
 
 
-class _ShapeSolver:
-    """Solver that returns mels without content, and notes how large a stream's contexts are."""
+class _ShapeRunner(Runner):
+    """Runner that returns mels without content, and notes how large a stream's `conv_state` is."""
 
     def __init__(self) -> None:
         self.context_bytes = 0
 
-    def solve(self, works: Sequence[ChunkWork]) -> list[torch.Tensor]:
-        self.context_bytes = max(work.contexts.nbytes for work in works)
-        return [work.noise for work in works]
+    def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
+        self.context_bytes = max(chunk.conv_state.nbytes for chunk in chunks)
+        return [chunk.noise for chunk in chunks]

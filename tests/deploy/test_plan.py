@@ -12,9 +12,9 @@ import torch
 from tests.incremental.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.checkpoint import load_hift
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav_server.plan import main
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 
@@ -86,8 +86,8 @@ def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> None:
     layout = CacheLayout.of(parts.config.flow, storage)
-    store = KeyValueStore(layout, 3, torch.device("cpu"))
-    tensors = [store._data] + ([] if store._scale is None else [store._scale])
+    store = PagedKVCache(layout, 3, torch.device("cpu"))
+    tensors = [store._data] + ([] if store._scales is None else [store._scales])
     assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
     assert stream_needs(parts.config, StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
 
@@ -95,13 +95,13 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     model = Token2Wav.load(TINY)
     flow, hift = model.pipeline.flow, load_hift(TINY, model.config)
-    modulation = next(iter(flow._solvers.values()))._tables.modulation  # type: ignore[attr-defined]
+    modulation = next(iter(flow._runners.values())).step.tables.modulation  # type: ignore[attr-defined]
     loaded = [*flow._flow.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
     assert weight_bytes(model.config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
     handle = flow.open(a_voice(30))
-    contexts = flow._streams[handle].contexts  # type: ignore[attr-defined]
-    assert stream_needs(model.config, StreamConfig(), "float32", 30, 50).context_bytes == contexts.nbytes
+    conv_state = flow._streams[handle].conv_state  # type: ignore[attr-defined]
+    assert stream_needs(model.config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
     flow.close(handle)
 
 

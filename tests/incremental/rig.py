@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.engines.base import FlowEngine, MelChunk, VocoderEngine
 from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
-from token2wav.flow.cache import CacheLayout, Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
@@ -117,45 +118,44 @@ class Parts:
 
 
 class CountingSolver:
-    """Stands before the solvers of an engine, counts their calls, and does something else before each."""
+    """Stands before what computes chunks of an engine, counts its calls, and does something else before each."""
 
     def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.calls = 0
         self._before = before
 
     def watch(self, engine: CachedFlowEngine) -> None:
-        owners: tuple[Any, ...] = (engine, engine._recompute)
-        for owner in owners:
-            owner._solvers = {steps: _Watched(each, self._called) for steps, each in owner._solvers.items()}
+        def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(given: Any, *args: Any) -> Any:
+                if len(given):
+                    self.calls += 1
+                    self._before(self.calls)
+                return function(given, *args)
 
-    def _called(self) -> None:
-        self.calls += 1
-        self._before(self.calls)
+            return call
 
-
-class _Watched:
-    def __init__(self, solver: Any, called: Callable[[], None]) -> None:
-        self._solver = solver
-        self._called = called
-
-    def solve(self, works: Any, *args: Any) -> Any:
-        if len(works):
-            self._called()
-        return self._solver.solve(works, *args)
+        _replace(engine, watched)
 
 
 class CheapSolver:
     """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
 
     def watch(self, engine: CachedFlowEngine) -> None:
-        owners: tuple[Any, ...] = (engine, engine._recompute)
-        for owner in owners:
-            owner._solvers = dict.fromkeys(owner._solvers, self)
+        _replace(engine, lambda function: self._compute)
 
-    def solve(self, works: Any, *_: object) -> Any:
-        if isinstance(works, torch.Tensor):
-            return torch.zeros_like(works)
-        return [torch.zeros_like(work.noise) for work in works]
+    def _compute(self, given: Any, *_: object) -> Any:
+        if isinstance(given, torch.Tensor):
+            return torch.zeros_like(given)
+        return [torch.zeros_like(chunk.noise) for chunk in given]
+
+
+def _replace(engine: CachedFlowEngine, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts something else in the place of what computes chunks, from the cache and without it."""
+    runners: dict[int, Any] = engine._runners
+    solvers: dict[int, Any] = engine._recompute._solvers
+    for steps in runners:
+        runners[steps] = SimpleNamespace(run=other(runners[steps].run))
+        solvers[steps] = SimpleNamespace(solve=other(solvers[steps].solve))
 
 
 class MelRecorder:
@@ -289,7 +289,7 @@ def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
 
 def unreferenced_evicted(engine: CachedFlowEngine) -> int:
     """Pages in use after every prompt that no stream refers to was evicted."""
-    while engine.prompts.evict():
+    while engine.prefixes.evict():
         pass
     return engine.pool.used
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from tests.incremental.rig import Parts, Utterance, a_voice, flow_mel, off, run_together, some_tokens
-from tests.support.packing import on_torch
+from tests.support.packing import pad_batches
 from token2wav import StreamConfig
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.packed import BatchShape, likely_shapes
-from token2wav.engines.packed_solver import PackedChunkSolver
+from token2wav.engines.choice import exported_buckets
+from token2wav.execution.batch import BatchSize
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 
 BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
-PREPARED = likely_shapes([1, 2, 4], most_past=8, most_streams=4)
+PREPARED = exported_buckets(longest=4, most_past=8, most_streams=4)
 
 UTTERANCES: list[list[Utterance]] = [
     [(0, 30), (0, 30)],
@@ -25,24 +25,11 @@ UTTERANCES: list[list[Utterance]] = [
 ]
 
 
-def packed(parts: Parts, shapes: list[BatchShape], **options: int) -> CachedFlowEngine:
-    """An engine that pads its batches, as those on graphs do, with torch for the arithmetic."""
-    engine = parts.incremental(**options)  # type: ignore[arg-type]
-    [steps], tables = engine._solvers, parts.solver.tables
-    store = engine._solvers[steps]._store  # type: ignore[attr-defined]
-    engine._solvers[steps] = PackedChunkSolver(
-        on_torch(parts.flow.estimator, parts.config.flow.estimator, tables, store, options.get("left_blocks", -1)),
-        tables,
-        shapes=shapes,
-    )
-    return engine
-
-
 @pytest.fixture(params=["row", "packed", "prepared"])
 def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
     if request.param == "row":
         return parts.incremental()
-    return packed(parts, PREPARED if request.param == "prepared" else [])
+    return pad_batches(parts.incremental(), PREPARED if request.param == "prepared" else [])
 
 
 @pytest.mark.parametrize("utterances", UTTERANCES)
@@ -57,7 +44,7 @@ def test_a_batch_equals_its_streams_alone(
 
 @pytest.mark.parametrize("left_blocks", [0, 1, 3])
 def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_blocks: int) -> None:
-    for engine in (parts.incremental(left_blocks=left_blocks), packed(parts, [], left_blocks=left_blocks)):
+    for engine in (parts.incremental(left_blocks=left_blocks), pad_batches(parts.incremental(left_blocks=left_blocks))):
         together = run_together(parts, engine, UTTERANCES[1])
         for seed, ((prompt, length), mel) in enumerate(zip(UTTERANCES[1], together, strict=True)):
             assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
@@ -68,7 +55,7 @@ def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batchin
     schedule = HopSchedule.of(StreamConfig(), config.flow)
     sessions = [Session(healthy, config, schedule, batching.open(healthy), 0) for _ in range(3)]
     with torch.inference_mode():
-        batching._streams[sessions[1].flow_handle].contexts.fill_(torch.nan)
+        batching._streams[sessions[1].flow_handle].conv_state.fill_(torch.nan)
     for length, session in zip((60, 140, 60), sessions, strict=True):
         session.push(some_tokens(length))
         session.end()
@@ -83,9 +70,9 @@ def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batchin
         batching.close(session.flow_handle)
 
 
-def test_a_batch_takes_the_smallest_prepared_shape_that_fits() -> None:
-    assert BatchShape(1, 2, 3).fits(BatchShape(1, 2, 3))
-    assert not BatchShape(1, 2, 4).fits(BatchShape(4, 2, 3))
-    assert likely_shapes([1, 4, 1], 9, 3) == [
-        BatchShape(streams, hop, past) for streams in (1, 2, 4) for hop in (1, 4) for past in (4, 8, 16)
+def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:
+    assert BatchSize(1, 2, 3).fits(BatchSize(1, 2, 3))
+    assert not BatchSize(1, 2, 4).fits(BatchSize(4, 2, 3))
+    assert exported_buckets(4, 9, 3) == [
+        BatchSize(streams, length, past) for streams in (1, 2, 4) for length in (1, 2, 4) for past in (4, 8, 16)
     ]

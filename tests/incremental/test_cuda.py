@@ -13,9 +13,9 @@ import torch
 from tests.incremental.rig import a_voice, some_tokens
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.engines.cuda_graphs import SWITCH
-from token2wav.engines.packed_solver import PackedChunkSolver
-from token2wav.engines.torch_engine import TorchChunkSolver
+from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.execution.runner import GraphRunner
+from token2wav.execution.torch_step import TorchStep
 from token2wav_export.verify import stream_mel
 
 MEL = 2e-4  # of float32: other kernels sum in another order
@@ -46,7 +46,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_captured_graphs_equal_the_cpu(reference: Token2Wav, precision: str) -> None:
     model = load(precision)
-    assert isinstance(model.pipeline.flow._solvers[10], PackedChunkSolver)  # type: ignore[attr-defined]
+    assert isinstance(model.pipeline.flow._runners[10], GraphRunner)  # type: ignore[attr-defined]
     for prompt, length in CASES:
         tokens, voice = some_tokens(length), a_voice(prompt)
         mel, expected = stream_mel(model, tokens, voice), stream_mel(reference, tokens, voice)
@@ -58,7 +58,7 @@ def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) ->
     captured = load(precision)
     monkeypatch.setenv(SWITCH, "0")
     eager = load(precision)
-    assert isinstance(eager.pipeline.flow._solvers[10], TorchChunkSolver)  # type: ignore[attr-defined]
+    assert isinstance(eager.pipeline.flow._runners[10].step, TorchStep)  # type: ignore[attr-defined]
     for prompt, length in CASES:
         tokens, voice = some_tokens(length), a_voice(prompt)
         mel, expected = stream_mel(captured, tokens, voice), stream_mel(eager, tokens, voice)

@@ -11,11 +11,11 @@ from tests.incremental.rig import AUDIO, Parts
 from tests.incremental.test_packed_vocoder import Utterance, run
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.engines.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.engines.device import keep_arithmetic_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_shapes import likely_windows
+from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.streaming.pipeline import _on_host
 from token2wav.vocoder.incremental import IncrementalHiFT
 from token2wav.vocoder.stream_rows import RowLayout

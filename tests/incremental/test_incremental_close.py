@@ -52,12 +52,12 @@ def test_pages_are_released_once_and_after_the_computation(parts: Parts, held: H
         for _ in range(2):
             stream.close()
         assert (engine.open_streams, engine.pool.used, held.released) == (0, used, [])
-        assert engine.prompts.referenced == 1
+        assert engine.prefixes.referenced == 1
         held.go_on.set()
         running.result(timeout=PATIENCE_SECONDS)
     assert len(held.released) == len(set(held.released)) == used - 1  # the prompt's page stays
     stream.close()
-    assert (engine.prompts.referenced, len(held.released)) == (0, used - 1)
+    assert (engine.prefixes.referenced, len(held.released)) == (0, used - 1)
     assert unreferenced_evicted(engine) == 0
     with pytest.raises(StreamClosedError):
         stream.push(some_tokens(60))

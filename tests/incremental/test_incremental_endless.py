@@ -28,10 +28,10 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
         seen.append(
             (
                 engine.pool.used,
-                len(flow.pages) + len(flow.reserve),
-                len(flow.pages),
+                flow.blocks.held,
+                len(flow.blocks.own),
                 len(flow.tokens),
-                flow.contexts.untyped_storage().nbytes(),
+                flow.conv_state.untyped_storage().nbytes(),
                 vocoder.mel.untyped_storage().nbytes(),
                 vocoder.source.untyped_storage().nbytes(),
                 len(session._tokens._tokens),

@@ -20,7 +20,7 @@ from tests.incremental.rig import (
 )
 from tests.support.golden import TINY
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.flow.cache import CacheLayout
+from token2wav.cache.paged_kv_cache import CacheLayout
 
 FIXED = StreamConfig(hop="fixed", hop_tokens=25, max_hop_tokens=25)
 
@@ -40,7 +40,7 @@ def test_voice_that_does_not_fit_is_refused_and_leaves_nothing(parts: Parts) -> 
     for prompt in (78, 128):  # 3 pages of prompt leave none for a stream; 5 do not fit at all
         with pytest.raises(LimitError, match="cache"):
             engine.open(a_voice(prompt))
-    assert (engine.open_streams, engine.prompts.referenced, unreferenced_evicted(engine)) == (0, 0, 0)
+    assert (engine.open_streams, engine.prefixes.referenced, unreferenced_evicted(engine)) == (0, 0, 0)
     engine.close(engine.open(a_voice(0)))
 
 
@@ -110,9 +110,9 @@ def test_idle_voices_make_room(parts: Parts) -> None:
     engine = parts.incremental(pages=7, solver=solver)
     for prompt in (53, 54):  # 2 pages each
         engine.close(engine.open(a_voice(prompt)))
-    assert (engine.pool.used, len(engine.prompts)) == (4, 2)
+    assert (engine.pool.used, len(engine.prefixes)) == (4, 2)
     flow_mel(parts, engine, [some_tokens(100)], a_voice(0), FIXED)  # 4 pages
-    assert [len(engine.prompts), engine.prompts.computed] == [2, 3]  # the older one went; an empty one came
+    assert [len(engine.prefixes), engine.prefixes.computed] == [2, 3]  # the older one went; an empty one came
     calls = solver.calls
     engine.close(engine.open(a_voice(54)))
     assert solver.calls == calls
@@ -127,6 +127,6 @@ def test_voices_in_use_are_not_given_up(parts: Parts) -> None:
     with pytest.raises(LimitError, match="cache"):
         engine.open(a_voice(0))
     assert off(utterance.push(tokens).finish().mel, parts.whole(tokens, a_voice(53))) <= MEL
-    assert engine.prompts.referenced == 1
+    assert engine.prefixes.referenced == 1
     utterance.close()
     assert unreferenced_evicted(engine) == 0

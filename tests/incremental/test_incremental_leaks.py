@@ -70,7 +70,7 @@ def held(model: Token2Wav, engine: CachedFlowEngine) -> list[int]:
         model.pipeline.open_streams,
         engine.open_streams,
         engine._recompute.open_streams,
-        engine.prompts.referenced,
+        engine.prefixes.referenced,
         unreferenced_evicted(engine),
     ]
 
@@ -148,6 +148,6 @@ def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) ->
     assert outgrown > 100
     for utterance in running:
         utterance.close()
-    assert [engine.open_streams, engine._recompute.open_streams, engine.prompts.referenced] == [0, 0, 0]
+    assert [engine.open_streams, engine._recompute.open_streams, engine.prefixes.referenced] == [0, 0, 0]
     assert unreferenced_evicted(engine) == 0
     assert engine.pool.acquire(14) == list(range(14))

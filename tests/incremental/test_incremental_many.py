@@ -62,5 +62,5 @@ def test_streams_of_several_threads(parts: Parts) -> None:
         mels = list(threads.map(run, range(8)))
     for seed, mel in enumerate(mels):
         assert off(mel, parts.whole(some_tokens(60, seed), a_voice((0, 28, 41)[seed % 3]))) <= MEL
-    assert engine.prompts.computed == 3
-    assert (engine.open_streams, engine.prompts.referenced) == (0, 0)
+    assert engine.prefixes.computed == 3
+    assert (engine.open_streams, engine.prefixes.referenced) == (0, 0)

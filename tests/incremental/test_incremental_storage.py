@@ -8,7 +8,7 @@ import torch
 
 from tests.incremental.rig import MEL, Mel, Parts, a_voice, flow_mel, off, portions, some_tokens
 from token2wav import StreamConfig
-from token2wav.flow.cache import BRANCHES, CacheLayout, KeyValueStore, StepMemory, Storage
+from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 
 STORAGES: list[Storage] = ["float32", "float16", "int8"]
 # Error of a value relative to the largest of its vector: half a unit of 11 bits of mantissa, half a step of 127.
@@ -42,41 +42,38 @@ def assert_close(value: torch.Tensor, reference: torch.Tensor, storage: Storage)
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("pages", [[3], [1, 2, 3], [5, 0, 2], [4, 3]], ids=str)
 def test_what_is_written_is_read(storage: Storage, pages: list[int]) -> None:
-    store = KeyValueStore(a_layout(storage), 6, torch.device("cpu"))
+    store = PagedKVCache(a_layout(storage), 6, torch.device("cpu"))
     written = {}
     for step in range(2):
         for layer in range(2):
             k, v = (values(4 * len(pages), 10 * step + 2 * layer + which) for which in (0, 1))
-            store.write(step, layer, store.index(pages), k, v)
+            store.layer(step, layer).write(store.index(pages), k.unflatten(1, (-1, 4)), v.unflatten(1, (-1, 4)))
             written[step, layer] = k, v
     for (step, layer), (k, v) in written.items():
-        for value, reference in zip(store.read(step, layer, store.index(pages)), (k, v), strict=True):
+        view = store.layer(step, layer)
+        for value, reference in zip(view.read(store.index(pages), 4 * len(pages)), (k, v), strict=True):
             assert_close(value, reference, storage)
+        assert torch.equal(view.read(store.index(pages), 3)[1], view.read(store.index(pages), 4)[1][:, :3])
         for at, page in enumerate(pages):  # one by one, whatever lies between them
             assert torch.equal(
-                store.read(step, layer, store.index([page]))[0],
-                store.read(step, layer, store.index(pages))[0].split(4, 1)[at],
+                view.read(store.index([page]), 4)[0],
+                view.read(store.index(pages), 4 * len(pages))[0].split(4, 1)[at],
             )
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_last_block_is_padded(storage: Storage) -> None:
-    store = KeyValueStore(a_layout(storage), 4, torch.device("cpu"))
-    past, new = values(4, 0), values(6, 1)
-    store.write(1, 0, store.index([2]), past, past)
-    contexts = torch.empty(2, BRANCHES, 1, 0, 0)  # of one chunk
-    k, v = StepMemory(store, 1, store.index([0, 3]), store.index([2, 0, 3]), contexts).extend_attention(0, new, new)
-    assert torch.equal(k, v)
-    assert k.shape == (BRANCHES, 12, 16)
-    assert_close(k[:, :10], torch.cat((past, new), dim=1), storage)
-    assert not k[:, 10:].any()
+def test_pages_that_follow_one_another_are_read_in_place() -> None:
+    store = PagedKVCache(a_layout("float32"), 6, torch.device("cpu"))
+    data = store.layer(1, 0).data
+    for pages, in_place in (([2, 3], True), ([3, 2], False)):
+        k, _ = store.layer(1, 0).read(store.index(pages), 7)
+        assert (data.data_ptr() <= k.data_ptr() < data.data_ptr() + data.nbytes) == in_place
 
 
 def test_bytes_of_a_page_are_those_of_its_tensors() -> None:
     for storage in STORAGES:
         layout = a_layout(storage)
-        store = KeyValueStore(layout, 3, torch.device("cpu"))
-        scale = 0 if store._scale is None else store._scale.nbytes
+        store = PagedKVCache(layout, 3, torch.device("cpu"))
+        scale = 0 if store._scales is None else store._scales.nbytes
         assert store._data.nbytes + scale == (3 + 2) * layout.page_bytes  # two are for padding
 
 

@@ -19,12 +19,12 @@ def test_second_stream_of_a_voice_computes_nothing_of_it(parts: Parts) -> None:
     solver = CountingSolver()
     engine = parts.incremental(solver=solver)
     first = engine.open(a_voice(PREFILLED))
-    assert (engine.prompts.computed, solver.calls) == (1, 2)
+    assert (engine.prefixes.computed, solver.calls) == (1, 2)
     used = engine.pool.used
     engine.close(engine.open(a_voice(PREFILLED)))
     engine.close(first)
     engine.close(engine.open(a_voice(PREFILLED)))
-    assert (engine.prompts.computed, solver.calls) == (1, 2)
+    assert (engine.prefixes.computed, solver.calls) == (1, 2)
     assert used == 5 + RESERVED
 
 
@@ -50,10 +50,10 @@ def test_equal_content_is_one_voice(parts: Parts) -> None:
     voice = a_voice(28)
     copy = Voice(list(voice.prompt_tokens), voice.prompt_mel.astype(np.float64), voice.speaker_embedding.copy())
     handles = [engine.open(voice), engine.open(copy)]
-    assert (engine.prompts.computed, engine.prompts.referenced, len(engine.prompts)) == (1, 1, 1)
+    assert (engine.prefixes.computed, engine.prefixes.referenced, len(engine.prefixes)) == (1, 1, 1)
     for handle in handles:
         engine.close(handle)
-    assert engine.prompts.referenced == 0
+    assert engine.prefixes.referenced == 0
 
 
 @pytest.mark.parametrize("changed", ["prompt_tokens", "prompt_mel", "speaker_embedding"])
@@ -65,7 +65,7 @@ def test_voices_that_differ_anywhere_are_not_shared(parts: Parts, changed: str) 
     for voice in (a_voice(28), other):
         mel = flow_mel(parts, engine, [some_tokens(30)], voice)
         assert off(mel, parts.whole(some_tokens(30), voice)) <= MEL
-    assert engine.prompts.computed == 2
+    assert engine.prefixes.computed == 2
 
 
 def test_voice_opened_by_20_threads_is_computed_once(parts: Parts) -> None:
@@ -79,10 +79,10 @@ def test_voice_opened_by_20_threads_is_computed_once(parts: Parts) -> None:
 
     with ThreadPoolExecutor(20) as threads:
         handles = list(threads.map(open_stream, range(20)))
-    assert (engine.prompts.computed, solver.calls, engine.open_streams) == (1, 1, 20)
+    assert (engine.prefixes.computed, solver.calls, engine.open_streams) == (1, 1, 20)
     for handle in handles:
         engine.close(handle)
-    assert (engine.prompts.referenced, engine.pool.used) == (0, 1)
+    assert (engine.prefixes.referenced, engine.pool.used) == (0, 1)
 
 
 def test_voice_that_failed_can_be_tried_again(parts: Parts) -> None:
@@ -93,6 +93,6 @@ def test_voice_that_failed_can_be_tried_again(parts: Parts) -> None:
     engine = parts.incremental(solver=CountingSolver(fail))
     with pytest.raises(RuntimeError, match="it broke"):
         engine.open(a_voice(PREFILLED))
-    assert (engine.pool.used, len(engine.prompts), engine.open_streams) == (0, 0, 0)
+    assert (engine.pool.used, len(engine.prefixes), engine.open_streams) == (0, 0, 0)
     mel = flow_mel(parts, engine, [some_tokens(30)], a_voice(PREFILLED))
     assert off(mel, parts.whole(some_tokens(30), a_voice(PREFILLED))) <= MEL

@@ -16,11 +16,10 @@ import torch
 from tests.incremental.rig import MEL, Mel, a_voice, off, some_tokens
 from tests.support.batches import spoken_together
 from tests.support.golden import TINY
-from tests.support.packing import on_torch
+from tests.support.packing import pad_batches
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.checkpoint import load_flow, load_flow_noise
-from token2wav.engines.packed_solver import PackedChunkSolver
 from token2wav.flow.solver import solver_times, time_grid
 from token2wav.flow_config import ScheduleConfig
 from token2wav.model_config import ModelConfig
@@ -157,9 +156,8 @@ def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> Non
     folder, voice = edited(tmp_path / "model", guidance=guidance), a_voice(40)
     model = Token2Wav.load(folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64))
     flow: Any = model.pipeline.flow
-    tables, store, module = flow._solvers[3]._tables, flow._solvers[3]._store, flow._flow
     whole = model.mel(TOKENS, voice)
-    flow._solvers[3] = PackedChunkSolver(on_torch(module.estimator, module.config.estimator, tables, store), tables)
+    pad_batches(flow)
     assert off(stream_mel(model, TOKENS, voice, 3), whole) <= MEL
 
 

@@ -23,19 +23,20 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from token2wav.engines.paged_batch import room_for_contexts
-from token2wav.flow.cache import CacheLayout, KeyValueStore
-from token2wav.kernels import chunk_table
-from token2wav.kernels.attention import paged_attention
-from token2wav.kernels.cache_writes import store_keys_values
-from token2wav.kernels.norms import gated_norm, modulated_norm
-from token2wav.kernels.position_convolution import PositionConvolution
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.execution import block_table
+from token2wav.execution.batch import conv_states
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.model_config import ModelConfig
 
 CONFIG = ModelConfig.read(Path(__file__).parents[1] / "data" / "full_size").flow.estimator
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
-# Streams and blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
-BATCHES = ((1, 1), (3, 2), (16, 6))
+FRAMES = CONFIG.static_chunk_size
+# Blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
+BATCHES = (1, 3, 16)
 _WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
 
 
@@ -76,28 +77,30 @@ def compiled(work: Callable[[], None]) -> Iterator[Any]:
 
 def on_pages(storage: str) -> None:
     """Calls the kernels whose types depend on how pages are kept."""
-    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, CONFIG.static_chunk_size, storage)  # type: ignore[arg-type]
-    for streams, blocks in BATCHES:
-        pages = KeyValueStore(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
-        table = torch.zeros(streams, chunk_table.table_width(512 + blocks), dtype=torch.int32)
-        frames, kind = blocks * CONFIG.static_chunk_size, TYPES[storage]
-        cos, sin = (torch.zeros(streams, frames, CONFIG.dim_head) for _ in range(2))
-        qkv = torch.zeros(2 * streams, frames, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
-        store_keys_values(qkv, pages, cos, sin, table)
-        paged_attention(qkv, pages, cos, sin, table, blocks - 2)
-        x, gate = torch.zeros(2 * streams, frames, CONFIG.dim), torch.zeros(CONFIG.dim)
+    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, FRAMES, storage)  # type: ignore[arg-type]
+    for blocks in BATCHES:
+        view = PagedKVCache(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
+        kind, table = TYPES[storage], a_table(blocks)
+        cos, sin = (torch.zeros(blocks, FRAMES, CONFIG.dim_head) for _ in range(2))
+        qkv = torch.zeros(2 * blocks, FRAMES, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
+        store_keys_values(qkv, view, cos, sin, table)
+        paged_attention(qkv, view, cos, sin, table)
+        x, gate = torch.zeros(2 * blocks, FRAMES, CONFIG.dim), torch.zeros(CONFIG.dim)
         gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
 
 
 def on_positions() -> None:
     """Calls the kernels that work in float32 whatever is kept."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
-    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, CONFIG.static_chunk_size)
-    for streams, blocks in BATCHES:
-        before, after = room_for_contexts(streams, CONFIG, layout, torch.device("cpu"))[:, :, 0, 1]
-        table = torch.zeros(streams, chunk_table.table_width(512 + blocks), dtype=torch.int32)
-        x = torch.zeros(2 * streams, blocks * CONFIG.static_chunk_size, CONFIG.dim)
-        PositionConvolution(conv)(x, before, after, table)
+    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, FRAMES)
+    for blocks in BATCHES:
+        state = conv_states(blocks, CONFIG, layout, torch.device("cpu"))[:, 0, 1]
+        x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
+        PositionConvolution(conv)(x, state, a_table(blocks))
+
+
+def a_table(blocks: int) -> torch.Tensor:
+    return torch.zeros(blocks, block_table.HEADER + 512 + blocks, dtype=torch.int32)
 
 
 def resources(cubin: bytes) -> tuple[str, str]:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from token2wav.engines.paged_batch import fill_table
-from token2wav.engines.work import ChunkWork, Past
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.execution import block_table
+from token2wav.execution.batch import Block
+from token2wav.execution.kernels import attention
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.flow import dit
-from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
-from token2wav.flow.masks import BlockMask
-from token2wav.kernels import attention, chunk_table
-from token2wav.kernels.attention import paged_attention
-from token2wav.kernels.cache_writes import store_keys_values
-from token2wav.kernels.norms import gated_norm, modulated_norm
-from token2wav.kernels.position_convolution import PositionConvolution
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
@@ -60,108 +56,105 @@ def test_norms(dim: int, dtype: torch.dtype) -> None:
     )
 
 
-def a_work(start: int, frames: int, past: Sequence[tuple[int, int]], prefix: int, new: list[int]) -> ChunkWork:
-    """A chunk of which only place and pages matter; `past` has blocks and their pages."""
-    nothing = torch.empty(1, frames)
-    seen = Past([block for block, _ in past], [page for _, page in past], prefix)
-    return ChunkWork(nothing, nothing, nothing, nothing, start, seen, new, nothing)
-
-
-WORKS = [
-    a_work(0, 2 * BLOCK, [], 0, [7, 2]),
-    a_work(4 * BLOCK, BLOCK + 3, [(0, 9), (1, 4), (2, 0), (3, 5)], 2, [11, 1]),
+# A chunk of two blocks at the start of its utterance, one block in the middle of another, and a chunk that ends with a
+# block that is not full, after a past of which a window shows a part. Then a row that stands for no block.
+BLOCKS = [
+    Block(start=0, valid=BLOCK, before=0, chunk=0, last=False, pages=[7]),
+    Block(start=BLOCK, valid=BLOCK, before=BLOCK, chunk=0, last=True, pages=[7, 2]),
+    Block(start=3 * BLOCK, valid=BLOCK, before=0, chunk=1, last=True, pages=[9, 4, 0, 11]),
+    Block(start=6 * BLOCK, valid=BLOCK, before=0, chunk=2, last=False, pages=[9, 3, 1]),
+    Block(start=7 * BLOCK, valid=BLOCK, before=BLOCK, chunk=2, last=False, pages=[9, 1, 8]),
+    Block(start=8 * BLOCK, valid=3, before=2 * BLOCK, chunk=2, last=True, pages=[9, 8, 6]),
 ]
-STREAMS, FRAMES = 3, 2 * BLOCK + 4  # room for one more, and for more frames
+CHUNKS, ROWS = 3, len(BLOCKS) + 1
 
 
 def a_table() -> torch.Tensor:
-    table = np.full((STREAMS, chunk_table.table_width(8)), 99, np.int32)
-    fill_table(table, WORKS, BLOCK)
-    return torch.tensor(table, device=DEVICE)
+    table = torch.full((ROWS, block_table.HEADER + 8), 99, dtype=torch.int32)
+    table[len(BLOCKS), : block_table.HEADER] = 0
+    for row, block in zip(table, BLOCKS, strict=False):
+        row[: block_table.HEADER + len(block.pages)] = torch.tensor(block.row)
+    return table.to(DEVICE)
 
 
-def angles(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(chunk_table.positions(table, FRAMES))
+def angles() -> dit.Rope:
+    """(ROWS, BLOCK, DIM_HEAD) each."""
+    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(block_table.positions(a_table(), BLOCK))
 
 
-def a_store(storage: Storage) -> KeyValueStore:
-    return KeyValueStore(CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage), PAGES, DEVICE)
+def a_cache(storage: Storage) -> PagedKVCache:
+    return PagedKVCache(CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage), PAGES, DEVICE)
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Keys or queries (2 * ROWS, BLOCK, INNER) with their positions, by branches."""
+    cos, sin = angles()
+    return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(0, (2, ROWS))
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_keys_and_values_are_stored_in_the_pages_of_their_chunk(storage: Storage) -> None:
-    store, table = a_store(storage), a_table()
-    pages = store.layer(0, 0)
-    for tensor in (pages.keys, pages.values):
-        tensor.fill_(77)
-    qkv, (cos, sin) = random(2 * STREAMS, FRAMES, 3 * INNER), angles(table)
-    store_keys_values(qkv, pages, cos, sin, table)
+def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storage) -> None:
+    cache = a_cache(storage)
+    view = cache.layer(0, 0)
+    view.data.fill_(77)
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    store_keys_values(qkv, view, *angles(), a_table())
     _, keys, values = qkv.chunk(3, dim=2)
-    keys = dit.rotate_first_head(keys, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1))
-    for stream, work in enumerate(WORKS):
-        for branch in range(2):
-            row = branch * STREAMS + stream
-            found = store.read(0, 0, store.index(work.new))
-            for wanted, kept in zip((keys, values), found, strict=True):
-                assert (kept[branch, : work.frames] - wanted[row, : work.frames]).abs().max() <= STEP[storage]
-                assert not kept[branch, work.frames :].any(), "the rest of a last block"
-    untouched = sorted(set(range(PAGES)) - {page for work in WORKS for page in work.new})
-    assert (pages.keys[:, untouched] == 77).all()
-    assert (pages.values[:, untouched] == 77).all()
+    for row, block in enumerate(BLOCKS):
+        found = view.read(cache.index(block.pages[-1:]), block.valid)
+        for wanted, kept in zip((rotated(keys), values.unflatten(0, (2, ROWS))), found, strict=True):
+            assert (kept - wanted[:, row, : block.valid]).abs().max() <= STEP[storage]
+        assert (view.data[:, :, block.pages[-1], block.valid :] == 77).all(), "the rest of a block"
+    untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
+    assert (view.data[:, :, untouched] == 77).all()
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-@pytest.mark.parametrize(("left_blocks", "wide"), [(-1, False), (-1, True), (0, False), (1, True)])
-def test_attention_reads_pages(storage: Storage, left_blocks: int, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_attention_reads_the_pages_of_a_table(storage: Storage, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
-    store, table = a_store(storage), a_table()
-    pages, (cos, sin) = store.layer(0, 0), angles(a_table())
-    held = [page for work in WORKS for page in (*work.past.pages, *work.new)]
-    store.write(0, 0, store.index(held), *(random(2, len(held) * BLOCK, INNER) for _ in range(2)))
-    qkv = random(2 * STREAMS, FRAMES, 3 * INNER)
-    found = paged_attention(qkv, pages, cos, sin, table, left_blocks).unflatten(0, (2, STREAMS))
-    queries = dit.rotate_first_head(qkv[..., :INNER], cos.repeat(2, 1, 1), sin.repeat(2, 1, 1))
-    for stream, work in enumerate(WORKS):
-        own = [work.start // BLOCK, work.start // BLOCK + 1]
-        keys = torch.cat([torch.arange(BLOCK) + block * BLOCK for block in (*work.past.blocks, *own)])
-        end = work.start + work.frames
-        mask = BlockMask(BLOCK, left_blocks, work.past.prefix_blocks)
-        allowed = mask.allows(torch.arange(work.start, end), keys) & (keys < end)
-        k, v = store.read(0, 0, store.index([*work.past.pages, *work.new]))
-        q = queries.unflatten(0, (2, STREAMS))[:, stream, : work.frames]
-        q, k, v = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
-        wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed.to(DEVICE)).transpose(1, 2).flatten(2)
-        assert (found[:, stream, : work.frames] - wanted).abs().max() <= EXACT
-        assert not found[:, stream, work.frames :].any()
-    assert not found[:, len(WORKS) :].any()
+    cache = a_cache(storage)
+    view = cache.layer(0, 0)
+    view.write(cache.index(list(range(PAGES))), *(random(2, PAGES, BLOCK, INNER) for _ in range(2)))
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    found = paged_attention(qkv, view, *angles(), a_table()).unflatten(0, (2, ROWS))
+    queries = rotated(qkv[..., :INNER])
+    for row, block in enumerate(BLOCKS):
+        k, v = view.read(cache.index(block.pages), (len(block.pages) - 1) * BLOCK + block.valid)
+        q, k, v = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in (queries[:, row, : block.valid], k, v))
+        wanted = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        assert (found[:, row, : block.valid] - wanted).abs().max() <= EXACT
+        assert not found[:, row, block.valid :].any()
+    assert not found[:, len(BLOCKS) :].any()
 
 
 @pytest.mark.parametrize("width", [3, 16])
 def test_position_convolution(width: int) -> None:
-    groups, taps = 4, 31
+    groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
     conv = torch.nn.Conv1d(groups * width, groups * width, taps, groups=groups, device=DEVICE).requires_grad_(False)
     conv.weight.mul_(3)
-    x, table = 4 * random(2 * STREAMS, FRAMES, groups * width), a_table()
-    # As they lie in a batch: of one ODE step and one of two convolutions.
-    before, after = (random(STREAMS, 3, 2, 2, groups * width, taps - 1)[:, 1, 1] for _ in range(2))
-    untouched = after.clone()
-    found = PositionConvolution(conv)(x, before, after, table).unflatten(0, (2, STREAMS))
-    for stream, work in enumerate(WORKS):
-        own = x.unflatten(0, (2, STREAMS))[:, stream, : work.frames].transpose(1, 2)
-        extended = torch.cat((before[stream], own), dim=2)
+    x = 4 * random(2 * ROWS, BLOCK, groups * width)
+    # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more chunk.
+    state = random(CHUNKS + 1, 3, 2, 2, groups * width, taps - 1)[:, 1, 1]
+    before = state.clone()
+    found = PositionConvolution(conv)(x, state, a_table()).unflatten(0, (2, ROWS))
+    for chunk in range(CHUNKS):
+        rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
+        own = torch.cat([x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1)
+        extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
         wanted = F.mish(conv(extended)).transpose(1, 2)
-        torch.testing.assert_close(found[:, stream, : work.frames], wanted, atol=1e-5, rtol=1e-5)
-        assert torch.equal(after[stream], extended[:, :, -(taps - 1) :])
-    assert torch.equal(after[2], before[2]), "a stream that is not there"
-    assert not torch.equal(after, untouched)
+        result = torch.cat([found[:, row, : block.valid] for row, block in rows], dim=1)
+        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+        assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
+    assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"
 
 
 def test_what_cannot_be_seen_may_be_nan() -> None:
-    store, table = a_store("float32"), a_table()
-    pages, (cos, sin) = store.layer(0, 0), angles(a_table())
-    qkv = random(2 * STREAMS, FRAMES, 3 * INNER)
-    for tensor in (pages.keys, pages.values):
-        tensor.fill_(torch.nan)
-    store.write(0, 0, store.index(WORKS[1].past.pages), *(random(2, 4 * BLOCK, INNER) for _ in range(2)))
-    store_keys_values(qkv, pages, cos, sin, table)
-    assert torch.isfinite(paged_attention(qkv, pages, cos, sin, table, -1)).all()
+    cache = a_cache("float32")
+    view = cache.layer(0, 0)
+    view.data.fill_(torch.nan)
+    past = sorted({page for block in BLOCKS for page in block.pages[:-1]} - {block.pages[-1] for block in BLOCKS})
+    view.write(cache.index(past), *(random(2, len(past), BLOCK, INNER) for _ in range(2)))
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    store_keys_values(qkv, view, *angles(), a_table())
+    assert torch.isfinite(paged_attention(qkv, view, *angles(), a_table())).all()

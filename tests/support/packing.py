@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-import torch
-
-from token2wav.engines.packed import Batch, BatchShape, PackedBatch
-from token2wav.engines.packed_solver import Steps
-from token2wav.engines.torch_steps import TorchSteps
-from token2wav.flow.cache import KeyValueStore
-from token2wav.flow.dit import DiT
-from token2wav.flow.solver import OdeTables
-from token2wav.flow_config import EstimatorConfig
+from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.exported_step import ExportedStep
+from token2wav.execution.runner import GraphRunner, Runner
 
 
-def on_torch(
-    estimator: DiT, config: EstimatorConfig, tables: OdeTables, store: KeyValueStore, left_blocks: int = -1
-) -> Callable[[BatchShape], tuple[Batch, Steps]]:
-    """What `PackedChunkSolver` prepares its shapes with."""
-
-    def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
-        batch = PackedBatch(shape, config, store, left_blocks, torch.device("cpu"))
-        return batch, TorchSteps(batch, estimator, tables, store)
-
-    return prepare
+def pad_batches(engine: CachedFlowEngine, buckets: Sequence[BatchSize] = ()) -> CachedFlowEngine:
+    """Makes an engine run the step that is exported, on torch, in buckets if there are any."""
+    for steps, runner in engine._runners.items():
+        step = ExportedStep(engine._flow, runner.step.tables, runner.step.cache)
+        engine._runners[steps] = GraphRunner(step, buckets, None) if buckets else Runner(step)
+    return engine

@@ -14,9 +14,9 @@ from tests.unit.material import TINY
 from token2wav import RuntimeConfig, StreamConfig
 from token2wav.engines import build
 from token2wav.engines.choice import Host
-from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.device import check_device, cuda_cache_bytes, device_named, entered, keep_arithmetic_exact
 from token2wav.errors import ConfigError, DeviceLostError
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.flow.frontend import as_product
 from token2wav.model_config import ModelConfig
 

@@ -22,8 +22,8 @@ from benchmarks.gpu.streams import longest_gap, next_number
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
+from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.engines.base import CacheUsage
-from token2wav.flow.cache import CacheLayout
 from token2wav.flow.flow import Flow
 from token2wav.hift_config import HiFTConfig
 from token2wav.model_config import ModelConfig

@@ -29,7 +29,7 @@ FLOORS = [
     {"token2wav.model", "token2wav.utterance"},
     {"token2wav.streaming", "token2wav.policy"},
     {"token2wav.engines"},
-    {"token2wav.kernels"},
+    {"token2wav.execution"},
     {"token2wav.cache"},
     {"token2wav.checkpoint"},
     {"token2wav.vocoder", "token2wav.flow"},

@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.checkpoint import load_flow, load_flow_noise, load_source_noise, load_vocoder
 from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, chunk_solver
-from token2wav.engines.cuda_graphs import GraphPool, graphs_enabled
+from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, runner
 from token2wav.engines.device import cache_bytes, keep_arithmetic_exact
 from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
@@ -22,7 +22,7 @@ from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.engines.window_engine import WindowFlowEngine
 from token2wav.engines.window_shapes import likely_windows
 from token2wav.errors import ConfigError
-from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
+from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.flow.flow import Flow
 from token2wav.flow.guided import GuidedSolver
 from token2wav.flow.noise import FlowNoise
@@ -151,18 +151,17 @@ def cached_flow_engine(
     """
     layout = CacheLayout.of(flow.config, storage, max(solvers))
     device = flow.spk_embed_affine_layer.weight.device
-    store = KeyValueStore(layout, cache_bytes // layout.page_bytes, device)
+    cache = PagedKVCache(layout, cache_bytes // layout.page_bytes, device)
     with torch.inference_mode():
-        chunks = {
-            steps: chunk_solver(graphs, flow, solver, store, left_blocks, longest_hop, pool)
-            for steps, solver in solvers.items()
+        runners = {
+            steps: runner(graphs, flow, solver.tables, cache, longest_hop, pool) for steps, solver in solvers.items()
         }
     recompute = RecomputeFlowEngine(flow, noise, solvers, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt)
     return CachedFlowEngine(
         flow,
         noise,
-        chunks,
-        store,
+        runners,
+        cache,
         recompute,
         left_blocks=left_blocks,
         keep_prompt=keep_prompt,

@@ -2,7 +2,7 @@
 
 Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
 prompt are computed once per voice and shared. The result is that of `RecomputeFlowEngine` up to float rounding. This
-module decides what is kept and for whom; the arithmetic is a `ChunkSolver`'s.
+module decides what is kept and for whom; the arithmetic is a `Runner`'s.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
+from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.prefix_cache import Prefix, PrefixCache
+from token2wav.cache.stream_blocks import StreamBlocks
 from token2wav.engines.base import CacheUsage, FlowChunk
 from token2wav.engines.handles import HandleTable
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
-from token2wav.engines.work import ChunkSolver, ChunkWork, Past
-from token2wav.engines.work_maker import WorkMaker
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.flow.cache import KeyValueStore
+from token2wav.execution.batch import ChunkInput
+from token2wav.execution.runner import Runner
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow.flow import Flow
 from token2wav.flow.masks import BlockMask
@@ -37,13 +38,12 @@ _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothin
 
 @dataclass(eq=False)
 class _Prompt:
-    """What all streams of a voice share."""
+    """What all streams of a voice and a number of ODE steps share."""
 
-    blocks: int
-    pages: list[int]
-    contexts: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
+    conv_state: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
+    pages: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -52,13 +52,11 @@ class _Stream:
 
     voice: Voice
     steps: int
-    prompt: Prefix[_Prompt]
-    content: _Prompt
-    contexts: torch.Tensor
+    prefix: Prefix[_Prompt]
+    prompt: _Prompt
+    blocks: StreamBlocks
+    conv_state: torch.Tensor
     next_frame: int
-    first_block: int  # of `pages`
-    pages: list[int] = field(default_factory=list)  # of finished blocks after the prompt's
-    reserve: list[int] = field(default_factory=list)  # pages that are taken already, for the blocks to come
     tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
     recomputing: int | None = None  # handle in the recompute engine, once it had to
     busy: bool = False
@@ -75,8 +73,8 @@ class CachedFlowEngine:
     Args:
         flow: on the device that is to be used.
         noise: of the flow.
-        solvers: compute chunks, by number of ODE steps; the usual number comes first.
-        store: memory of the pages, the same that all of them use.
+        runners: compute chunks, by number of ODE steps; the usual number comes first.
+        cache: of keys and values, the same that all of them use.
         recompute: for streams that the pool has no room for, and for whole utterances.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
         keep_prompt: whether the prompt's stay visible.
@@ -88,8 +86,8 @@ class CachedFlowEngine:
         self,
         flow: Flow,
         noise: FlowNoise,
-        solvers: Mapping[int, ChunkSolver],
-        store: KeyValueStore,
+        runners: Mapping[int, Runner],
+        cache: PagedKVCache,
         recompute: RecomputeFlowEngine,
         *,
         left_blocks: int = -1,
@@ -99,18 +97,18 @@ class CachedFlowEngine:
     ) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
-        self._works = WorkMaker(flow, noise)
-        self._solvers = dict(solvers)
-        self._usual = next(iter(solvers))
+        self._noise = noise.to(self._device)
+        self._runners = dict(runners)
+        self._usual = next(iter(runners))
         self._recompute = recompute
         self._left_blocks = left_blocks
         self._keep_prompt = keep_prompt
         self._longest_hop = longest_hop
         self._tail = tail
         self._keeps_tokens = left_blocks < 0 or tail == "full"
-        self._layout = store.layout
-        self.pool = BlockPool(store.pages)
-        self.prompts: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._layout = cache.layout
+        self.pool = BlockPool(cache.pages)
+        self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
         self._streams: HandleTable[_Stream] = HandleTable()
         self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
 
@@ -120,41 +118,32 @@ class CachedFlowEngine:
 
     def usage(self) -> CacheUsage:
         """See `FlowEngine.usage`."""
-        prompts = self.prompts
+        prefixes = self.prefixes
         return CacheUsage(
             capacity=self.pool.capacity,
             used=self.pool.used,
-            shared=prompts.pages,
+            shared=prefixes.pages,
             page_bytes=self._layout.page_bytes,
-            prompt_hits=prompts.acquired - prompts.computed,
-            prompt_misses=prompts.computed,
+            prompt_hits=prefixes.acquired - prefixes.computed,
+            prompt_misses=prefixes.computed,
         )
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
         """See `FlowEngine.open`."""
         steps = steps or self._usual
-        prompt = self.prompts.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
+        prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
+        prompt = prefix.content
+        assert prompt is not None
+        kept = len(prompt.pages) if self._keep_prompt else 0
+        mask = BlockMask(self._layout.block_frames, self._left_blocks, kept)
         try:
-            reserve = self.prompts.take(self._reserved_blocks())
+            blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
         except BaseException:
-            self.prompts.release(prompt)
+            self.prefixes.release(prefix)
             raise
-        content = prompt.content
-        assert content is not None
-        prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens))
-        return self._streams.add(
-            _Stream(
-                voice=voice,
-                steps=steps,
-                prompt=prompt,
-                content=content,
-                contexts=content.contexts.clone(),
-                next_frame=prefix * self._flow.config.token_mel_ratio,
-                first_block=len(content.pages),
-                reserve=reserve,
-            )
-        )
+        next_frame = len(prompt.pages) * self._layout.block_frames
+        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, prompt.conv_state.clone(), next_frame))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -204,24 +193,25 @@ class CachedFlowEngine:
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
-        conditions = self._works.conditions(chunks)
-        works = [self._work_of(*each) for each in zip(streams, chunks, conditions, strict=True)]
-        ready = [(stream.steps, work) for stream, work in zip(streams, works, strict=True) if work is not None]
-        solved = iter(in_groups(ready, lambda each: each[0], self._solve))
+        inputs = [self._next_input(*each) for each in zip(streams, chunks, self._conditions(chunks), strict=True)]
+        ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
+        computed = iter(in_groups(ready, lambda each: each[0], self._run))
         mels = []
-        for stream, chunk, work in zip(streams, chunks, works, strict=True):
-            mel = self._recomputed(stream, chunk) if work is None else next(solved)
+        for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
+            mel = self._recomputed(stream, chunk) if given is None else next(computed)
             stream.next_frame += mel.shape[1]
-            if work is not None:
-                self._finished(stream, chunk)
+            if given is not None:
+                stream.blocks.forget_unseen()
+                if self._keeps_tokens:
+                    stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
             mels.append(mel)
         return mels
 
-    def _solve(self, alike: Sequence[tuple[int, ChunkWork]]) -> list[torch.Tensor]:
+    def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Mels of chunks with as many steps."""
-        return self._solvers[alike[0][0]].solve([work for _, work in alike])
+        return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _work_of(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkWork | None:
+    def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
         """What there is to compute for a chunk, or None if the stream must go on without the cache."""
         first_frame = self._flow.config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
@@ -229,30 +219,58 @@ class CachedFlowEngine:
         if stream.recomputing is not None or (chunk.last and self._tail == "full"):
             return None
         try:
-            new = self._pages_for(stream, chunk)
+            return self._input(chunk, mu, stream.prompt, stream.blocks, stream.conv_state)
         except OutOfBlocksError:
             return None
-        content = stream.content
-        blocks = [*range(len(content.pages)), *range(stream.first_block, stream.first_block + len(stream.pages))]
-        past = self._past(blocks, content.pages + stream.pages, content, chunk.start)
-        stream.pages += new
-        return self._works.work(chunk, mu, content.prompt_mel, content.speaker, past, new, stream.contexts)
 
-    def _past(self, blocks: list[int], pages: list[int], prompt: _Prompt, start: int) -> Past:
-        """Blocks before a chunk that starts at token `start`, without a prompt's that it cannot see."""
-        mask = self._mask(prompt)
-        needed = mask.first_needed(start // self._flow.config.block_tokens)
-        seen = [index for index, block in enumerate(blocks) if block < mask.prefix_blocks or block >= needed]
-        return Past([blocks[index] for index in seen], [pages[index] for index in seen], mask.prefix_blocks)
+    def _input(
+        self, chunk: FlowChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
+    ) -> ChunkInput:
+        """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
+        start, frames = self._flow.config.token_mel_ratio * chunk.start, mu.shape[1]
+        cond = torch.zeros_like(mu)
+        given = prompt.prompt_mel[:, start : start + frames]
+        cond[:, : given.shape[1]] = given
+        tables = blocks.extend(-(-frames // self._layout.block_frames))
+        noise = self._noise.window(start, start + frames)
+        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state)
 
-    def _mask(self, prompt: _Prompt) -> BlockMask:
-        kept = prompt.blocks if self._keep_prompt else 0
-        return BlockMask(self._layout.block_frames, self._left_blocks, kept)
+    def _conditions(self, chunks: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        """Conditions (bands, frames) that the tokens of every chunk make."""
+        if self._device.type == "cpu":
+            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
+            return [self._conditions_alike([chunk])[0] for chunk in chunks]
+        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._conditions_alike)
 
-    def _finished(self, stream: _Stream, chunk: FlowChunk) -> None:
-        self._forget_unseen(stream, chunk)
-        if self._keeps_tokens:
-            stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+    def _conditions_alike(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self._device)
+        return list(self._flow.conditions(tokens, left=alike[0].left, last=alike[0].last))
+
+    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
+        """Computes the blocks that lie wholly in a prompt."""
+        config, size = self._flow.config, self._flow.config.block_tokens
+        state = (self._layout.steps, 2, self._layout.branches, config.estimator.dim, CONTEXT_FRAMES)
+        prompt = _Prompt(
+            conv_state=torch.zeros(state, device=self._device),
+            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
+            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+        )
+        prefix = config.prefix_tokens(len(voice.prompt_tokens))
+        # A prompt that stays in view sees itself whole.
+        mask = BlockMask(self._layout.block_frames, -1 if self._keep_prompt else self._left_blocks)
+        blocks = StreamBlocks(self.prefixes, [], mask, prefix // size)
+        try:
+            for start in range(0, prefix, _PREFILL_BLOCKS * size):
+                stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_len, start)
+                window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
+                chunk = FlowChunk(window, left, start, stop, last=False)
+                [mu] = self._conditions([chunk])
+                self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
+        except BaseException:
+            blocks.release()
+            raise
+        prompt.pages = blocks.own
+        return prompt
 
     def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
         if stream.recomputing is None:
@@ -260,64 +278,9 @@ class CachedFlowEngine:
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
 
-    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
-        """Computes the blocks that lie wholly in a prompt."""
-        config = self._flow.config
-        estimator = config.estimator
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        prefix_blocks = prefix // config.block_tokens
-        prompt = _Prompt(
-            blocks=prefix_blocks,
-            pages=[],
-            contexts=torch.zeros(
-                *(self._layout.steps, 2, self._layout.branches, estimator.dim, CONTEXT_FRAMES), device=self._device
-            ),
-            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
-            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
-        )
-        pages = self.prompts.take(prefix_blocks)
-        try:
-            for done in range(0, prefix_blocks, _PREFILL_BLOCKS):
-                end = min(prefix_blocks, done + _PREFILL_BLOCKS)
-                start, stop = done * config.block_tokens, end * config.block_tokens
-                left = min(config.lookbehind_len, start)
-                window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
-                past = self._past(list(range(done)), pages[:done], prompt, start)
-                chunk = FlowChunk(window, left, start, stop, last=False)
-                [mu] = self._works.conditions([chunk])
-                new = pages[done:end]
-                self._solvers[steps].solve(
-                    [self._works.work(chunk, mu, prompt.prompt_mel, prompt.speaker, past, new, prompt.contexts)]
-                )
-        except BaseException:
-            self.pool.release(pages)
-            raise
-        prompt.pages = pages
-        return prompt
-
-    def _pages_for(self, stream: _Stream, chunk: FlowChunk) -> list[int]:
-        """Pages for the blocks of a chunk, out of the stream's reserve as far as it goes."""
-        config = self._flow.config
-        blocks = -(-(chunk.stop - chunk.start) // config.block_tokens)
-        if blocks > len(stream.reserve):
-            stream.reserve += self.prompts.take(blocks - len(stream.reserve))
-            stream.reserve.sort()
-        new = stream.reserve[:blocks]
-        del stream.reserve[:blocks]
-        return new
-
-    def _forget_unseen(self, stream: _Stream, chunk: FlowChunk) -> None:
-        """Puts pages that no later chunk can see back into the reserve."""
-        block = chunk.stop // self._flow.config.block_tokens
-        unseen = min(len(stream.pages), self._mask(stream.content).first_needed(block) - stream.first_block)
-        if unseen > 0:
-            stream.reserve += stream.pages[:unseen]
-            del stream.pages[:unseen]
-            stream.first_block += unseen
-
     def _start_over(self, stream: _Stream, chunk: FlowChunk) -> int:
         """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
-        self._release_pages(stream)
+        stream.blocks.release()
         prefix = self._flow.config.prefix_tokens(len(stream.voice.prompt_tokens))
         ahead = chunk.tokens[chunk.left :][: self._flow.config.pre_lookahead_len]
         tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
@@ -325,11 +288,8 @@ class CachedFlowEngine:
         return self._recompute.resume(stream.voice, tokens if chunk.start else None, stream.steps)
 
     def _release(self, stream: _Stream) -> None:
-        self._release_pages(stream)
-        self.prompts.release(stream.prompt)
+        """Gives back all that a stream holds: its one end."""
+        stream.blocks.release()
+        self.prefixes.release(stream.prefix)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)
-
-    def _release_pages(self, stream: _Stream) -> None:
-        self.pool.release(stream.pages)
-        self.pool.release(stream.reserve)

@@ -12,19 +12,17 @@ from typing import Literal
 import torch
 
 from token2wav.artifacts import EngineFolder, Precision
+from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config import RuntimeConfig
-from token2wav.engines.cuda_graphs import GraphPool
-from token2wav.engines.exported_steps import ExportedSteps, StepRunner
-from token2wav.engines.packed import Batch, BatchShape, PackedBatch, likely_shapes
-from token2wav.engines.packed_solver import PackedChunkSolver, Steps
 from token2wav.engines.tensorrt_engine import PACKAGES, TensorRTGraph, package, target_of
-from token2wav.engines.torch_engine import TorchChunkSolver
-from token2wav.engines.torch_steps import TorchSteps
-from token2wav.engines.work import ChunkSolver
 from token2wav.errors import ConfigError, EngineUnavailableError
-from token2wav.flow.cache import KeyValueStore
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.exported_step import ExportedStep, StepGraph
+from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.torch_step import TorchStep
 from token2wav.flow.flow import Flow
-from token2wav.flow.solver import EulerSolver
+from token2wav.flow.solver import OdeTables
 from token2wav.flow_config import EstimatorConfig
 from token2wav.model_config import VocoderConfig
 
@@ -36,7 +34,12 @@ EngineName = Literal["torch", "onnx", "tensorrt"]
 _ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
 
 
-_CAPTURED_PAST = 64  # blocks: a minute with the prompt; longer histories run without a graph
+# Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in parts. A table's room
+# for 8.5 minutes with all history costs nothing, since kernels read what is there.
+_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_PAST = 511
+# Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer ones run eagerly.
+_CAPTURED_PAST = 64
 _CAPTURED_STREAMS = 4
 _LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
 _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
@@ -87,7 +90,7 @@ class Graphs:
     """
 
     engine: EngineName
-    step: StepRunner | None = None
+    step: StepGraph | None = None
     vocoder: Callable[..., torch.Tensor] | None = None
 
 
@@ -123,45 +126,55 @@ def choose(host: Host, vocoder: VocoderConfig) -> Graphs:
     raise AssertionError("torch can always be used")
 
 
-def chunk_solver(
-    graphs: Graphs,
-    flow: Flow,
-    solver: EulerSolver,
-    store: KeyValueStore,
-    left_blocks: int,
-    longest_hop: int,
-    pool: GraphPool | None = None,
-) -> ChunkSolver:
-    """What integrates chunks on the engine that was chosen.
+def runner(
+    graphs: Graphs, flow: Flow, tables: OdeTables, cache: PagedKVCache, longest_hop: int, pool: GraphPool | None = None
+) -> Runner:
+    """Runner of chunks on the engine that was chosen.
 
     Args:
         graphs: from `choose`.
         flow: on the device.
-        solver: of its estimator.
-        store: memory of all pages.
-        left_blocks, longest_hop: see `CachedFlowEngine`.
+        tables: of the ODE's schedule.
+        cache: of keys and values.
+        longest_hop: see `CachedFlowEngine`.
         pool: of the model's CUDA graphs; None runs without.
     """
-    device, config = flow.spk_embed_affine_layer.weight.device, flow.config.estimator
+    parts = (flow, tables, cache)
     if graphs.engine == "onnx":
-        pool = None
-    if graphs.engine == "torch" and pool is None:
-        return TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
-    if graphs.engine == "torch" and _kernels_run(config, device):
-        from token2wav.engines.fused_solver import fused_solver  # Triton-language kernels
+        return Runner(ExportedStep(*parts, graphs.step))
+    if pool is None:
+        return Runner(TorchStep(*parts) if graphs.step is None else ExportedStep(*parts, graphs.step))
+    if graphs.step is None and _kernels_run(flow.config.estimator, cache.device):
+        from token2wav.execution.kernel_step import KernelStep  # Triton-language kernels
 
-        return fused_solver(flow, solver.tables, store, left_blocks, longest_hop, pool)
+        return GraphRunner(KernelStep(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
+    buckets = exported_buckets(longest_hop // flow.config.block_tokens, _CAPTURED_PAST, _CAPTURED_STREAMS)
+    return GraphRunner(ExportedStep(*parts, graphs.step), buckets, pool)
 
-    def prepare(shape: BatchShape) -> tuple[Batch, Steps]:
-        batch = PackedBatch(shape, config, store, left_blocks, device)
-        if graphs.step is None or not graphs.step.takes(ExportedSteps.shapes(batch, store)):
-            return batch, TorchSteps(batch, flow.estimator, solver.tables, store)
-        return batch, ExportedSteps(batch, graphs.step, solver.tables, store)
 
-    block = flow.config.block_tokens
-    hops = [1, 2, *range(4, longest_hop // block + 1, 4), longest_hop // block]
-    shapes = likely_shapes(hops, _CAPTURED_PAST, _CAPTURED_STREAMS) if pool else []
-    return PackedChunkSolver(prepare, solver.tables, shapes=shapes, graphs=pool)
+def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
+    """Sizes that take every batch up to some size, not too loosely: powers of two of chunks and of past blocks.
+
+    Args:
+        longest: blocks of the longest chunk.
+        most_past: blocks before a chunk.
+        most_streams: in a batch.
+    """
+    lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
+    return [
+        BatchSize(streams, length, past)
+        for streams in _powers_of_two(1, most_streams)
+        for length in lengths
+        for past in _powers_of_two(4, most_past)
+    ]
+
+
+def _powers_of_two(first: int, last: int) -> list[int]:
+    """From first on, the last of them not below `last`."""
+    values = [first]
+    while values[-1] < last:
+        values.append(2 * values[-1])
+    return values
 
 
 def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:

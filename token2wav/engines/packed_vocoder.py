@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from token2wav.engines.cuda_graphs import GraphPool
 from token2wav.engines.incremental_vocoder import IncrementalVocoderEngine
 from token2wav.engines.plans import Plan, Plans
+from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.groups import in_groups
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from token2wav.engines.cuda_graphs import GraphPool
+from token2wav.execution.cuda_graphs import GraphPool
 
 
 class Shape(Protocol):

@@ -69,7 +69,7 @@ class TensorRTGraph:
 
     @property
     def cache_type(self) -> torch.dtype:
-        """See `StepRunner`."""
+        """See `StepGraph`."""
         half = self._engine.get_tensor_dtype("past_key_0") == self._trt.DataType.HALF
         return torch.float16 if half else torch.float32
 

@@ -52,7 +52,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 class Memory(Protocol):
-    """What the estimator remembers of the frames before those it is given (`flow/cache.py`)."""
+    """What the estimator remembers of the frames before those it is given (`execution/torch_step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""
@@ -123,6 +123,7 @@ class InputEmbedding(nn.Module):
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
+        self._bands = config.mel_dim
         mels = 2 if config.guided is None else 1
         self.proj = nn.Linear(mels * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
         block_frames = None if config.guided is None else config.static_chunk_size
@@ -140,8 +141,20 @@ class InputEmbedding(nn.Module):
         if spks.dim() == 2:
             spks = spks[:, None].expand(-1, x.shape[1], -1)
         mels = (x,) if cond is None else (x, cond)
-        h = self.proj(torch.cat((*mels, mu, spks), dim=-1))  # Q7: this order
+        return self.placed(self.proj(torch.cat((*mels, mu, spks), dim=-1)), memory)  # Q7: this order
+
+    def placed(self, h: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """Adds what tells frames where they are to their projection (B, T, dim)."""
         return self.conv_pos_embed(h, memory) + h
+
+    def of_state(self, x: torch.Tensor) -> torch.Tensor:
+        """Part of the projection that is the state's: (B, T, bands) to (B, T, dim)."""
+        return F.linear(x, self.proj.weight[:, : self._bands])
+
+    def of_conditions(self, cond: torch.Tensor, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
+        """The rest of it, the same at all times of the ODE: cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
+        given = torch.cat((cond, mu, spks[:, None].expand(-1, mu.shape[1], -1)), dim=-1)
+        return F.linear(given, self.proj.weight[:, self._bands :], self.proj.bias)
 
 
 class RotaryEmbedding(nn.Module):
@@ -320,7 +333,17 @@ class DiT(nn.Module):
             (B, bands, T) velocity, float32.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
-        h = self.input_embed(x, cond, mu, spks, memory)
+        return self.velocity_of(self.input_embed(x, cond, mu, spks, memory), modulation, rope, bias, memory)
+
+    def velocity_of(
+        self,
+        h: torch.Tensor,
+        modulation: Modulation,
+        rope: Rope,
+        bias: Bias | LayerBiases,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """`velocity` of frames that are embedded, (B, T, dim)."""
         for block, row, own in zip(self._blocks(), modulation.blocks, self._layer_biases(bias), strict=True):
             h = block(h, row, rope, own, memory)
         scale, shift = modulation.out.unbind(1)

@@ -1,4 +1,4 @@
-"""A causal grouped convolution over chunks that continue what came before them, with its Mish, and what to keep of it.
+"""A causal grouped convolution over blocks that continue what came before them, with its Mish, and what to keep of it.
 
 Without TF32, libraries run grouped convolutions in float32 past the tensor cores; with large batches, by count of
 operations and published rates, that is half as long as all matrix products take. Here a tap is a matrix product of its
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.kernels.chunk_table import FRAMES, OF_A_BATCH
+from token2wav.execution.kernels.columns import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID
 
 # The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
@@ -20,17 +20,17 @@ _NARROWEST = 16  # matrix that the units take; narrower groups are padded
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
 def _convolve(
-    x,  # (R, N, channels)
+    x,  # (branches * blocks, BLOCK_FRAMES, channels)
     weights,  # (taps, groups, inputs, outputs)
     bias,
-    contexts,  # (streams, branches, channels, taps - 1), the first two strided
+    state,  # (chunks, branches, channels, taps - 1), the first two strided
     out,
     table,
-    streams,
-    frames,
+    blocks,
     width,
-    stream_stride,
+    chunk_stride,
     branch_stride,
+    BLOCK_FRAMES: tl.constexpr,
     TAPS: tl.constexpr,
     GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -38,61 +38,65 @@ def _convolve(
     TILE: tl.constexpr,
 ):
     first, group, row = tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2)
-    stream, branch = row % streams, row // streams
-    valid = tl.load(table + stream * width + FRAMES)
+    block, branch = row % blocks, row // blocks
+    own = table + block * width
+    valid, before, chunk = tl.load(own + VALID), tl.load(own + BEFORE), tl.load(own + CHUNK)
     frame, channel = first + tl.arange(0, TILE), tl.arange(0, WIDTH_UP)
     real = channel < WIDTH
     mine = group * WIDTH + channel
-    before = contexts + stream.to(tl.int64) * stream_stride + branch * branch_stride + mine[None, :] * (TAPS - 1)
-    rows = row.to(tl.int64) * frames
+    kept = state + chunk.to(tl.int64) * chunk_stride + branch * branch_stride + mine[None, :] * (TAPS - 1)
+    rows = row.to(tl.int64) * BLOCK_FRAMES
     result = tl.zeros((TILE, WIDTH_UP), tl.float32)
     if first < valid:
         result += tl.load(bias + mine, mask=real, other=0.0)[None, :]
         for tap in range(TAPS):
-            at = frame - (TAPS - 1) + tap
-            inside = ((at >= 0) & (at < valid))[:, None] & real[None, :]
+            at = frame - (TAPS - 1) + tap  # negative in the blocks before, which lie in the rows before
+            inside = ((at >= -before) & (at < valid))[:, None] & real[None, :]
             given = tl.load(x + (rows + at)[:, None] * (GROUPS * WIDTH) + mine[None, :], mask=inside, other=0.0)
-            early = tl.load(before + (at + TAPS - 1)[:, None], mask=(at < 0)[:, None] & real[None, :], other=0.0)
+            early = (at < -before)[:, None] & real[None, :]
+            older = tl.load(kept + (at + before + TAPS - 1)[:, None], mask=early, other=0.0)
             place = ((tap * GROUPS + group) * WIDTH + channel)[:, None] * WIDTH + channel[None, :]
             weight = tl.load(weights + place, mask=real[:, None] & real[None, :], other=0.0)
-            result += tl.dot(given + early, weight, input_precision="tf32x3")
+            result += tl.dot(given + older, weight, input_precision="tf32x3")
     # Mish, x * tanh(softplus(x)), with one exponential; beyond 20 it is x to the last bit.
     grown = tl.exp(tl.minimum(result, 20.0))
     grown = grown * (grown + 2.0)
     result = tl.where(result > 20.0, result, result * (grown / (grown + 2.0)))
     place = (rows + frame)[:, None] * (GROUPS * WIDTH) + mine[None, :]
-    tl.store(out + place, result, mask=(frame < frames)[:, None] & real[None, :])
+    tl.store(out + place, result, mask=(frame < BLOCK_FRAMES)[:, None] & real[None, :])
 
 
 @triton.jit(do_not_specialize=OF_A_BATCH)
 def _keep(
     x,
-    before,
-    after,
+    state,
     table,
-    streams,
-    frames,
+    blocks,
     width,
     channels,
-    stream_stride,
+    chunk_stride,
     branch_stride,
+    BLOCK_FRAMES: tl.constexpr,
     TAPS: tl.constexpr,
     TAPS_UP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     group, row = tl.program_id(0), tl.program_id(1)
-    stream, branch = row % streams, row // streams
-    valid = tl.load(table + stream * width + FRAMES)
-    channel, slot = group * WIDTH + tl.arange(0, WIDTH), tl.arange(0, TAPS_UP)
-    kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
-    place = stream.to(tl.int64) * stream_stride + branch * branch_stride
-    own = place + channel[:, None] * (TAPS - 1)
-    # Counted from the first that was kept before, the last ones of `valid` new inputs start at `valid`.
-    source = (slot + valid)[None, :]
-    old = tl.load(before + own + source, mask=kept & (source < TAPS - 1), other=0.0)
-    at = row.to(tl.int64) * frames + source - (TAPS - 1)
-    new = tl.load(x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0)
-    tl.store(after + own + slot[None, :], old + new, mask=kept)
+    block, branch = row % blocks, row // blocks
+    own = table + block * width
+    if tl.load(own + LAST) != 0:
+        before = tl.load(own + BEFORE)
+        channel, slot = group * WIDTH + tl.arange(0, WIDTH), tl.arange(0, TAPS_UP)
+        kept = (channel < channels)[:, None] & (slot < TAPS - 1)[None, :]
+        place = tl.load(own + CHUNK).to(tl.int64) * chunk_stride + branch * branch_stride
+        place += channel[:, None] * (TAPS - 1)
+        # Counted from the first that was kept before, the last ones of n new inputs start at n.
+        source = (slot + before + tl.load(own + VALID))[None, :]
+        old = tl.load(state + place + source, mask=kept & (source < TAPS - 1), other=0.0)
+        at = row.to(tl.int64) * BLOCK_FRAMES - before + source - (TAPS - 1)
+        new = tl.load(x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0)
+        tl.debug_barrier()  # all is read before anything is written in its place
+        tl.store(state + place + slot[None, :], old + new, mask=kept)
 
 
 class PositionConvolution:
@@ -110,34 +114,33 @@ class PositionConvolution:
         self._weights = weight.permute(3, 0, 2, 1).contiguous()
         self._bias = conv.bias.detach()
 
-    def __call__(self, x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Mish of the convolution of every chunk behind its context.
+    def __call__(self, x: torch.Tensor, state: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Mish of the convolution of every block behind what came before it.
 
         Args:
-            x: (R, N, channels) float32, contiguous; rows are branch by branch.
-            before: (streams, branches, channels, taps - 1) last inputs before the chunks; the last two axes contiguous.
-            after: as `before`; takes the last inputs of the chunks.
-            table: of the batch, see `chunk_table`.
+            x: (branches * blocks, block_frames, channels) float32, contiguous; rows are branch by branch.
+            state: (chunks, branches, channels, taps - 1) last inputs before the chunks, replaced by the last ones of
+                them; the last two axes are contiguous.
+            table: of the batch, see `block_table`.
 
         Returns:
-            (R, N, channels); behind the frames of a chunk it means nothing.
+            As x; behind the valid frames of a block it means nothing.
         """
         assert x.is_contiguous()
-        assert before.stride() == after.stride()
         rows, frames, channels = x.shape
-        streams, out = len(table), torch.empty_like(x)
-        strides = before.stride()[:2]
+        blocks, out = len(table), torch.empty_like(x)
+        strides = state.stride()[:2]
         _convolve[(triton.cdiv(frames, _TILE), self._groups, rows)](
             x,
             self._weights,
             self._bias,
-            before,
+            state,
             out,
             table,
-            streams,
-            frames,
+            blocks,
             table.shape[1],
             *strides,
+            BLOCK_FRAMES=frames,
             TAPS=self._taps,
             GROUPS=self._groups,
             WIDTH=self._width,
@@ -148,14 +151,13 @@ class PositionConvolution:
         )
         _keep[(triton.cdiv(channels, _TILE), rows)](
             x,
-            before,
-            after,
+            state,
             table,
-            streams,
-            frames,
+            blocks,
             table.shape[1],
             channels,
             *strides,
+            BLOCK_FRAMES=frames,
             TAPS=self._taps,
             TAPS_UP=triton.next_power_of_2(self._taps - 1),
             WIDTH=_TILE,

@@ -15,15 +15,16 @@ from tests.incremental.rig import Tokens
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.engines import choice
 from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.engines.fused_solver import fused_solver
 from token2wav.engines.recompute_engine import RecomputeFlowEngine
-from token2wav.engines.torch_engine import TorchChunkSolver
-from token2wav.engines.work import ChunkSolver
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
+from token2wav.execution.kernel_step import KernelStep
+from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.torch_step import TorchStep
 from token2wav.flow import dit
-from token2wav.flow.cache import CacheLayout, KeyValueStore, Storage
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
@@ -59,24 +60,27 @@ def a_flow(guidance: float = 0.7) -> Flow:
 
 
 def an_engine(
-    flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, fused: bool
+    flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, kernels: bool
 ) -> CachedFlowEngine:
     """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve on the device."""
     config = flow.config
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     if half:
         flow.estimator.halve()
-    store, noise = KeyValueStore(CacheLayout.of(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
-    chunks: ChunkSolver = TorchChunkSolver(flow.estimator, solver.tables, store, left_blocks)
-    if fused:
-        with torch.inference_mode():
-            graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-            chunks = fused_solver(flow, solver.tables, store, left_blocks, LONGEST, graphs)
-    steps = config.n_timesteps
-    recompute = RecomputeFlowEngine(flow, noise, {steps: solver}, left_blocks=left_blocks)
+    cache, noise = PagedKVCache(CacheLayout.of(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
+    parts = (flow, solver.tables, cache)
+    with torch.inference_mode():
+        run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
+    recompute = RecomputeFlowEngine(flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
     return CachedFlowEngine(
-        flow, noise, {steps: chunks}, store, recompute, left_blocks=left_blocks, longest_hop=LONGEST
+        flow, noise, {config.n_timesteps: run}, cache, recompute, left_blocks=left_blocks, longest_hop=LONGEST
     )
+
+
+def a_runner(step: KernelStep) -> Runner:
+    """In buckets, captured where there is a GPU."""
+    graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
+    return GraphRunner(step, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
 
 
 def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
@@ -106,8 +110,8 @@ def some(random: np.random.Generator, count: int) -> Tokens:
 )
 def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidance: float, half: bool) -> None:
     found, wanted = (
-        spoken(an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, fused=fused), flow)
-        for fused in (True, False)
+        spoken(an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels), flow)
+        for kernels in (True, False)
     )
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape

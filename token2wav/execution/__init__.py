@@ -1,0 +1,1 @@
+"""Batches of blocks, and what runs them: torch, Triton-language kernels, CUDA graphs, exported graphs."""
