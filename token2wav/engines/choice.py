@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -161,12 +162,8 @@ def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[Ba
         most_streams: in a batch.
     """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
-    return [
-        BatchSize(streams, length, past)
-        for streams in _powers_of_two(1, most_streams)
-        for length in lengths
-        for past in _powers_of_two(4, most_past)
-    ]
+    sizes = product(_powers_of_two(1, most_streams), lengths, _powers_of_two(4, most_past))
+    return [BatchSize(*each) for each in sizes]
 
 
 def _powers_of_two(first: int, last: int) -> list[int]:

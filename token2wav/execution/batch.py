@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,7 +111,6 @@ class Batch:
 
     Attributes:
         blocks: of the batch, in rows of its tensors; there may be fewer than rows.
-        chunks: how many there are.
         x: (rows, bands, block_frames) state of the ODE.
         mu, cond: (rows, bands, block_frames); speakers: (rows, bands).
         conv_state: see `ChunkInput`, a row for each chunk.
@@ -122,7 +121,6 @@ class Batch:
         self.size = size
         self.block_frames = layout.block_frames
         self.blocks: list[Block] = []
-        self.chunks = 0
         device, shape = conv_state.device, (size.blocks, config.mel_dim, layout.block_frames)
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
         self.speakers = torch.zeros(size.blocks, config.spk_dim, device=device)
@@ -134,7 +132,6 @@ class Batch:
 
     def fill(self, chunks: Sequence[ChunkInput]) -> None:
         """Puts chunks in; what is in rows that are left over is not read by others."""
-        self.chunks = len(chunks)
         self.blocks = []
         if self._copied:
             self._copied.synchronize()  # the copy for the batch before, which is long done
@@ -149,9 +146,9 @@ class Batch:
         self.table.copy_(self._staged, non_blocking=True)
         if self._copied:
             self._copied.record()
-        self._spread(self.x, (chunk.noise for chunk in chunks))
-        self._spread(self.mu, (chunk.mu for chunk in chunks))
-        self._spread(self.cond, (chunk.cond for chunk in chunks))
+        self._spread(self.x, [chunk.noise for chunk in chunks])
+        self._spread(self.mu, [chunk.mu for chunk in chunks])
+        self._spread(self.cond, [chunk.cond for chunk in chunks])
         speakers = [chunk.speaker for chunk in chunks for _ in range(self._room(chunk))]
         torch.stack(speakers, out=self.speakers[: len(speakers)])
         torch.stack([chunk.conv_state for chunk in chunks], out=self.conv_state[: len(chunks)])
@@ -171,7 +168,7 @@ class Batch:
     def _room(self, chunk: ChunkInput) -> int:
         return max(self.size.each, len(chunk.tables))
 
-    def _spread(self, rows: torch.Tensor, parts: Iterable[torch.Tensor]) -> None:
+    def _spread(self, rows: torch.Tensor, parts: list[torch.Tensor]) -> None:
         """Writes (bands, frames) of every chunk into its rows, and zeros behind it."""
         size, least = self.block_frames, self.size.each * self.block_frames
         padded = [F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts]
