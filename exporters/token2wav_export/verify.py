@@ -148,12 +148,12 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
 
 
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Audio of a mel as a stream computes it, in two pieces."""
-    vocoder, middle = model.pipeline.vocoder, mel.shape[1] // 2
+    """Audio of a mel as a stream computes it: its start, its end, and what is between, where exported graphs run."""
+    vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()
     try:
-        pieces = [(mel[:, :middle], False), (mel[:, middle:], True)]
-        audio = [vocoder.advance([(handle, MelChunk(torch.tensor(piece), last))])[0] for piece, last in pieces]
+        chunks = [MelChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
+        audio = [vocoder.advance([(handle, chunk)])[0] for chunk in chunks]
     finally:
         vocoder.close(handle)
     return torch.cat(audio).cpu().numpy()

@@ -20,6 +20,9 @@ from token2wav.networks.streaming import (
     lookahead_conv,
     state_specs,
 )
+from token2wav.vocoder.activations import AntiAliased, Snake
+from token2wav.vocoder.convolutions import UpConv
+from token2wav.vocoder.stft import Analysis
 
 CHANNELS = 3
 ROUNDING = 1e-5
@@ -64,6 +67,30 @@ class Sum(nn.Module):
         return self.late(x, piece) + self.wait(x, piece)
 
 
+class Spectrum(nn.Module):
+    """STFT of one channel."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.stft = Analysis(16, 4, delay)
+        self.delayed = self.stft.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        return self.stft(x[:, :1], piece)[:, :, : x.shape[2] // 4]  # the whole has one window more
+
+
+def snake(delay: int) -> nn.Module:
+    activation = Snake(CHANNELS, beta=True, log_scale=False)
+    activation.freeze()
+    return AntiAliased(activation, delay=delay)
+
+
+def upsampling(delay: int) -> nn.Module:
+    conv = UpConv(CHANNELS, CHANNELS, 5, 4, delay=delay).eval().requires_grad_(False)
+    conv.freeze()
+    return conv
+
+
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
     "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, delay=delay), 1),
     "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, delay=delay), 1),
@@ -72,7 +99,10 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
     "strided": (lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, delay=delay), 0.25),
     "transposed": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, delay=delay), 4),
     "transposed, no overlap": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, delay=delay), 3),
+    "repeated": (upsampling, 4),
+    "anti-aliased": (snake, 1),
     "two ways": (Sum, 1),
+    "spectrum": (Spectrum, 0.25),
 }
 
 
