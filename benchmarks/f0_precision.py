@@ -114,14 +114,14 @@ class Subject:
     def speak(self, variant: Variant) -> Spoken:
         predictor = copy.deepcopy(self.hift.f0_predictor).to(variant.f0)
         with _convolutions(variant.f0_convolutions):
-            f0 = predictor(self.mel, final=True)
+            f0 = predictor(self.mel)
         samples = f0.shape[1] * self.hift.config.samples_per_frame
         noise = self.noise.window(0, samples)
         if variant.noise_seed is not None:
             noise = torch.rand(noise.shape, generator=torch.Generator().manual_seed(variant.noise_seed))
-        source, _ = self.hift.m_source(f0, self.hift.m_source.merged(noise), variant.phase)
+        source = self.hift.m_source(f0, self.hift.m_source.merged(noise), variant.phase)
         with _convolutions(variant.other_convolutions):
-            audio = self.hift.decode(self.mel, source, final=True)
+            audio = self.hift.decode(self.mel, source)
         return Spoken(f0[0].double().numpy(), audio[0].double().numpy())
 
 

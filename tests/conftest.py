@@ -19,6 +19,11 @@ from token2wav_server import PortInUseError, Ports
 # Before torch is imported, and inherited by servers that tests start: threads of several processes on few cores wait
 # for one another far longer than the small models of these tests take, and sums are only equal with equal threads.
 os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+
+# Before triton is imported, by whichever test comes first: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # No test asserts speed, which on a busy machine depends on all others.
 settings.register_profile("patient", deadline=None)

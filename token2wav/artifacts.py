@@ -27,11 +27,11 @@ from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.model_config import ModelConfig
 from token2wav.model_folder import Stem
 
-Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder"]
+Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
-GRAPH_VERSION = 1  # to be raised when inputs or outputs of a graph change
+GRAPH_VERSION = 2  # to be raised when inputs or outputs of a graph change
 ENGINES = "engines"  # the folder below a model folder, unless another is named
 DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"
@@ -107,7 +107,7 @@ def fingerprint(model_folder: Path, stem: Stem) -> str:
 
 def stem_of(graph: Graph) -> Stem:
     """Returns the stage whose weights a graph holds."""
-    return "hift" if graph == "vocoder" else "flow"
+    return "hift" if graph.startswith("vocoder") else "flow"
 
 
 @lru_cache

@@ -165,7 +165,7 @@ class LimitConfig:
         voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
         player_buffer_seconds: audio that a listener's player holds before it starts; deadlines count from there. At
-            25 tokens a second the second chunk comes 160 ms after the first one's audio has ended: what the vocoder
+            25 tokens a second the second chunk comes 80 ms after the first one's audio has ended: what the vocoder
             holds back.
     """
 

@@ -24,7 +24,6 @@ from token2wav.flow.flow import Flow
 from token2wav.flow_config import FlowConfig
 from token2wav.hift_config import HiFTConfig
 from token2wav.model_config import ModelConfig
-from token2wav.vocoder.f0 import F0_LOOKAHEAD
 from token2wav.vocoder.hift import HiFT
 
 _SECONDS = 0.2  # of each measurement, at least
@@ -121,11 +120,10 @@ def vocoder_work(config: HiFTConfig, streams: int, frames: int) -> Work:
         hift = HiFT(config)
         hift.freeze()
         with FlopCounterMode(display=False) as single:
-            mel = torch.empty(1, config.in_channels, counted + config.conv_pre_look_right)
-            hift.network(mel, hift.spectrum(torch.empty(1, 1, counted * config.samples_per_frame)))
+            mel = torch.empty(1, config.in_channels, counted)
+            hift.decode(mel, torch.empty(1, 1, counted * config.samples_per_frame))
         with FlopCounterMode(display=False) as double:
-            mel = torch.empty(1, config.in_channels, counted + F0_LOOKAHEAD, dtype=torch.float64)
-            hift.f0_predictor(mel, False)
+            hift.f0_predictor(torch.empty(1, config.in_channels, counted, dtype=torch.float64))
     share = streams * frames / counted
     size = sum(weight.numel() * weight.element_size() for weight in hift.parameters())
     return Work(size, 0.0, share * single.get_total_flops(), share * double.get_total_flops())

@@ -24,7 +24,9 @@ STANDARD_OUTPUT = "-"
 class Sink(Protocol):
     """Output of audio: a file, a pipe or a loudspeaker takes samples."""
 
-    samples: int
+    @property
+    def samples(self) -> int:
+        """Samples that were taken."""
 
     def write(self, audio: AudioArray, sample_rate: int) -> None:
         """Take samples, shape (samples,), at `sample_rate` per second."""

@@ -29,15 +29,12 @@ class WavWriter:
         path: where to write.
         subtype: 16-bit integers, or 32-bit floats.
 
-    Attributes:
-        samples: samples written so far.
-
     Raises:
         OutputError: another format's name, or nothing can be written there; found out before any work is done.
     """
 
     def __init__(self, path: str | Path, subtype: Subtype = "PCM_16") -> None:
-        self.samples = 0
+        self._begun = False
         self._path = Path(path)
         self._subtype = subtype
         folder = self._path.parent
@@ -69,14 +66,20 @@ class WavWriter:
                 file.write(audio)
         except (OSError, soundfile.SoundFileError) as error:
             raise OutputError(f"{self._path}: cannot write ({self._reason(error)})") from None
-        self.samples += len(audio)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the file, those of a chunk included whose writing was interrupted."""
+        return soundfile.info(self._path).frames if self._begun else 0
 
     def _open(self, sample_rate: int) -> soundfile.SoundFile:
-        if self.samples:
+        if self._begun:
             return soundfile.SoundFile(self._path, "r+")
-        return soundfile.SoundFile(
+        file = soundfile.SoundFile(
             self._path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=self._subtype
         )
+        self._begun = True
+        return file
 
     def _reason(self, error: Exception) -> str:
         """Find the reason why the file system refused: libsndfile says "System error", whatever it was."""

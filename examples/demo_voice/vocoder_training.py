@@ -12,9 +12,7 @@ from examples.demo_voice.spectral_losses import SpectralLosses
 from examples.demo_voice.training import Training
 from examples.demo_voice.vocoder_start import start_as_vocoder
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.f0 import F0_LOOKAHEAD
 from token2wav.vocoder.hift import HiFT
-from token2wav.vocoder.stft import fourier_kernels
 
 _BATCH = 4
 _FRAMES = 32  # of a crop that are compared
@@ -44,8 +42,6 @@ class VocoderTraining(Training):
         self._flow_mels = None if flow_mels is None else torch.from_numpy(flow_mels)
         self._compare = SpectralLosses(config.sampling_rate)
         self._hift = self.network = HiFT(config)
-        self._hift.window = torch.hann_window(config.n_fft)
-        self._hift.analysis, self._hift.synthesis = fourier_kernels(self._hift.window)
         start_as_vocoder(self._hift, self._mel.float().mean(dim=0))
         self._match_level()
 
@@ -65,14 +61,14 @@ class VocoderTraining(Training):
         starts = [int(torch.randint(len(source) - whole, (), generator=rng)) for source in mels]
         mel = torch.stack([source[at : at + whole] for source, at in zip(mels, starts, strict=True)])
         mel = mel.float().transpose(1, 2)
-        f0 = torch.stack([self._f0[at : at + whole - F0_LOOKAHEAD] for at in starts]).float()
+        f0 = torch.stack([self._f0[at : at + whole] for at in starts]).float()
         first, last = _LEAD_FRAMES * hop, made * hop
         target = torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float() / 32768
 
-        f0_loss = F.smooth_l1_loss(hift.f0_predictor(mel, final=False) / _F0_SCALE_HZ, f0 / _F0_SCALE_HZ)
+        f0_loss = F.smooth_l1_loss(hift.f0_predictor(mel)[:, :made] / _F0_SCALE_HZ, f0[:, :made] / _F0_SCALE_HZ)
         uniform = torch.rand(f0.shape[1] * hop, self._config.nb_harmonics + 1, generator=rng)
-        source, _ = hift.m_source(f0, hift.m_source.merged(uniform))
-        audio = hift.decode(mel[..., : f0.shape[1]], source, final=False)[:, first:last]
+        source = hift.m_source(f0, hift.m_source.merged(uniform))
+        audio = hift.decode(mel, source)[:, first:last]
         return audio, target, f0_loss
 
     @torch.no_grad()

@@ -129,7 +129,7 @@ def _details(one: Inspected) -> str:
 
 
 def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
-    """Lists keys and values of layer 0 for those of all layers, which have the same shapes."""
+    """Lists keys and values of layer 0 for those of all layers, which are alike, and some states of a vocoder."""
     last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
     first = {name: shape for name, shape in tensors.items() if not name[-1].isdigit() or name.endswith("_0")}
     return {f"{name}..{last}" if name.endswith("_0") and last else name: shape for name, shape in first.items()}

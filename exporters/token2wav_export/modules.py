@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,16 +12,19 @@ from torch import nn
 
 from token2wav.artifacts import Graph, Precision
 from token2wav.checkpoint import load_flow, load_vocoder
+from token2wav.engines.exported_vocoder import SIGNALS, exported_states
 from token2wav.flow.dit import DiT
 from token2wav.flow.masks import attention_bias
 from token2wav.flow.step import STEP_INPUTS, CachedStep
 from token2wav.model_config import ModelConfig
+from token2wav.networks.streaming import Piece, Streaming
 from token2wav.vocoder.bigvgan import BigVGAN
 from token2wav.vocoder.hift import HiFT
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 _T = TypeVar("_T")
-_EXCITATION = 0.1  # of the spectrum's values, as the harmonic source makes them; far louder ones only hit the limiter
+_STARTED_FRAMES = 50  # or more, after which streams are tried: more than any vocoder holds back
+_EXCITATION = 0.1  # about as loud as the harmonic source makes it; far louder only hits the limiter
 
 
 class Estimator(nn.Module):
@@ -51,15 +55,47 @@ class Estimator(nn.Module):
         return self.estimator(x, mask, mu, t, spks, cond, streaming=self.streaming)
 
 
+class _Traced(Piece):
+    """Piece whose states stay what they are."""
+
+    @cached_property
+    def new(self) -> dict[Streaming, torch.Tensor]:
+        return {}
+
+    def keep(self, layer: Streaming, value: torch.Tensor) -> None:
+        self.new[layer] = value
+
+
 class Vocoder(nn.Module):
-    """Vocoder whose forward pass is `HiFT.network`; a BigVGAN needs none, it is a module by itself."""
+    """Vocoder whose forward pass is `HiFT.decode` or `BigVGAN.forward`, of pieces inside of streams or of all.
 
-    def __init__(self, hift: HiFT) -> None:
+    Args:
+        vocoder: that is exported.
+        whole: which of both.
+    """
+
+    def __init__(self, vocoder: HiFT | BigVGAN, *, whole: bool) -> None:
         super().__init__()
-        self.hift = hift
+        self.vocoder = vocoder
+        self._network: Callable[..., torch.Tensor] = vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
+        self.specs = {} if whole else exported_states(vocoder)
 
-    def forward(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
-        return self.hift.network(mel, spectrum)
+    def forward(
+        self, signals: tuple[torch.Tensor, ...], past: tuple[torch.Tensor, ...] = ()
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Audio of mel, and for HiFT its excitation; of pieces, with the states before them, also those after them."""
+        if not self.specs:
+            return self._network(*signals)
+        piece = _Traced(dict(zip(self.specs, past, strict=True)))
+        return self._network(*signals, piece), *(piece.new[layer] for layer in self.specs)
+
+    @torch.inference_mode()
+    def started(self, *signals: torch.Tensor) -> list[torch.Tensor]:
+        """States after streams have begun with these signals."""
+        rows, frames = len(signals[0]), signals[0].shape[2]
+        state = {layer: torch.zeros(rows, *spec.shape) for layer, spec in self.specs.items()}
+        self._network(*signals, Piece(state, first=True, frames=frames))
+        return list(state.values())
 
 
 def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelConfig) -> nn.Module:
@@ -68,11 +104,11 @@ def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelC
     Raises:
         CheckpointError: the weights cannot be used.
     """
-    if graph == "vocoder":
+    if graph.startswith("vocoder"):
         vocoder = load_vocoder(folder, config)
         if precision == "float16":
             halve_convolutions(vocoder)
-        return vocoder.eval() if isinstance(vocoder, BigVGAN) else Vocoder(vocoder).eval()
+        return Vocoder(vocoder, whole=graph == "vocoder-whole").eval()
     estimator = load_flow(folder, config).estimator
     if precision == "float16":
         estimator.halve()
@@ -85,15 +121,16 @@ def halve_convolutions(vocoder: HiFT | BigVGAN) -> None:
     """Puts the convolutions of the network into float16; what lies between them, phases above all, stays float32."""
     for name, module in vocoder.named_modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith("f0_predictor."):
-            module.half()
-            module.register_forward_pre_hook(lambda _, inputs: tuple(x.half() for x in inputs))
-            module.register_forward_hook(lambda _module, _inputs, output: output.float())
+            module.half()  # they convert their inputs and outputs themselves
 
 
 def arranged(module: nn.Module, values: Sequence[_T]) -> tuple[Any, ...]:
-    """Arranges the inputs of a graph as arguments of its module: the step takes its past as one tuple."""
+    """Arranges the inputs of a graph as arguments of its module: what takes a past has it as one tuple."""
     if isinstance(module, CachedStep):
         return *values[: len(STEP_INPUTS)], tuple(values[len(STEP_INPUTS) :])
+    if isinstance(module, Vocoder):
+        signals = len(values) - len(module.specs)
+        return (tuple(values[:signals]), tuple(values[signals:])) if module.specs else (tuple(values),)
     return tuple(values)
 
 
@@ -130,5 +167,9 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
         inputs["mask"] = (torch.arange(frames) < valid[:, None])[:, None].float()
         inputs["t"] = torch.rand(rows, generator=generator)
     elif isinstance(module, Vocoder):
-        inputs["spectrum"] *= _EXCITATION
+        if "source" in inputs:
+            inputs["source"] *= _EXCITATION
+        if module.specs:
+            signals = [inputs[name].repeat(1, 1, _STARTED_FRAMES) for name in SIGNALS if name in inputs]
+            inputs.update(zip(list(inputs)[len(signals) :], module.started(*signals), strict=True))
     return list(inputs.values())

@@ -26,7 +26,7 @@ def bound(graph: Graph, precision: Precision) -> float:
     """Returns the most that `disagreement` may be."""
     if precision == "float16":
         return FLOAT16_BOUND
-    return VOCODER_FLOAT32_BOUND if graph == "vocoder" else FLOAT32_BOUND
+    return VOCODER_FLOAT32_BOUND if graph.startswith("vocoder") else FLOAT32_BOUND
 
 
 def disagreement(

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from token2wav.artifacts import Graph
-from token2wav.bigvgan_config import BigVGANConfig
 from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, VocoderConfig
+from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
-from token2wav.vocoder.bigvgan_reach import reach_frames
-from token2wav.vocoder.incremental import left_reach_frames
 from token2wav_export.signatures import Axis, Signature
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
@@ -95,19 +92,10 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
             for start, largest in zip(starts, chunks, strict=False)
         ]
     if graph == "vocoder":
-        # A window: what the first new sample depends on, and the new frames with those that were held back before.
-        reach = _window_reach(config.vocoder)
-        largest = reach + chunks[-1] + block
-        return [{"rows": Span(1, 1, load.max_streams), "frames": Span(1, min(reach + chunks[0], largest), largest)}]
+        return [{"rows": Span(1, 1, load.max_streams), "frames": Span(1, chunks[0], chunks[-1])}]
+    if graph == "vocoder-whole":
+        rows = Span(1, 1, load.max_streams)
     return [{"rows": rows, "frames": Span(1, chunks[-1] + history // 2, chunks[-1] + history)}]
-
-
-def _window_reach(vocoder: VocoderConfig) -> int:
-    """Returns the frames of a window beside the new ones."""
-    if isinstance(vocoder, BigVGANConfig):
-        reach = reach_frames(vocoder)
-        return reach.left + reach.right
-    return left_reach_frames(vocoder)
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from token2wav.artifacts import Graph, Precision
-from token2wav.bigvgan_config import BigVGANConfig
+from token2wav.checkpoint import modules
+from token2wav.engines.exported_vocoder import AUDIO, NEW, PAST, exported_states
 from token2wav.flow.dit import CONTEXT_FRAMES
 from token2wav.flow_config import EstimatorConfig
-from token2wav.hift_config import HiFTConfig
 from token2wav.model_config import ModelConfig
+from token2wav.vocoder.hift import HiFT
 from token2wav_export.errors import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
@@ -71,7 +74,7 @@ class Signature:
 
 
 ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
-PAST, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
+PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
 def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
@@ -80,8 +83,8 @@ def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signat
     Raises:
         ExportError: there is no such graph of a flow with guided attention.
     """
-    if graph == "vocoder":
-        return _bigvgan(config.vocoder) if isinstance(config.vocoder, BigVGANConfig) else _hift(config.vocoder)
+    if graph.startswith("vocoder"):
+        return _vocoder(config, whole=graph == "vocoder-whole")
     if config.flow.guided is not None:
         raise ExportError(f"{graph}: flows with guided attention run on torch alone; export the graph vocoder")
     if graph == "step":
@@ -107,12 +110,12 @@ def _step(config: EstimatorConfig, precision: Precision) -> Signature:
             TensorSpec("bias", (ROWS, 1, FRAMES, KEYS)),
             TensorSpec("frames", (ROWS,), "int64"),
             TensorSpec("contexts", contexts),
-            *(TensorSpec(f"past_{name}", (ROWS, PAST, inner), precision) for name in caches),
+            *(TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision) for name in caches),
         ),
         outputs=(
             TensorSpec("velocity", state),
             TensorSpec("new_contexts", contexts),
-            *(TensorSpec(f"new_{name}", (ROWS, FRAMES, inner), precision) for name in caches),
+            *(TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision) for name in caches),
         ),
     )
 
@@ -133,19 +136,21 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _bigvgan(config: BigVGANConfig) -> Signature:
-    return Signature(
-        inputs=(TensorSpec("mel", (ROWS, config.num_mels, FRAMES)),),
-        outputs=(TensorSpec("audio", (ROWS, 1, Axis((("frames", config.hop_size),)))),),
-    )
-
-
-def _hift(config: HiFTConfig) -> Signature:
-    samples = config.samples_per_frame
+def _vocoder(config: ModelConfig, *, whole: bool) -> Signature:
+    with torch.device("meta"):  # layers are asked what they keep
+        _, vocoder = modules(config)
+    samples = Axis((("frames", vocoder.frame_samples),))
+    channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
+    signals = [TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)), TensorSpec("source", (ROWS, 1, samples))]
+    kept: dict[str, tuple[int | Axis, ...]]
+    kept = {} if whole else {spec.name: (ROWS, *spec.shape) for spec in exported_states(vocoder).values()}
     return Signature(
         inputs=(
-            TensorSpec("mel", (ROWS, config.in_channels, Axis((("frames", 1),), config.conv_pre_look_right))),
-            TensorSpec("spectrum", (ROWS, config.n_fft + 2, Axis((("frames", samples // config.hop_len),), 1))),
+            *(signals if isinstance(vocoder, HiFT) else signals[:1]),
+            *(TensorSpec(f"{PAST}{name}", shape) for name, shape in kept.items()),
         ),
-        outputs=(TensorSpec("audio", (ROWS, Axis((("frames", samples),)))),),
+        outputs=(
+            TensorSpec(AUDIO, (ROWS, *channel, samples)),
+            *(TensorSpec(f"{NEW}{name}", shape) for name, shape in kept.items()),
+        ),
     )

@@ -15,10 +15,9 @@ from token2wav.engines.base import MelChunk
 from token2wav.model import Token2Wav
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
-from token2wav.voice import Voice
+from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
-_LARGE = 1e4  # times what a mel holds
 
 # Largest errors that are accepted. The mel's is relative to its own spread. float32 engines differ by the order of
 # sums; float16 rounds every product, and keeps 11 bits: 60 dB. From mel to audio, phase integrates F0, so that the
@@ -40,7 +39,7 @@ class Report:
         mel_db: root mean square of that difference over the mel's own spread.
         vocoder_max: largest difference of the audio of one and the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
-        finite_when_large: whether a prompt of huge numbers still gives finite audio.
+        finite_when_large: whether a prompt mel of the largest accepted values still gives finite audio.
         failures: one sentence for each figure beyond its bound; empty if the engine is as good as torch.
     """
 
@@ -106,7 +105,7 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     steps.update()
     whole, other_whole = (model.synthesize(tokens, voice) for model in (reference, candidate))
     steps.update()
-    huge = replace(voice, prompt_mel=voice.prompt_mel * _LARGE)
+    huge = replace(voice, prompt_mel=np.sign(voice.prompt_mel) * np.float32(MEL_BOUND))
     finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], huge)).all())
     steps.close()
     report = Report(
@@ -149,12 +148,12 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
 
 
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes the audio of a mel as a stream does, in two pieces."""
-    vocoder, middle = model.pipeline.vocoder, mel.shape[1] // 2
+    """Computes the audio of a mel as a stream does: its start, what is between, where graphs run, and its end."""
+    vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()
     try:
-        pieces = [(mel[:, :middle], False), (mel[:, middle:], True)]
-        audio = [vocoder.advance([(handle, MelChunk(torch.tensor(piece), last))])[0] for piece, last in pieces]
+        chunks = [MelChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
+        audio = [vocoder.advance([(handle, chunk)])[0] for chunk in chunks]
     finally:
         vocoder.close(handle)
     return torch.cat(audio).cpu().numpy()

@@ -1,4 +1,4 @@
-"""BigVGAN as an ONNX graph: any number of streams and frames, and an engine runs on it."""
+"""BigVGAN as an ONNX graph of whole mels: any number of streams and frames."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 from torch.export import Dim
 
 from tests.bigvgan.rig import a_mel
-from token2wav.engines.base import MelChunk
-from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.vocoder.bigvgan import BigVGAN
 
 AUDIO = 1e-4
@@ -59,11 +57,3 @@ def test_a_graph_agrees_with_torch_at_any_size(least: BigVGAN, network: Network,
     found = network(mel)
     assert found.shape == expected.shape == (streams, 1, frames * least.config.hop_size)
     assert float((found - expected).abs().max()) <= AUDIO
-
-
-def test_an_engine_on_a_graph_equals_the_whole(least: BigVGAN, network: Network) -> None:
-    engine, mel = BigVGANEngine(least, network), a_mel(100)
-    handle = engine.open()
-    parts = mel.split(30, dim=1)
-    audio = [engine.advance([(handle, MelChunk(part, index == 3))])[0] for index, part in enumerate(parts)]
-    assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= AUDIO

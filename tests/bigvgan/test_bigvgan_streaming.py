@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from tests.bigvgan.rig import SMALL, a_mel, random_bigvgan
+from tests.support.golden import TINY
 from token2wav.engines.base import MelChunk, VocoderEngine
 from token2wav.engines.bigvgan_engine import BigVGANEngine
+from token2wav.engines.vocoder_engine import likely_pieces
 from token2wav.errors import StreamClosedError
+from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.bigvgan_incremental import IncrementalBigVGAN
-from token2wav.vocoder.bigvgan_reach import reach_frames
 
 AUDIO = 1e-4
-REACH = reach_frames(SMALL)
+AHEAD = BigVGAN(SMALL).lookahead_frames
 HOP = SMALL.hop_size
 
 
@@ -36,7 +37,7 @@ def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
     return float((together - whole).abs().max())
 
 
-@pytest.mark.parametrize("size", [1, REACH.right, 50])
+@pytest.mark.parametrize("size", [1, AHEAD, 50])
 def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
     engine, mel = BigVGANEngine(small), a_mel(63)
     assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
@@ -52,59 +53,21 @@ def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict
     assert off(audio, golden["wav"][0, 0]) <= AUDIO
 
 
-@pytest.mark.parametrize("last", [0, 1, REACH.right, REACH.right + 1])
-@pytest.mark.parametrize("first", [0, REACH.right, REACH.right + 1, REACH.left + REACH.right + 5])
+@pytest.mark.parametrize("last", [0, 1, AHEAD, AHEAD + 1])
+@pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
 def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
-    """What is shorter than the reach, and ends that come when only held-back frames are left."""
+    """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
     engine, mel = BigVGANEngine(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
-    assert len(head) == HOP * max(0, first - REACH.right)
+    assert len(head) == (HOP * first - small.delay if first > AHEAD else 0)
     assert len(head) + len(tail) == HOP * (first + last)
     if first + last:
         assert off([head, tail], engine.whole(mel)) <= AUDIO
 
 
-@pytest.mark.parametrize(("left", "right", "equal"), [(REACH.left, REACH.right, True), (0, 9, False), (9, 0, False)])
-def test_a_window_without_reach_gives_other_samples(small: BigVGAN, left: int, right: int, equal: bool) -> None:
-    """So the bound of these tests would see it."""
-    whole = IncrementalBigVGAN(small).whole
-    mel, first, last = a_mel(70), 30, 40
-    expected = whole(mel)[first * HOP : last * HOP]
-    audio = whole(mel[:, first - left : last + right])[left * HOP :][: len(expected)]
-    assert (off([audio], expected) <= AUDIO) == equal
-
-
-class Counted:
-    """A network that remembers what it was run on, as another engine than torch could be."""
-
-    def __init__(self, bigvgan: BigVGAN) -> None:
-        self.shapes: list[tuple[int, ...]] = []
-        self._bigvgan = bigvgan
-
-    def __call__(self, mel: torch.Tensor) -> torch.Tensor:
-        self.shapes.append(tuple(mel.shape))
-        return self._bigvgan(mel)
-
-
-def test_equal_windows_are_computed_together(small: BigVGAN) -> None:
-    network = Counted(small)
-    engine = BigVGANEngine(small, network)
-    mels = [a_mel(90, seed=seed) for seed in range(3)]
-    handles = [engine.open() for _ in mels]
-    audio: list[list[torch.Tensor]] = [[] for _ in mels]
-    for first in range(0, 90, 30):
-        batch = [(h, MelChunk(mel[:, first : first + 30], first == 60)) for h, mel in zip(handles, mels, strict=True)]
-        for parts, new in zip(audio, engine.advance(batch), strict=True):
-            parts.append(new)
-    assert [shape[0] for shape in network.shapes] == [3, 3, 3]
-    for parts, mel in zip(audio, mels, strict=True):
-        assert off(parts, engine.whole(mel)) <= AUDIO
-
-
 def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     """Streams that start, run, wait for their look-ahead and end in the same calls."""
-    network = Counted(small)
-    engine = BigVGANEngine(small, network)
+    engine = BigVGANEngine(small)
     sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
     mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
     handles = [engine.open() for _ in mels]
@@ -116,19 +79,29 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
         ]
         for parts, new in zip(audio, engine.advance(batch), strict=True):
             parts.append(new)
-    assert len(network.shapes) < 3 * len(sizes)
     for parts, mel in zip(audio, mels, strict=True):
         assert off(parts, engine.whole(mel)) <= AUDIO
 
 
-def test_state_and_cost_stay_bounded(small: BigVGAN) -> None:
-    network = Counted(small)
-    vocoder = IncrementalBigVGAN(small, network)
-    state = vocoder.start()
-    for part in a_mel(500).split(50, dim=1):
-        vocoder.advance_batch([(state, part, False)])
-        assert state.mel.untyped_storage().nbytes() <= 4 * SMALL.num_mels * (REACH.left + REACH.right)
-    assert {frames for _, _, frames in network.shapes[1:]} == {50 + REACH.left + REACH.right}
+def test_prepared_lengths(small: BigVGAN) -> None:
+    """As on a GPU, where each is a CUDA graph."""
+    flow = ModelConfig.read(TINY).flow
+    engine = BigVGANEngine(small, shapes=likely_pieces(AHEAD, flow, (25, 50), 2))
+    for sizes in ([50, 100], [17, 31, 9], [3, 1]):
+        mel = a_mel(sum(sizes) + 20)
+        assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO
+
+
+def test_cost_stays_the_same(small: BigVGAN) -> None:
+    """Every piece is of the new frames alone, and equal ones of several streams are one."""
+    shapes: list[tuple[int, ...]] = []
+    hook = small.conv_post.register_forward_hook(lambda _m, _i, output: shapes.append(tuple(output.shape)))
+    engine, parts = BigVGANEngine(small), a_mel(500).split(50, dim=1)
+    handles = [engine.open() for _ in range(3)]
+    for index, part in enumerate(parts):
+        engine.advance([(handle, MelChunk(part, index == len(parts) - 1)) for handle in handles])
+    hook.remove()
+    assert shapes == [(3, 1, 50 * HOP)] * 9 + [(3, 1, (50 + AHEAD) * HOP)]
 
 
 def test_handles(small: BigVGAN) -> None:

@@ -19,8 +19,8 @@ from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_sou
 from token2wav.engines.base import FlowEngine, MelChunk, VocoderEngine
 from token2wav.engines.build import cached_flow_engine
 from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.engines.recompute_engine import RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.engines.vocoder_engine import CachedVocoderEngine
 from token2wav.flow.flow import Flow
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
@@ -113,7 +113,7 @@ class Parts:
 
     def model(self, flow: FlowEngine, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
-        recorder = MelRecorder(CachedVocoderEngine(self.hift, self.source_noise))
+        recorder = MelRecorder(HiFTEngine(self.hift, self.source_noise))
         return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
 
 

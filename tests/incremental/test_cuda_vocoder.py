@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from tests.incremental.rig import AUDIO, Parts
-from tests.incremental.test_packed_vocoder import Utterance, run
+from tests.incremental.test_vocoder_engine import Utterance, run
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.engines.base import MelChunk
 from token2wav.engines.device import keep_arithmetic_exact
-from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
-from token2wav.engines.vocoder_engine import CachedVocoderEngine
-from token2wav.engines.window_shapes import likely_windows
+from token2wav.engines.hift_engine import HiFTEngine
+from token2wav.engines.vocoder_engine import likely_pieces
 from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.streaming.pipeline import _on_host
-from token2wav.vocoder.incremental import IncrementalHiFT
-from token2wav.vocoder.stream_rows import RowLayout
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,12 +35,12 @@ def on_gpu() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def vocoders(on_gpu: Parts) -> dict[bool, PackedHiFT]:
+def vocoders(on_gpu: Parts) -> dict[bool, HiFTEngine]:
     """By whether they are captured."""
     flow = on_gpu.config.flow
-    shapes = likely_windows(RowLayout(on_gpu.hift), flow, flow.hops(StreamConfig()), 4)
+    shapes = likely_pieces(on_gpu.hift.lookahead_frames, flow, flow.hops(StreamConfig()), 4)
     return {
-        capture: PackedHiFT(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        capture: HiFTEngine(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
 
@@ -56,7 +54,7 @@ def utterances() -> list[Utterance]:
     ]
 
 
-def test_replay_equals_eager(vocoders: dict[bool, PackedHiFT]) -> None:
+def test_replay_equals_eager(vocoders: dict[bool, HiFTEngine]) -> None:
     eager, captured = utterances(), utterances()
     run(vocoders[False], eager)
     run(vocoders[True], captured)
@@ -64,8 +62,8 @@ def test_replay_equals_eager(vocoders: dict[bool, PackedHiFT]) -> None:
         assert float((torch.cat(one.audio) - torch.cat(other.audio)).abs().max()) <= AUDIO
 
 
-def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, PackedHiFT]) -> None:
-    oracle, streams = IncrementalHiFT(parts.hift, parts.source_noise), utterances()
+def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, HiFTEngine]) -> None:
+    oracle, streams = HiFTEngine(parts.hift, parts.source_noise), utterances()
     run(vocoders[True], streams)
     for each in streams:
         expected = oracle.whole(each.mel.cpu()).numpy()
@@ -73,27 +71,30 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, PackedHiFT]
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_nothing_waits_for_the_device(vocoders: dict[bool, PackedHiFT], capture: bool) -> None:
+def test_nothing_waits_for_the_device(vocoders: dict[bool, HiFTEngine], capture: bool) -> None:
     vocoder = vocoders[capture]
     run(vocoder, utterances())  # draws noise, which waits, and takes memory
-    streams, mels = [vocoder.start() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
+    handles, mels = [vocoder.open() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         for turn in mels:
-            vocoder.advance_batch([(stream, mel, False) for stream, mel in zip(streams, turn, strict=True)])
+            vocoder.advance([(handle, MelChunk(mel, last=False)) for handle, mel in zip(handles, turn, strict=True)])
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for stream in streams:
-        vocoder.release(stream)
+    for handle in handles:
+        vocoder.close(handle)
 
 
 def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = RuntimeConfig(device="cuda", engine="torch", cache_mib=512)
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
-    assert isinstance(engine, PackedVocoderEngine)
-    assert all(isinstance(plan.run, CudaGraph) for plan in engine._packed._plans._prepared.values())
+    assert isinstance(engine, HiFTEngine)
+    assert engine._lengths
+    assert all(isinstance(plan.run, CudaGraph) for plan in engine._plans._prepared.values())
     monkeypatch.setenv(SWITCH, "0")
-    assert isinstance(Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder, CachedVocoderEngine)
+    engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
+    assert isinstance(engine, HiFTEngine)
+    assert not engine._lengths
 
 
 def test_audio_of_a_batch_comes_to_the_host_in_one_copy() -> None:

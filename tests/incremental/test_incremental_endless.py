@@ -7,6 +7,7 @@ import pytest
 
 from tests.incremental.rig import Parts, a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
+from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.streaming.accumulator import TokenAccumulator
 
 SECONDS = 40
@@ -18,7 +19,8 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     model: Token2Wav = parts.model(engine, config).model
     pipeline = model.pipeline
     session = pipeline.open(a_voice(41))
-    vocoder = pipeline.vocoder._engine._streams[session.vocoder_handle]  # type: ignore[attr-defined]
+    vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
+    assert isinstance(vocoder, HiFTEngine)
     flow, tokens = engine._streams[session.flow_handle], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
@@ -32,8 +34,8 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 len(flow.blocks.own),
                 len(flow.tokens),
                 flow.conv_state.untyped_storage().nbytes(),
-                vocoder.mel.untyped_storage().nbytes(),
-                vocoder.source.untyped_storage().nbytes(),
+                vocoder.store.used,
+                vocoder._streams[session.vocoder_handle].held.numel(),
                 len(session._tokens._tokens),
             )
         )

@@ -12,7 +12,7 @@ from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.engines.cached_engine import CachedFlowEngine
 
-# Around the ends of blocks, the 3 look-ahead tokens, and the 8 frames that the vocoder holds back.
+# Around the ends of blocks, the 3 look-ahead tokens, and the 4 frames that the vocoder holds back.
 LENGTHS = [1, 2, 3, 4, 5, 22, 23, 24, 25, 26, 27, 28, 29, 47, 48, 49, 50, 51, 52, 53, 54, 75, 77, 78, 79, 100, 103]
 PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 

@@ -110,7 +110,7 @@ def test_unknown_key_in_the_server_configuration(tmp_path: Path, serve: Serve) -
     assert "limits: unknown key 'strems'" in one_sentence(completed, "token2wav-serve")
 
 
-def test_a_voice_in_the_server_configuration_that_is_not_there(tmp_path: Path) -> None:
+def test_a_voice_in_the_server_configuration_that_is_not_there(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "server.yaml").write_text("voices: [anna.safetensors]")
     completed = serve(TINY, "--config", str(tmp_path / "server.yaml"))
     assert completed.returncode == SERVE_USAGE

@@ -126,7 +126,9 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
         status = main(["health", "--url", serving.url, "--connect-timeout=60", "--timeout=1"])
         error = capsys.readouterr().err
         assert status == 5, error
-        assert re.search(r"the server did not speak 3 tokens within \S+ s$", error, re.MULTILINE)
+        # On a busy machine its time may be over before Triton has even said that the model is there.
+        late = r"the server (did not speak 3 tokens within|at \S+ did not answer for) \S+ s$"
+        assert re.search(late, error, re.MULTILINE)
         assert serving.wait_for_line("restart").startswith("token2wav: the model does not work: ")
         serving.wait_for_line("^token2wav: ready, ")
         traces = serving.traces

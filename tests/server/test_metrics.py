@@ -17,6 +17,8 @@ from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 from token2wav_client.audio import SAMPLES_PER_TOKEN
 
+HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
+
 # The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
 SETTINGS = """
 limits: {streams: 2, idle_seconds: 5, player_buffer_seconds: 2}
@@ -104,13 +106,13 @@ def speak(connection: Connection, golden: GoldenSet) -> None:
 
 
 def be_late(connection: Connection, golden: GoldenSet) -> None:
-    """The listener has 25 tokens less the 8 frames that are held back, 0.84 s, and 2 s of buffer."""
+    """The listener has 25 tokens less what is held back, 0.92 s, and 2 s of buffer."""
     speaker = Voice([], np.zeros((0, 80)), golden.voice.speaker_embedding)
     connection.send(golden.tokens[:28], speaker, "late", start=True)
     assert len(connection.answers().chunks) == 1
     time.sleep(3.2)
     connection.send([], None, "late", end=True)
-    assert len(connection.answers().audio) == 3 * SAMPLES_PER_TOKEN + 8 * 480
+    assert len(connection.answers().audio) == 3 * SAMPLES_PER_TOKEN + HELD_BACK
 
 
 def be_refused(connection: Connection, golden: GoldenSet) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from token2wav import Voice
 from token2wav.config import StreamConfig
 from token2wav.engines.base import MelChunk
-from token2wav.engines.vocoder_engine import CachedVocoderEngine
+from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.vocoder.hift import HiFT
@@ -79,7 +79,7 @@ def one_line(error: BaseException) -> str:
     return message
 
 
-class FaultyVocoder(CachedVocoderEngine):
+class FaultyVocoder(HiFTEngine):
     """A vocoder engine whose next call can be told to go wrong.
 
     Attributes:

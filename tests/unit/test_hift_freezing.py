@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from token2wav.vocoder.convolutions import CausalConv, UpConv
+from token2wav.vocoder.convolutions import UpConv
 from token2wav.vocoder.hift import ResBlock, Snake
 
 
@@ -21,9 +21,6 @@ def test_upsampling_without_repeats(kernel: int, rate: int) -> None:
     repeated = F.pad(x.repeat_interleave(rate, dim=2), (kernel - 1, 0))
     expected = F.conv1d(repeated, conv.weight, conv.bias)
     assert torch.allclose(conv(x), expected, atol=1e-6)
-    inside = conv(x, history=True)
-    assert inside.shape[2] == rate * (20 - conv.reach)
-    assert torch.allclose(inside, expected[:, :, -inside.shape[2] :], atol=1e-6)
 
 
 def published(block: ResBlock, x: torch.Tensor) -> torch.Tensor:
@@ -55,11 +52,3 @@ def test_slopes_in_the_weights_of_convolutions(least: float) -> None:
             module.freeze()
     block.freeze()
     assert float((block(x) - expected).abs().max()) <= 2e-6 * float(expected.abs().max())
-    inside = block(x, history=True)
-    assert inside.shape[2] == 40 - block.reach
-    assert torch.allclose(inside, block(x)[:, :, block.reach :], atol=1e-5)
-
-
-def test_a_convolution_inside_an_utterance_gives_what_has_its_past() -> None:
-    conv, x = CausalConv(3, 3, 5, dilation=2), random(1, 3, 30)
-    assert torch.allclose(conv(x, history=True), conv(x)[:, :, conv.reach :], atol=1e-6)

@@ -1,27 +1,47 @@
-"""The incremental BigVGAN engine, and how it comes from a folder."""
+"""BigVGAN in pieces, and how it comes from a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
-from token2wav.engines.incremental_vocoder import IncrementalVocoderEngine
+from token2wav.engines.vocoder_engine import PieceShape, StreamingVocoderEngine
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.networks.streaming import Piece
 from token2wav.vocoder.bigvgan import BigVGAN, load_bigvgan
-from token2wav.vocoder.bigvgan_incremental import BigVGANNetwork, BigVGANState, IncrementalBigVGAN
 
 
-class BigVGANEngine(IncrementalVocoderEngine[BigVGANState]):
-    """Incremental BigVGAN. The result is that of the whole mel at once up to float rounding.
+class BigVGANEngine(StreamingVocoderEngine):
+    """Streaming engine of BigVGAN.
 
     Args:
         bigvgan: on the device that is to be used.
-        network: runs `BigVGAN.forward` on another engine than torch.
+        exported: runs `BigVGAN.forward` inside of streams on another backend than torch.
+        shapes, graphs: see `StreamingVocoderEngine`.
     """
 
-    def __init__(self, bigvgan: BigVGAN, network: BigVGANNetwork | None = None) -> None:
-        super().__init__(IncrementalBigVGAN(bigvgan, network), bigvgan.device)
+    def __init__(
+        self,
+        bigvgan: BigVGAN,
+        exported: Callable[[torch.Tensor, Piece], torch.Tensor] | None = None,
+        *,
+        shapes: Sequence[PieceShape] = (),
+        graphs: GraphPool | None = None,
+    ) -> None:
+        self._bigvgan, self._exported = bigvgan, exported
+        super().__init__(bigvgan, shapes=shapes, graphs=graphs)
+
+    def _run(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece) -> torch.Tensor:
+        exported = None if piece.first or piece.beyond else self._exported
+        return (exported or self._bigvgan)(mel, piece)[:, 0]
+
+    @torch.inference_mode()
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """See `VocoderEngine.whole`."""
+        return self._bigvgan(mel[None].to(self._bigvgan.device))[0, 0]
 
 
 def bigvgan_engine(folder: Path, mel: MelSettings, device: torch.device) -> BigVGANEngine:

@@ -16,11 +16,11 @@ from token2wav.engines.bigvgan_engine import BigVGANEngine
 from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.engines.choice import EngineSummary, Graphs, Host, choose, runner
 from token2wav.engines.device import cache_bytes, keep_arithmetic_exact
-from token2wav.engines.packed_vocoder import PackedHiFT, PackedVocoderEngine
+from token2wav.engines.exported_vocoder import ExportedVocoder
+from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.engines.vocoder_engine import CachedVocoderEngine
+from token2wav.engines.vocoder_engine import PieceShape, likely_pieces
 from token2wav.engines.window_engine import WindowFlowEngine
-from token2wav.engines.window_shapes import likely_windows
 from token2wav.errors import ConfigError
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.flow.flow import Flow
@@ -29,7 +29,6 @@ from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
 from token2wav.model_config import ModelConfig
 from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.stream_rows import RowLayout
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def build_engines(
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
     _check_engine(config, runtime := host.runtime)
-    graphs = choose(host, config.vocoder)  # before weights load: it may refuse
+    graphs = choose(host)  # before weights load: it may refuse
     device = host.device
     keep_arithmetic_exact(device)
     flow = load_flow(host.folder, config).to(device)
@@ -109,17 +108,19 @@ def _vocoder_engine(
 ) -> VocoderEngine:
     """That of the vocoder which the model folder names."""
     vocoder = load_vocoder(host.folder, config).to(host.device)
-    incremental = host.runtime.incremental
+    if not host.runtime.incremental:
+        if isinstance(vocoder, BigVGAN):
+            return RecomputeBigVGANEngine(vocoder)
+        return RecomputeVocoderEngine(vocoder, load_source_noise(host.folder, config), stream.phase)
+    exported = ExportedVocoder(graphs.vocoder, vocoder) if graphs.vocoder else None
+    shapes: list[PieceShape] = []
+    graphs_of_pieces = pool if exported is None else None
+    if graphs_of_pieces:
+        shapes = likely_pieces(vocoder.lookahead_frames, config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
     if isinstance(vocoder, BigVGAN):
-        return BigVGANEngine(vocoder, graphs.vocoder) if incremental else RecomputeBigVGANEngine(vocoder)
+        return BigVGANEngine(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
     noise = load_source_noise(host.folder, config)
-    if incremental and graphs.vocoder is None and pool is not None:
-        shapes = likely_windows(RowLayout(vocoder), config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
-        packed = PackedHiFT(vocoder, noise, stream.phase, shapes=shapes, graphs=pool)
-        return PackedVocoderEngine(packed)
-    if incremental:
-        return CachedVocoderEngine(vocoder, noise, stream.phase, graphs.vocoder)
-    return RecomputeVocoderEngine(vocoder, noise, stream.phase)
+    return HiFTEngine(vocoder, noise, stream.phase, exported, shapes=shapes, graphs=graphs_of_pieces)
 
 
 def cached_flow_engine(

@@ -15,6 +15,7 @@ import torch
 from token2wav.artifacts import EngineFolder, Precision
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config import RuntimeConfig
+from token2wav.engines.exported_vocoder import VocoderGraph
 from token2wav.engines.tensorrt_engine import PACKAGES, TensorRTGraph, package, target_of
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.batch import BatchSize
@@ -25,7 +26,6 @@ from token2wav.execution.torch_step import TorchStep
 from token2wav.flow.flow import Flow
 from token2wav.flow.solver import OdeTables
 from token2wav.flow_config import EstimatorConfig
-from token2wav.model_config import VocoderConfig
 
 log = logging.getLogger(__name__)
 
@@ -92,22 +92,21 @@ class Graphs:
 
     engine: EngineName
     step: StepGraph | None = None
-    vocoder: Callable[..., torch.Tensor] | None = None
+    vocoder: VocoderGraph | None = None
 
 
-def choose(host: Host, vocoder: VocoderConfig) -> Graphs:
+def choose(host: Host) -> Graphs:
     """The engine of a host, with its graphs loaded.
 
     Args:
         host: model, configuration and device.
-        vocoder: of the model.
 
     Raises:
         ConfigError: the engine that the configuration names cannot run here.
     """
     loaders: dict[EngineName, Callable[[], Graphs]] = {
         "torch": lambda: Graphs("torch"),
-        "onnx": lambda: _onnx(host, vocoder),
+        "onnx": lambda: _onnx(host),
         "tensorrt": lambda: _tensorrt(host),
     }
     if not host.runtime.incremental:
@@ -183,17 +182,16 @@ def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:
     )
 
 
-def _onnx(host: Host, config: VocoderConfig) -> Graphs:
+def _onnx(host: Host) -> Graphs:
     if importlib.util.find_spec("onnxruntime") is None:
         raise EngineUnavailableError("onnxruntime is not installed; run: pip install 'token2wav[onnx]'")
-    from token2wav.engines.onnx_engine import OnnxGraph, check_provider, onnx_vocoder  # an optional dependency
+    from token2wav.engines.onnx_engine import OnnxGraph, check_provider  # an optional dependency
 
     check_provider(host.device)
     step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
     vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
     threads = host.runtime.threads
-    graph = OnnxGraph(vocoder, host.device, threads)
-    return Graphs("onnx", OnnxGraph(step, host.device, threads), onnx_vocoder(graph, config))
+    return Graphs("onnx", *(OnnxGraph(path, host.device, threads) for path in (step, vocoder)))
 
 
 def _tensorrt(host: Host) -> Graphs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import onnxruntime
 import torch
 
 from token2wav.errors import EngineUnavailableError
-from token2wav.hift_config import HiFTConfig
-from token2wav.model_config import VocoderConfig
 
 _TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
 
@@ -86,48 +84,3 @@ class OnnxGraph:
                     tensor.data_ptr(),
                 )
         self._session.run_with_iobinding(binding)
-
-
-class OnnxHiFT:
-    """`HiFT.network` on ONNX Runtime.
-
-    Args:
-        graph: of the vocoder.
-        hop: samples between two columns of its spectrum.
-    """
-
-    def __init__(self, graph: OnnxGraph, hop: int) -> None:
-        self._graph = graph
-        self._hop = hop
-
-    def __call__(self, mel: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
-        """See `HiFT.network`."""
-        audio = mel.new_empty(mel.shape[0], (spectrum.shape[2] - 1) * self._hop)
-        self._graph.run({"mel": mel.contiguous(), "spectrum": spectrum.contiguous()}, {"audio": audio})
-        return audio
-
-
-class OnnxBigVGAN:
-    """`BigVGAN.forward` on ONNX Runtime.
-
-    Args:
-        graph: of the vocoder.
-        hop: samples of a mel frame.
-    """
-
-    def __init__(self, graph: OnnxGraph, hop: int) -> None:
-        self._graph = graph
-        self._hop = hop
-
-    def __call__(self, mel: torch.Tensor) -> torch.Tensor:
-        """See `BigVGAN.forward`."""
-        audio = mel.new_empty(mel.shape[0], 1, mel.shape[2] * self._hop)
-        self._graph.run({"mel": mel.contiguous()}, {"audio": audio})
-        return audio
-
-
-def onnx_vocoder(graph: OnnxGraph, config: VocoderConfig) -> Callable[..., torch.Tensor]:
-    """The network of a vocoder on a graph of it."""
-    if isinstance(config, HiFTConfig):
-        return OnnxHiFT(graph, config.hop_len)
-    return OnnxBigVGAN(graph, config.hop_size)

@@ -19,7 +19,6 @@ from token2wav.flow.masks import BlockMask
 from token2wav.flow.noise import FlowNoise
 from token2wav.flow.solver import EulerSolver
 from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.bigvgan_reach import reach_frames
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.voice import Voice
@@ -207,7 +206,7 @@ class RecomputeVocoderEngine(_RecomputeVocoder):
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
-        super().__init__(hift.config.in_channels, hift.window.device, hift.lookahead_frames)
+        super().__init__(hift.config.in_channels, hift.device, hift.lookahead_frames)
         self._hift = hift
         self._noise = noise
         self._phase = phase
@@ -224,10 +223,10 @@ class RecomputeBigVGANEngine(_RecomputeVocoder):
     """
 
     def __init__(self, bigvgan: BigVGAN) -> None:
-        super().__init__(bigvgan.config.num_mels, bigvgan.device, reach_frames(bigvgan.config).right)
+        super().__init__(bigvgan.config.num_mels, bigvgan.device, bigvgan.lookahead_frames)
         self._bigvgan = bigvgan
 
     @torch.inference_mode()
     def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        ready = mel.shape[1] - (0 if final else self._lookahead_frames)
-        return self._bigvgan(mel[None])[0, 0, : ready * self._bigvgan.config.hop_size]
+        audio = self._bigvgan(mel[None])[0, 0]
+        return audio if final else audio[: -self._bigvgan.delay]

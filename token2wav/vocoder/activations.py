@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from token2wav.networks.streaming import WHOLE, Overlap, Piece, Streaming, strided_delay
+
 FILTER_TAPS = 12
 RATIO = 2
 _HALF_WIDTH = 0.3  # of the transition, in cycles per sample
@@ -44,23 +46,34 @@ class LowPass(nn.Module):
 class Upsample(LowPass):
     """Doubles the rate, (B, C, T) to (B, C, 2 T); the edges go on with their last value."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def __init__(self, channels: int, delay: int) -> None:
+        super().__init__()
         pad = FILTER_TAPS // RATIO - 1
         cut = pad * RATIO + (FILTER_TAPS - RATIO) // 2
-        padded = F.pad(x, (pad, pad), mode="replicate")
-        return F.conv_transpose1d(padded, RATIO * self.of(x), stride=RATIO, padding=cut, groups=x.shape[1])
+        self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, delay=delay)
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        x = self.overlap.extended(x, piece)
+        y = F.conv_transpose1d(x, RATIO * self.of(x), stride=RATIO, groups=x.shape[1])
+        return self.overlap.settled(y, x.shape[2], piece)
 
 
-class Downsample(nn.Module):
+class Downsample(Streaming):
     """Halves the rate, (B, C, 2 T) to (B, C, T)."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int, delay: int) -> None:
         super().__init__()
+        self.left, self.right, self.delay = FILTER_TAPS // 2 - 1, FILTER_TAPS // 2, delay
+        self.keeps = (channels, self.left - delay + RATIO * self.delayed)
         self.lowpass = LowPass()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        padded = F.pad(x, (FILTER_TAPS // 2 - 1, FILTER_TAPS // 2), mode="replicate")
-        return F.conv1d(padded, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
+    @property
+    def delayed(self) -> int:
+        return strided_delay(self.left - self.delay, FILTER_TAPS, RATIO)
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        x = piece.extended(self, x, self.left, self.right, "replicate")
+        return F.conv1d(x, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
 
 
 class Snake(nn.Module):
@@ -101,11 +114,17 @@ class Snake(nn.Module):
 class AntiAliased(nn.Module):
     """Snake at twice the rate, (B, C, T) to (B, C, T)."""
 
-    def __init__(self, activation: Snake) -> None:
+    def __init__(self, activation: Snake, *, delay: int = 0) -> None:
         super().__init__()
         self.act = activation
-        self.upsample = Upsample()
-        self.downsample = Downsample()
+        channels = len(activation.alpha)
+        self.upsample = Upsample(channels, delay)
+        self.downsample = Downsample(channels, self.upsample.overlap.delayed)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.downsample(self.act(self.upsample(x)))
+    @property
+    def delayed(self) -> int:
+        """Positions that the output is late."""
+        return self.downsample.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        return self.downsample(self.act(self.upsample(x, piece)), piece)

@@ -1,18 +1,16 @@
-"""Mel to F0, with the reach of that in both directions."""
+"""Mel to F0."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.convolutions import CausalConv
+from token2wav.networks.streaming import WHOLE, Piece, StreamConv, causal_conv, lookahead_conv
 
 F0_LOOKAHEAD = 3  # mel frames to the right that an F0 value needs
 _F0_CAUSAL_CONVS, _F0_KERNEL = 4, 3
-F0_LEFT_REACH = _F0_CAUSAL_CONVS * (_F0_KERNEL - 1)  # mel frames to the left
 
 
 class F0Predictor(nn.Module):
@@ -20,15 +18,16 @@ class F0Predictor(nn.Module):
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
-        layers: list[nn.Module] = [weight_norm(nn.Conv1d(config.in_channels, config.f0_channels, F0_LOOKAHEAD + 1))]
+        channels = config.f0_channels
+        layers: list[nn.Module] = [weight_norm(lookahead_conv(config.in_channels, channels, F0_LOOKAHEAD + 1))]
         for _ in range(_F0_CAUSAL_CONVS):
-            layers += [nn.ELU(), weight_norm(CausalConv(config.f0_channels, config.f0_channels, _F0_KERNEL))]
+            layers += [nn.ELU(), weight_norm(causal_conv(channels, channels, _F0_KERNEL, delay=F0_LOOKAHEAD))]
         self.condnet = nn.Sequential(*layers, nn.ELU())
-        self.classifier = nn.Linear(config.f0_channels, 1)
+        self.classifier = nn.Linear(channels, 1)
 
-    def forward(self, mel: torch.Tensor, final: bool) -> torch.Tensor:
-        """mel (B, bands, T) to F0 in Hz, float32, (B, T); without the last 3 frames unless `final`."""
+    def forward(self, mel: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """mel (B, bands, T) to F0 in Hz, float32, (B, T); `F0_LOOKAHEAD` frames late."""
         x = mel.to(self.classifier.weight.dtype)
-        if final:
-            x = F.pad(x, (0, F0_LOOKAHEAD))
-        return self.classifier(self.condnet(x).transpose(1, 2)).abs().squeeze(-1).to(mel.dtype)
+        for layer in self.condnet:
+            x = layer(x, piece) if isinstance(layer, StreamConv) else layer(x)
+        return self.classifier(x.transpose(1, 2)).abs().squeeze(-1).to(mel.dtype)

@@ -6,6 +6,8 @@ checkpoints rely on; docs/parity.md lists them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,11 +15,14 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder import stft
-from token2wav.vocoder.convolutions import CausalConv, DownConv, UpConv, ending
+from token2wav.networks.streaming import WHOLE, Delay, Piece, StreamConv, causal_conv, lookahead_conv
+from token2wav.vocoder.convolutions import UpConv
 from token2wav.vocoder.f0 import F0_LOOKAHEAD, F0Predictor
 from token2wav.vocoder.noise import SourceNoise
 from token2wav.vocoder.source import HarmonicSource, Phase
+from token2wav.vocoder.stft import Analysis, Synthesis
+
+Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
 
 _SNAKE_EPS = 1e-9
 _LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
@@ -53,12 +58,12 @@ class Snake(nn.Module):
                 before.bias *= alpha
             self._takes_scaled = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         scaled = x if self._takes_scaled else x * self.alpha[:, None]
         sine = torch.sin(scaled)
         if self._gives_scaled:
-            return torch.addcmul(scaled, sine, sine)
-        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse))
+            return torch.addcmul(scaled, sine, sine, out=out)
+        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse), out=out)
 
     def _inverse(self) -> torch.Tensor:
         return 1 / (self.alpha + _SNAKE_EPS)[:, None]
@@ -67,17 +72,16 @@ class Snake(nn.Module):
 class ResBlock(nn.Module):
     """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input."""
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...]) -> None:
+    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, delay: int = 0) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(weight_norm(CausalConv(channels, channels, kernel, dilation=d)) for d in dilations)
-        self.convs2 = nn.ModuleList(weight_norm(CausalConv(channels, channels, kernel)) for _ in dilations)
+
+        def conv(dilation: int) -> nn.Module:
+            return weight_norm(causal_conv(channels, channels, kernel, dilation=dilation, delay=delay))
+
+        self.convs1 = nn.ModuleList(conv(dilation) for dilation in dilations)
+        self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
-
-    @property
-    def reach(self) -> int:
-        """Positions to the left that an output depends on."""
-        return sum(conv.reach for conv in (*self.convs1, *self.convs2))
 
     def freeze(self) -> None:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
@@ -85,56 +89,77 @@ class ResBlock(nn.Module):
             snake1.fold(None, conv1)  # type: ignore[operator]
             snake2.fold(conv1, conv2)  # type: ignore[operator]
 
-    def forward(self, x: torch.Tensor, *, history: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
         for snake1, conv1, snake2, conv2 in layers:
-            h = conv2(snake2(conv1(snake1(x), history=history)), history=history)
-            x = (ending(x, h.shape[2]) if history else x) + h
+            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(x)
         return x
 
 
 class HiFT(nn.Module):
-    """The vocoder as one module."""
+    """The vocoder as one module, for whole utterances and for their pieces.
 
-    window: torch.Tensor
-    analysis: torch.Tensor
-    synthesis: torch.Tensor
+    Attributes:
+        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
+    """
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
         bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
         channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
+        samples, stride = config.samples_per_frame, config.samples_per_frame // config.hop_len
+        # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
+        edge = -(-config.n_fft // 2 // samples)  # frames that an STFT looks ahead
+        late = max(config.conv_pre_look_right, F0_LOOKAHEAD + edge)
+        self.mel_delay = Delay(config.in_channels, late - config.conv_pre_look_right)
+        ahead = (late - F0_LOOKAHEAD) * samples - config.n_fft // 2
+        self.source_delay = Delay(1, ahead, delay=F0_LOOKAHEAD * samples)
         self.m_source = HarmonicSource(config)
-        self.conv_pre = weight_norm(nn.Conv1d(config.in_channels, channels[0], config.conv_pre_look_right + 1))
+        self.stft = Analysis(config.n_fft, config.hop_len, delay=self.source_delay.delayed)
+        pre = lookahead_conv(
+            config.in_channels, channels[0], config.conv_pre_look_right + 1, delay=self.mel_delay.delayed
+        )
+        self.conv_pre = weight_norm(pre)
         self.ups = nn.ModuleList()
         self.source_downs = nn.ModuleList()
         self.source_resblocks = nn.ModuleList()
         self.resblocks = nn.ModuleList()
-        stride = config.samples_per_frame // config.hop_len  # STFT frames per position of a stage
+        delay = pre.delayed
         for stage, rate in enumerate(config.upsample_rates):
             width = channels[stage + 1]
-            self.ups.append(weight_norm(UpConv(channels[stage], width, config.upsample_kernel_sizes[stage], rate)))
-            stride //= rate
-            self.source_downs.append(DownConv(bins, width, 2 * stride if stride > 1 else 1, stride))
-            self.source_resblocks.append(
-                ResBlock(
-                    width,
-                    config.source_resblock_kernel_sizes[stage],
-                    config.source_resblock_dilation_sizes[stage],
-                )
-            )
-            for kernel, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True):
-                self.resblocks.append(ResBlock(width, kernel, dilations))
-        self.conv_post = weight_norm(CausalConv(channels[-1], bins, 7))
+            up = UpConv(channels[stage], width, config.upsample_kernel_sizes[stage], rate, delay=delay)
+            stride //= rate  # STFT frames per position of a stage
+            kernel = 2 * stride if stride > 1 else 1
+            down = StreamConv(bins, width, kernel, left=stride - 1, stride=stride, delay=self.stft.delayed)
+            delay = down.delayed  # as that of `up`, less the position that is mirrored before the last stage
+            source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+            self.ups.append(weight_norm(up))
+            self.source_downs.append(down)
+            self.source_resblocks.append(ResBlock(width, *source_shape, delay=delay))
+            for shape in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True):
+                self.resblocks.append(ResBlock(width, *shape, delay=delay))
+        self.conv_post = weight_norm(causal_conv(channels[-1], bins, 7, delay=delay))
+        self.istft = Synthesis(config.n_fft, config.hop_len, delay=delay)
+        self.delay = self.istft.delayed
         self.f0_predictor = F0Predictor(config)
-        for name in ("window", "analysis", "synthesis"):  # filled by `freeze`
-            self.register_buffer(name, None, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.stft.kernels.device
+
+    @property
+    def bands(self) -> int:
+        return self.config.in_channels
+
+    @property
+    def frame_samples(self) -> int:
+        return self.config.samples_per_frame
 
     @property
     def lookahead_frames(self) -> int:
-        """Mel frames at the end of an unfinished mel that yield no audio yet: F0, first convolution, inverse STFT."""
-        return F0_LOOKAHEAD + self.config.conv_pre_look_right + 1
+        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
+        return -(-self.delay // self.config.samples_per_frame)
 
     def freeze(self) -> None:
         """Ends loading: the F0 predictor goes to double precision, weight norms become plain weights."""
@@ -146,8 +171,6 @@ class HiFT(nn.Module):
         for module in self.modules():
             if isinstance(module, Snake | UpConv | ResBlock):
                 module.freeze()
-        self.window = torch.hann_window(self.config.n_fft)
-        self.analysis, self.synthesis = stft.fourier_kernels(self.window)
 
     @torch.inference_mode()
     def vocode(
@@ -163,74 +186,67 @@ class HiFT(nn.Module):
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             noise: of the source.
-            final: whether the utterance ends here; else the last `lookahead_frames` are only context.
+            final: whether the utterance ends here; else the last `delay` samples are missing.
             phase: rounding of the source's phase, see `StreamConfig`.
 
         Returns:
-            (B, samples): samples_per_frame for every frame that is not held back.
+            (B, samples): samples_per_frame for every frame, less the delay.
         """
-        f0 = self.f0_predictor(mel, final)
-        samples = f0.shape[1] * self.config.samples_per_frame
-        source, _ = self.m_source(f0, self.m_source.merged(noise.window(0, samples).to(mel.device)), phase)
-        return self.decode(mel[..., : f0.shape[1]], source, final=final)
+        samples = mel.shape[2] * self.config.samples_per_frame
+        drawn = noise.window(0, samples).to(mel.device)
+        return self(mel, self.m_source.merged(drawn), phase=phase)[:, : samples - (0 if final else self.delay)]
 
-    def decode(self, mel: torch.Tensor, source: torch.Tensor, *, final: bool) -> torch.Tensor:
-        """mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame) to audio (B, samples)."""
-        audio = self.network(*self.network_inputs(mel, source, final=final))
-        return audio if final else audio[:, : -self.config.samples_per_frame]
-
-    def network_inputs(
-        self, mel: torch.Tensor, source: torch.Tensor, *, final: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `network` takes of a mel and its excitation: at the end of an utterance zeros stand for what follows."""
-        look_right, spectrum = self.config.conv_pre_look_right, self.spectrum(source)
-        if final:
-            return F.pad(mel, (0, look_right)), spectrum
-        return mel, spectrum[..., : -look_right * self.config.samples_per_frame // self.config.hop_len]
-
-    def network(self, mel: torch.Tensor, spectrum: torch.Tensor, *, history: bool = False) -> torch.Tensor:
-        """The part that is exported, without `history`.
+    def forward(
+        self,
+        mel: torch.Tensor,
+        noise: torch.Tensor,
+        piece: Piece = WHOLE,
+        phase: Phase = "exact",
+        decode: Decode | None = None,
+    ) -> torch.Tensor:
+        """Audio of a piece of mel.
 
         Args:
-            mel: (B, bands, T + conv_pre_look_right).
-            spectrum: (B, n_fft + 2, T * samples_per_frame / hop_len + 1) STFT of the excitation, see `spectrum`.
-            history: whether these start in the middle of an utterance. Then every layer computes only what has all it
-                depends on, which spares the copies that zeros before every layer's inputs cost, too.
+            mel: (B, bands, T) the next frames.
+            noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as late as F0.
+            piece: its place in the utterances.
+            phase: rounding of the source's phase, see `StreamConfig`.
+            decode: in place of the method.
 
         Returns:
-            (B, T * samples_per_frame) audio. With `history` less of it, the last samples; of those the first n_fft lack
-            what the windows of the inverse STFT before them would add.
+            (B, samples), `delay` late.
         """
-        return self.waveform(self.features(mel, spectrum, history=history))
+        source = self.m_source(self.f0_predictor(mel, piece), noise, phase, piece)
+        return (decode or self.decode)(mel, source, piece)
 
-    def features(self, mel: torch.Tensor, spectrum: torch.Tensor, *, history: bool = False) -> torch.Tensor:
-        """`network` without the inverse STFT at its end: (B, n_fft + 2, frames), see `stft.waveform`."""
+    def decode(self, mel: torch.Tensor, source: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
+
+        In pieces the excitation is `F0_LOOKAHEAD` frames late, and the audio `delay` samples.
+        """
         config = self.config
-        x = self.conv_pre(mel)
+        spectrum = self.stft(self.source_delay(source, piece), piece)
+        x = self.conv_pre(self.mel_delay(mel, piece), piece)
         last_stage = len(self.ups) - 1
         blocks = len(config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, config.lrelu_slope), history=history)
-            if stage == last_stage and not history:
-                x = F.pad(x, (1, 0), mode="reflect")  # the STFT has one frame more than hops
-            down, refine = self.source_downs[stage], self.source_resblocks[stage]
-            source = down.last(spectrum, x.shape[2] + refine.reach) if history else down(spectrum)  # type: ignore[operator]
-            source = refine(source, history=history)
-            x = (ending(x, source.shape[2]) if history else x) + source
-            branches = list(self.resblocks[stage * blocks : (stage + 1) * blocks])
-            if history:
-                outputs = x.shape[2] - max(branch.reach for branch in branches)  # type: ignore[type-var]
-                parts = [branch(ending(x, outputs + branch.reach), history=True) for branch in branches]
-            else:
-                parts = [branch(x) for branch in branches]
-            x = torch.stack(parts).sum(dim=0) / blocks
-        return self.conv_post(F.leaky_relu(x), history=history)  # slope 0.01 here (Q24)
+            x = up(F.leaky_relu(x, config.lrelu_slope), piece)
+            if stage == last_stage:
+                x = self._mirrored(x, piece)
+            x = self.source_resblocks[stage](self.source_downs[stage](spectrum, piece), piece).add_(x)
+            branches = self.resblocks[stage * blocks : (stage + 1) * blocks]
+            total, *others = [branch(x, piece) for branch in branches]
+            for other in others:
+                total += other
+            x = total / blocks
+        x = self.conv_post(F.leaky_relu(x), piece)  # slope 0.01 here (Q24)
+        return self.istft(x, piece).clamp(-config.audio_limit, config.audio_limit)
 
-    def spectrum(self, source: torch.Tensor) -> torch.Tensor:
-        """STFT of the excitation, (B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
-        return stft.spectrum(stft.reflected(source, self.config.n_fft), self.analysis, self.config.hop_len)
-
-    def waveform(self, x: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-        """Audio of what `features` gives; of those frames that are `valid`, see `stft.waveform`."""
-        audio = stft.waveform(x, self.synthesis, self.window, self.config.hop_len, valid)
-        return audio.clamp(-self.config.audio_limit, self.config.audio_limit)
+    def _mirrored(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """One position more at the start, as the STFT has one window more than hops: in pieces, one less of delay."""
+        if piece.state is None:
+            return F.pad(x, (1, 0), mode="reflect")
+        if piece.first:
+            start = self.istft.overlap.delay
+            x[:, :, start] = x[:, :, start + 2]
+        return x

@@ -10,7 +10,6 @@ import torch
 from token2wav.flow.noise import PAGE_FRAMES, PUBLIC_SEED
 from token2wav.flow_config import FlowConfig
 from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.source import HarmonicSource
 
 _BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics
 _PUBLIC_BLOCKS = 300
@@ -109,41 +108,6 @@ class SourceNoise:
     def _seeded(self, index: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
         return torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
-
-
-class MergedNoise:
-    """A source's noise as it enters the excitation, one number per sample, kept for all utterances: 96 kB a second.
-
-    Args:
-        noise: of every harmonic.
-        source: that merges them; on the device where the result is wanted.
-    """
-
-    def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
-        self._noise = noise
-        self._source = source
-        self._blocks: OrderedDict[int, torch.Tensor] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def window(self, start: int, stop: int) -> torch.Tensor:
-        """(stop - start,) float32; not to be written to."""
-        parts, at = [], start
-        while at < stop:
-            index, offset = divmod(at, _BLOCK_SAMPLES)
-            parts.append(self._block(index)[offset : offset + stop - at])
-            at += len(parts[-1])
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else self._block(0)[:0]
-
-    @torch.inference_mode()
-    def _block(self, index: int) -> torch.Tensor:
-        with self._lock:
-            if index not in self._blocks:
-                drawn = self._noise.window(index * _BLOCK_SAMPLES, (index + 1) * _BLOCK_SAMPLES)
-                self._blocks[index] = self._source.merged(drawn.to(self._source.l_linear.weight.device))
-                if len(self._blocks) > _PUBLIC_BLOCKS:
-                    self._blocks.popitem(last=False)
-            self._blocks.move_to_end(index)
-            return self._blocks[index]
 
 
 def _unpacked(table: torch.Tensor) -> torch.Tensor:

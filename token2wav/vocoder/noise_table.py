@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ class NoiseTable:
 
     Attributes:
         rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
+        lock: to be held from `find` until its rows have been read, where there are several threads.
     """
 
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
@@ -37,26 +40,25 @@ class NoiseTable:
         self._holds = np.full(_FIRST_BLOCKS, -1)  # of every place: the block that is there
         self._used = np.zeros(_FIRST_BLOCKS, np.int64)  # of every place: the call that last asked for it
         self._calls = 0
+        self.lock = threading.Lock()
 
     def prepare(self, blocks: int) -> None:
         """Draws the first blocks, so that nobody waits for them."""
-        self.find(np.zeros(1, np.int64), np.array([blocks * _BLOCK_FRAMES]), blocks * _BLOCK_FRAMES)
+        self.find(np.zeros(1, np.int64), blocks * _BLOCK_FRAMES)
 
     @torch.inference_mode()
-    def find(self, starts: NDArray[np.int64], counts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    def find(self, starts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
         """Where the noise of some stretches stands; until the next call it stays there.
 
         Args:
-            starts: (B,) first frames, counted from the start of the utterance.
-            counts: (B,) frames that are needed, at most `width`.
-            width: numbers for each.
+            starts: (B,) first frames, counted from the start of the utterance; any row stands for one before it.
+            width: frames of each.
 
         Returns:
-            (B, width) rows of the table; any for frames that are not needed.
+            (B, width) rows of the table.
         """
         self._calls += 1
-        offsets = np.arange(width)
-        frames = starts[:, None] + np.minimum(offsets, np.maximum(counts - 1, 0)[:, None])
+        frames = np.maximum(starts[:, None] + np.arange(width), 0)
         blocks = frames // _BLOCK_FRAMES
         needed = np.unique(blocks)
         if needed[-1] >= len(self._place):

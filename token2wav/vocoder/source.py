@@ -6,15 +6,18 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from token2wav.hift_config import HiFTConfig
+from token2wav.networks.streaming import WHOLE, Piece, Streaming
+from token2wav.vocoder.f0 import F0_LOOKAHEAD
 
 Phase = Literal["exact", "reference"]
 
 
-class HarmonicSource(nn.Module):
-    """Sines of F0 and its harmonics with noise, merged into one channel.
+class HarmonicSource(Streaming):
+    """Sines of F0 and its harmonics with noise, merged into one channel. It keeps their phases.
 
     Args:
         config: of the vocoder.
@@ -24,31 +27,33 @@ class HarmonicSource(nn.Module):
         super().__init__()
         self.config = config
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
+        self.keeps, self.delay = (config.nb_harmonics + 1,), F0_LOOKAHEAD
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return torch.float64
 
     def forward(
-        self,
-        f0: torch.Tensor,
-        noise: torch.Tensor,
-        phase: Phase = "exact",
-        carry: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Excitation of frames that follow one another.
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+    ) -> torch.Tensor:
+        """Excitation (B, 1, T * samples_per_frame) of the next frames.
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
             noise: (T * samples_per_frame,) as `merged` gives it; or (B, T * samples_per_frame), one for each row.
             phase: rounding of the phase, see `StreamConfig`.
-            carry: (B, harmonics) what the frame before returned; None at the start of an utterance.
-
-        Returns:
-            (B, 1, T * samples_per_frame), and the carries (B, T, harmonics) for frames that follow each of these.
+            piece: their place in the utterances.
         """
         repeat = self.config.samples_per_frame
-        sine, amplitude, carries = self.frames(f0, phase, carry)
+        if piece.first:
+            f0 = F.pad(f0[:, self.delay :], (self.delay, 0))  # nothing turns before the start
+        kept = None if piece.first or piece.state is None else piece.state[self]
+        sine, amplitude, carry = self.frames(f0, phase, kept)
+        piece.keep(self, carry)
         # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a smooth wave), so
         # harmonics are merged before they are repeated, and noise before it is known how loud it is.
         merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
-        return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[:, None], carries
+        return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[:, None]
 
     def merged(self, noise: torch.Tensor) -> torch.Tensor:
         """Uniform numbers (N, harmonics) as they enter the excitation, (N,)."""
@@ -57,15 +62,15 @@ class HarmonicSource(nn.Module):
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the excitation is made of: sines (B, T, harmonics), amplitude of the noise (B, T), and carries."""
+        """What the excitation is made of: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
         config = self.config
         multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         increments = (f0[..., None] * multiples / config.sampling_rate) % 1  # (B, T, harmonics) cycles per sample
-        sine, carries = frame_sines(increments, config.samples_per_frame, phase, carry)
+        sine, carry = frame_sines(increments, config.samples_per_frame, phase, carry)
         voiced = (f0 > config.nsf_voiced_threshold).float()
         # The published noise is uniform, not Gaussian, so its mean is half its amplitude.
         amplitude = voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
-        return config.nsf_alpha * sine * voiced[..., None], amplitude, carries
+        return config.nsf_alpha * sine * voiced[..., None], amplitude, carry
 
 
 def frame_sines(
@@ -84,12 +89,12 @@ def frame_sines(
         carry: (B, harmonics) double: for `reference` the sum of all increments before, for `exact` the phase in cycles.
 
     Returns:
-        (B, T, harmonics) float32, and the carry after every frame, (B, T, harmonics) double.
+        (B, T, harmonics) float32, and the carry after the last frame, (B, harmonics) double.
     """
     if carry is None:
         carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)
     if phase == "reference":
         total = carry[:, None] + increments.double().cumsum(dim=1)
-        return torch.sin(total.float() * 2 * math.pi * samples_per_frame), total
+        return torch.sin(total.float() * 2 * math.pi * samples_per_frame), total[:, -1]
     cycles = (carry[:, None] + (increments.double() * samples_per_frame).cumsum(dim=1)) % 1
-    return torch.sin(cycles * (2 * math.pi)).float(), cycles
+    return torch.sin(cycles * (2 * math.pi)).float(), cycles[:, -1]

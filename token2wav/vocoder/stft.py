@@ -1,4 +1,4 @@
-"""The short-time Fourier transform of HiFT and its inverse, as convolutions."""
+"""The short-time Fourier transform of HiFT and its inverse, as convolutions over a stream."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from token2wav.networks.streaming import WHOLE, Overlap, Piece, Streaming, strided_delay
 
 _MAX_MAGNITUDE = 100.0
-_LEAST_WEIGHT = 1e-6  # of the windows over a sample; where there is any frame it is 0.1 and more
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,40 +32,63 @@ def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (waves * window).float()[:, None], (inverse * window).float()[:, None]
 
 
-def reflected(source: torch.Tensor, n_fft: int) -> torch.Tensor:
-    """A signal (B, 1, N) with half a window mirrored at both ends, as `spectrum` takes it."""
-    return F.pad(source, (n_fft // 2, n_fft // 2), mode="reflect")
+class Analysis(Streaming):
+    """STFT of a signal with half a window mirrored at both ends.
+
+    Args:
+        n_fft, hop: samples of a window, and from one to the next.
+        delay: of the signal.
+    """
+
+    kernels: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+        super().__init__()
+        self.edge, self.hop, self.delay = n_fft // 2, hop, delay
+        self.keeps = (1, self.edge - delay + hop * self.delayed)
+        self.register_buffer("kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False)
+
+    @property
+    def delayed(self) -> int:
+        return strided_delay(self.edge - self.delay, 2 * self.edge, self.hop)
+
+    def forward(self, signal: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """(B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
+        return F.conv1d(piece.extended(self, signal, self.edge, self.edge, "reflect"), self.kernels, stride=self.hop)
 
 
-def spectrum(padded: torch.Tensor, analysis: torch.Tensor, hop: int) -> torch.Tensor:
-    """STFT of a signal with padding, (B, 1, N + n) to (B, n + 2, N / hop + 1): real parts, then imaginary parts."""
-    return F.conv1d(padded, analysis, stride=hop)
-
-
-def waveform(
-    x: torch.Tensor, synthesis: torch.Tensor, window: torch.Tensor, hop: int, valid: torch.Tensor | None = None
-) -> torch.Tensor:
+class Synthesis(nn.Module):
     """Inverse STFT of log-magnitudes and phases.
 
     Args:
-        x: (B, n_fft + 2, frames) as HiFT's last convolution gives them.
-        synthesis: from `fourier_kernels`.
-        window: (n_fft,) of both directions.
-        hop: samples from a frame to the next.
-        valid: (B, 1, frames) ones, and zeros for frames that are not there; None for ones only.
-
-    Returns:
-        (B, (frames - 1) * hop), zero where there is no frame.
+        n_fft, hop: samples of a window, and from one to the next.
+        delay: of the input, in windows.
     """
-    edge = len(window) // 2
-    bins = edge + 1
-    magnitude = x[:, :bins].exp().clamp(max=_MAX_MAGNITUDE)
-    if valid is not None:
-        magnitude = magnitude * valid
-    angle = x[:, bins:].sin()  # the sine of the output is the phase, in radians (Q24)
-    stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin()), dim=1)
-    # Overlapping windows, and what they add up to.
-    overlap = F.conv_transpose1d(stft, synthesis, stride=hop, padding=edge)
-    frames = torch.ones_like(x[:1, :1]) if valid is None else valid
-    weight = F.conv_transpose1d(frames, window.square()[None, None], stride=hop, padding=edge)
-    return (overlap / weight if valid is None else overlap / weight.clamp(min=_LEAST_WEIGHT))[:, 0]
+
+    kernels: torch.Tensor
+    weights: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+        super().__init__()
+        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2, delay=delay, more=1)
+        self.bins = n_fft // 2 + 1
+        window = torch.hann_window(n_fft)
+        self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
+        self.register_buffer("weights", window.square()[None, None], persistent=False)
+
+    @property
+    def delayed(self) -> int:
+        """Samples that the signal is late."""
+        return self.overlap.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) * hop)."""
+        magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
+        angle = x[:, self.bins :].sin()  # the sine of the output is the phase, in radians (Q24)
+        there = torch.ones_like(magnitude[:, :1])  # where there is a window, and not before the first or after the last
+        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
+        stft, hop = self.overlap.extended(stft, piece), self.overlap.stride
+        audio = F.conv_transpose1d(stft[:, :-1], self.kernels, stride=hop)
+        weight = F.conv_transpose1d(stft[:, -1:], self.weights, stride=hop)
+        audio, weight = (self.overlap.settled(each, stft.shape[2], piece) for each in (audio, weight))
+        return (audio / weight)[:, 0]

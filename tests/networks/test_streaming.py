@@ -1,0 +1,202 @@
+"""Streaming layers: pieces give what the whole gives, as late as layers say; and the store of what they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from token2wav.cache.states import SCRATCH_SLOT, StateStore
+from token2wav.networks.streaming import (
+    WHOLE,
+    Delay,
+    Piece,
+    StreamConv,
+    StreamConvTranspose,
+    causal_conv,
+    centred_conv,
+    lookahead_conv,
+    state_specs,
+)
+from token2wav.vocoder.activations import AntiAliased, Snake
+from token2wav.vocoder.convolutions import UpConv
+from token2wav.vocoder.stft import Analysis
+
+CHANNELS = 3
+ROUNDING = 1e-5
+
+
+class Chain(nn.Module):
+    """Layers one after the other, the first of which makes its output late; `ratio` outputs of every input."""
+
+    def __init__(self, make: Callable[[int], nn.Module], ratio: float) -> None:
+        super().__init__()
+        ahead = lookahead_conv(CHANNELS, CHANNELS, 4)
+        self.layers = nn.ModuleList([ahead, make(ahead.delayed)])
+        self.ratio = ratio
+
+    @property
+    def delayed(self) -> int:
+        delay = self.layers[-1].delayed
+        assert isinstance(delay, int)
+        return delay
+
+    @property
+    def frames(self) -> int:
+        """The delay in inputs, rounded up."""
+        return -int(-self.delayed // self.ratio)
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, piece)
+        return x
+
+
+class Sum(nn.Module):
+    """Two ways of different delays, of which the earlier one waits."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.late = centred_conv(CHANNELS, CHANNELS, 7, dilation=2, delay=delay)
+        self.wait = Delay(CHANNELS, self.late.delayed - delay, delay=delay)
+        self.delayed = self.late.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        return self.late(x, piece) + self.wait(x, piece)
+
+
+class Spectrum(nn.Module):
+    """STFT of one channel."""
+
+    def __init__(self, delay: int) -> None:
+        super().__init__()
+        self.stft = Analysis(16, 4, delay)
+        self.delayed = self.stft.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        return self.stft(x[:, :1], piece)[:, :, : x.shape[2] // 4]  # the whole has one window more
+
+
+def snake(delay: int) -> nn.Module:
+    activation = Snake(CHANNELS, beta=True, log_scale=False)
+    activation.freeze()
+    return AntiAliased(activation, delay=delay)
+
+
+def upsampling(delay: int) -> nn.Module:
+    conv = UpConv(CHANNELS, CHANNELS, 5, 4, delay=delay).eval().requires_grad_(False)
+    conv.freeze()
+    return conv
+
+
+LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
+    "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, delay=delay), 1),
+    "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, delay=delay), 1),
+    "centred": (lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, delay=delay), 1),
+    "one tap": (lambda delay: causal_conv(CHANNELS, CHANNELS, 1, delay=delay), 1),
+    "strided": (lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, delay=delay), 0.25),
+    "transposed": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, delay=delay), 4),
+    "transposed, no overlap": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, delay=delay), 3),
+    "repeated": (upsampling, 4),
+    "anti-aliased": (snake, 1),
+    "two ways": (Sum, 1),
+    "spectrum": (Spectrum, 0.25),
+}
+
+
+@torch.inference_mode()
+def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """A whole (B, C, T) in pieces: one network for all, and the states of every row in a store."""
+    store = StateStore(state_specs(network), x.device, slots=len(x) + 1)
+    slots = torch.tensor([store.take() for _ in x])
+    rows, outputs, parts = store.rows(len(x)), [], list(x.split(list(lengths), dim=2))
+    for index, part in enumerate(parts):
+        beyond = network.frames if index == len(parts) - 1 else 0
+        part = torch.cat((part, torch.randn(*part.shape[:2], beyond)), dim=2)  # what is there does not matter
+        if index:
+            store.read(slots, rows)
+        piece = Piece(store.views(rows), first=index == 0, frames=part.shape[2], beyond=beyond)
+        outputs.append(network(part, piece))
+        store.write(slots, rows)
+    total = int(x.shape[2] * network.ratio)
+    return torch.cat(outputs, dim=2)[:, :, network.delayed : network.delayed + total]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("lengths", [[20, 20, 20], [40, 4, 4, 12], [20, 36, 4], [60]], ids=str)
+def test_pieces_equal_the_whole(name: str, lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    make, ratio = LAYERS[name]
+    network = Chain(make, ratio).requires_grad_(False)
+    x = torch.randn(2, CHANNELS, 60)
+    whole = network(x)
+    found = run(network, x, lengths)
+    assert found.shape == whole.shape
+    assert float((found - whole).abs().max()) <= ROUNDING
+
+
+def test_the_delay_is_what_a_layer_looks_ahead() -> None:
+    for name, (make, ratio) in LAYERS.items():
+        torch.manual_seed(0)
+        network, x = Chain(make, ratio).requires_grad_(False), torch.randn(1, CHANNELS, 60)
+        changed = x.clone()
+        changed[:, :, 40:] += torch.rand(20)
+        moved = (network(changed) - network(x)).abs().amax(dim=1)[0].nonzero().flatten()
+        assert int(moved.min()) == int(40 * ratio) - network.delayed, name
+
+
+def test_a_layer_says_what_it_keeps() -> None:
+    network = nn.Sequential(causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2))
+    specs = state_specs(network)
+    assert [(spec.name, spec.shape, spec.dtype) for spec in specs.values()] == [
+        ("0", (3, 6), torch.float32),
+        ("3", (7, 2), torch.float32),
+    ]
+    assert [spec.dtype for spec in state_specs(network.double()).values()] == [torch.float64, torch.float32]
+
+
+# Where the states of streams are.
+
+
+@pytest.fixture
+def store() -> StateStore:
+    network = nn.Sequential(causal_conv(3, 3, 4), causal_conv(3, 3, 2).double())
+    return StateStore(state_specs(network), torch.device("cpu"), slots=4)
+
+
+def test_rows_of_streams_come_back_as_they_were_written(store: StateStore) -> None:
+    slots, rows = torch.tensor([store.take() for _ in range(3)]), store.rows(3)
+    for table in rows.values():
+        table.copy_(torch.randn(table.shape))
+    store.write(slots, rows)
+    found = store.rows(2)
+    store.read(slots[[2, 0]], found)
+    for dtype, table in found.items():
+        assert torch.equal(table, rows[dtype][[2, 0]])
+
+
+def test_views_are_of_the_rows(store: StateStore) -> None:
+    rows = store.rows(2)
+    views = store.views(rows)
+    assert [tuple(view.shape) for view in views.values()] == [(2, 3, 3), (2, 3, 1)]
+    for number, view in enumerate(views.values(), 1):
+        view.fill_(number)
+    assert [table.unique().tolist() for table in rows.values()] == [[1.0], [2.0]]
+    assert store.stream_bytes == 4 * 9 + 8 * 3
+
+
+def test_more_streams_than_slots(store: StateStore) -> None:
+    first = store.take()
+    rows = store.rows(1)
+    rows[torch.float32].fill_(7)
+    store.write(torch.tensor([first]), rows)
+    slots = {store.take() for _ in range(20)}
+    assert len(slots) == 20
+    assert not slots & {first, SCRATCH_SLOT}
+    found = store.rows(1)
+    store.read(torch.tensor([first]), found)
+    assert torch.equal(found[torch.float32], rows[torch.float32])
+    store.release(first)
+    assert store.take() == first

@@ -1,0 +1,1 @@
+"""Networks as plain modules, and the layers they are made of."""
