@@ -70,7 +70,7 @@ class WavWriter:
     @property
     def samples(self) -> int:
         """Samples in the file, those of a chunk included whose writing was interrupted."""
-        return soundfile.info(self._path).frames if self._begun else 0
+        return soundfile.info(self._path).frames if self._begun and self._path.is_file() else 0
 
     def _open(self, sample_rate: int) -> soundfile.SoundFile:
         if self._begun:

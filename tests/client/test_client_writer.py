@@ -99,13 +99,13 @@ def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
         signal.signal(signal.SIGXFSZ, handler)
-    assert writer.samples == 960
-    assert declared_bytes(path) >= 2 * 960
+    assert writer.samples == declared_bytes(path) // 2 >= 960
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:
     writer = WavWriter(tmp_path / "out.wav")
     writer.write(np.zeros(960, np.float32))
     (tmp_path / "out.wav").unlink()
+    assert writer.samples == 0
     with pytest.raises(OutputError, match="cannot write"):
         writer.write(np.zeros(960, np.float32))
