@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, unattended, in slices of some minutes; docs/gpu.md says how to read the report.
+"""Report of all that only a GPU can show: it runs unattended, in slices of some minutes (docs/gpu.md).
 
 Nothing of the project needs to be installed. A slice writes results.json after every row, then report.md, and ends by
 itself. Without --slice and --section all slices run one after the other and are merged. Ends with 1 if a test failed,

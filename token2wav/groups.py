@@ -1,4 +1,4 @@
-"""What of a batch can be computed together, and every result at its place again."""
+"""Grouping of a batch: it computes items together that are alike, and puts every result at its place again."""
 
 from __future__ import annotations
 

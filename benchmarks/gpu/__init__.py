@@ -1,1 +1,1 @@
-"""What `benchmarks.gpu_check` measures on a GPU, section by section, and the report that it writes of that."""
+"""Sections of the report on a GPU, which `benchmarks.gpu_check` runs and writes."""

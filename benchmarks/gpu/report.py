@@ -78,7 +78,7 @@ def rows_of(content: Content, section: str) -> dict[str, Row]:
 
 
 def faults(content: Content) -> list[str]:
-    """Everything wrong, not only slow: failed tests, results beyond their bounds, what crashed or ended early."""
+    """Faults, which are not only slow: failed tests, results beyond their bounds, what crashed or ended early."""
     rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
     found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
     found += [(each["section"], each["problem"]) for each in content["sections"]]

@@ -1,4 +1,4 @@
-"""Everything that the sections of a report measure and how much of it, and the slices that a report is cut into."""
+"""Settings of the report's sections, which say how much each measures, and the slices that it is cut into."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that sections need to know; --set changes any of it."""
+    """Settings of all sections; --set changes any of them."""
 
     out: Path = Path()  # folder of the results
     device: str = "cuda"

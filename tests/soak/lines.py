@@ -39,7 +39,7 @@ class Line:
     audio: NDArray[np.float32]
 
     def fault(self, heard: list[NDArray[np.generic]]) -> str | None:
-        """What is wrong with chunks of it, float32 or int16, that should be all of it; None if nothing is."""
+        """Fault of chunks, float32 or int16, that should be all of the line; None if there is none."""
         audio = np.concatenate(heard) if heard else np.zeros(0, np.float32)
         allowed = TOLERANCE
         if audio.dtype == np.int16:

@@ -31,7 +31,7 @@ _ONE = np.array([5], np.int32)
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a client misbehaves.
+    """Scene of a misdeed: the server, its models and what the client may speak.
 
     Attributes:
         url: of the server.

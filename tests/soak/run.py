@@ -55,7 +55,7 @@ GROWTH_MIB = 32.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a soak is.
+    """Plan of a soak: its length, clients and seed.
 
     Attributes:
         minutes: for which clients start utterances.
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a client that behaves says a line.
+    """Manner in which a client that behaves says a line.
 
     Attributes:
         audio_format: that it asks for.
@@ -99,7 +99,7 @@ class Manner:
 
 @dataclass
 class Books:
-    """What has happened so far, from all clients."""
+    """Books of all clients, which note what has happened so far."""
 
     spoken: int = 0
     audio_seconds: float = 0.0
@@ -317,7 +317,7 @@ def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
 
 
 def still_held(metrics: dict[str, float]) -> list[str]:
-    """What a server holds although nobody speaks."""
+    """State that a server holds although nobody speaks."""
     streams, pages = labelled(metrics, "token2wav_open_streams"), labelled(metrics, "token2wav_cache_pages")
     held = [f"{count:g} streams are still held by the {who}" for who, count in streams.items() if count]
     if pages["used"] != pages["shared"]:
@@ -326,7 +326,7 @@ def still_held(metrics: dict[str, float]) -> list[str]:
 
 
 def gone_after(watch: Watch, seconds: float) -> list[str]:
-    """What a stopped server has not taken with it after that time."""
+    """Leftovers that a stopped server has not taken with it after that time."""
     deadline = time.monotonic() + seconds
     while (left := watch.left_behind()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -340,7 +340,7 @@ def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
 
 
 def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dict[str, int]]]:
-    """How often each answer was given, by kind and name."""
+    """Table of how often each answer was given, by kind and name."""
     table: dict[str, dict[str, dict[str, int]]] = {}
     for (kind, name, answer), count in sorted(misdeeds.items()):
         table.setdefault(kind, {}).setdefault(name, {})[answer] = count

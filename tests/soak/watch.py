@@ -91,7 +91,7 @@ class Watch(threading.Thread):
         )
 
     def left_behind(self) -> list[str]:
-        """What is still there of a server that was stopped: processes, segments of shared memory, folders."""
+        """Leftovers of a server that was stopped: processes, segments of shared memory, folders."""
         alive = [f"process {process}" for process, start in self._processes.items() if _started(process) == start]
         folders = [self._folder] if self._folder.exists() else []
         return alive + [str(path) for path in [*self._segments(), *folders]]
@@ -113,7 +113,7 @@ def growth_mib(samples: list[Sample]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Log:
-    """What a server's log tells.
+    """Log of a server, as far as a soak reads it.
 
     Attributes:
         ended: how often streams ended for each reason.

@@ -25,7 +25,7 @@ Spoil = Callable[[Any], None]
 
 @dataclass
 class Answers:
-    """What came back for some requests: audio of each chunk, and errors."""
+    """Answers to some requests: audio of each chunk, and errors."""
 
     audio: list[NDArray[Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)

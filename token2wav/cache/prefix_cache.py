@@ -12,7 +12,7 @@ from token2wav.cache.block_pool import BlockPool
 
 
 class Content(Protocol):
-    """What is computed of a prefix.
+    """Content of a prefix, as whoever asked first has computed it.
 
     Attributes:
         pages: of the pool, that it was given.

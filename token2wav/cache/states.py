@@ -60,7 +60,7 @@ class StateStore:
         }
 
     def views(self, rows: Rows) -> dict[Streaming, torch.Tensor]:
-        """What every layer keeps, (B, *shape), in rows of streams."""
+        """Views of every layer's state, (B, *shape), in rows of streams."""
         return {
             layer: rows[dtype].as_strided((len(rows[dtype]), *shape), (self._widths[dtype], *strides), start)
             for layer, dtype, shape, strides, start in self._places

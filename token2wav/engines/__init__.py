@@ -1,1 +1,1 @@
-"""What runs the networks: one protocol, several implementations."""
+"""Engines that run the networks for streams: one protocol, several implementations."""

@@ -1,4 +1,4 @@
-"""What a stream may ask of an engine.
+"""Protocols of engines: what streams hand to them, and what they answer.
 
 The protocol is at the level of chunks, not of layers, so that an engine may run all ODE steps as one captured graph.
 An engine owns tensors (weights, histories); the handle that `open` returns is the only claim on what it keeps for one
@@ -53,7 +53,7 @@ class MelChunk:
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """What an engine's cache is used for.
+    """Use of an engine's cache.
 
     Attributes:
         capacity: pages in all.

@@ -40,7 +40,6 @@ class BigVGANEngine(StreamingVocoderEngine):
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """See `VocoderEngine.whole`."""
         return self._bigvgan(mel[None].to(self._bigvgan.device))[0, 0]
 
 

@@ -38,7 +38,7 @@ _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothin
 
 @dataclass(eq=False)
 class _Prompt:
-    """What all streams of a voice and a number of ODE steps share."""
+    """Prefix that all streams of a voice and a number of ODE steps share."""
 
     conv_state: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
     prompt_mel: torch.Tensor  # (bands, 2 P)
@@ -117,7 +117,6 @@ class CachedFlowEngine:
         return len(self._streams)
 
     def usage(self) -> CacheUsage:
-        """See `FlowEngine.usage`."""
         prefixes = self.prefixes
         return CacheUsage(
             capacity=self.pool.capacity,
@@ -130,7 +129,6 @@ class CachedFlowEngine:
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        """See `FlowEngine.open`."""
         steps = steps or self._usual
         prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         prompt = prefix.content
@@ -164,7 +162,6 @@ class CachedFlowEngine:
             self._release(stream)
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
-        """See `RecomputeFlowEngine.whole`."""
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _reserved_blocks(self) -> int:
@@ -212,7 +209,7 @@ class CachedFlowEngine:
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
     def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
-        """What there is to compute for a chunk, or None if the stream must go on without the cache."""
+        """Input of a chunk's computation, or None if the stream must go on without the cache."""
         first_frame = self._flow.config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
             raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")

@@ -1,4 +1,4 @@
-"""Which engine runs a model on this host: what the configuration names, or the fastest for which all is there."""
+"""Selection of the engine that runs a model here: the one that is configured, or the fastest for which all is there."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 @dataclass(frozen=True)
 class EngineSummary:
-    """What a model runs on, for reports and logs."""
+    """Summary of what a model runs on, for reports and logs."""
 
     name: EngineName
     precision: Precision
@@ -57,7 +57,7 @@ class EngineSummary:
 
 @dataclass(frozen=True)
 class Host:
-    """What an engine is chosen for.
+    """Host that an engine is chosen for.
 
     Attributes:
         folder: of the model.

@@ -24,7 +24,7 @@ class VocoderGraph(Protocol):
 
 
 def exported_states(vocoder: HiFT | BigVGAN) -> dict[Streaming, StateSpec]:
-    """What the exported part of a vocoder keeps."""
+    """State specs of the exported part of a vocoder."""
     return {layer: spec for layer, spec in state_specs(vocoder).items() if not spec.name.startswith(_OUTSIDE)}
 
 

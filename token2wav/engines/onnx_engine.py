@@ -61,11 +61,9 @@ class OnnxGraph:
 
     @property
     def cache_type(self) -> torch.dtype:
-        """See `StepGraph`."""
         return torch.float16 if self._inputs["past_key_0"].type == "tensor(float16)" else torch.float32
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """See `StepGraph`."""
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:

@@ -28,7 +28,7 @@ class Shape(Protocol):
         """Whether a batch of this shape can run in another."""
 
     def volume(self) -> int:
-        """What a batch of it costs, in arbitrary units."""
+        """Cost of a batch of it, in arbitrary units."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 

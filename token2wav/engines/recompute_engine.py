@@ -69,7 +69,6 @@ class RecomputeFlowEngine:
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        """See `FlowEngine.open`."""
         config = self._flow.config
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
         return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None, steps)

@@ -40,7 +40,7 @@ def logger(name: Package) -> Any:
 
 
 def target_of(device: torch.device) -> dict[str, str]:
-    """What an engine must have been built for to run on a device, as an engine folder notes it."""
+    """Target that an engine must have been built for to run on a device, as an engine folder notes it."""
     major, minor = torch.cuda.get_device_capability(device)
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
@@ -69,7 +69,6 @@ class TensorRTGraph:
 
     @property
     def cache_type(self) -> torch.dtype:
-        """See `StepGraph`."""
         half = self._engine.get_tensor_dtype("past_key_0") == self._trt.DataType.HALF
         return torch.float16 if half else torch.float32
 

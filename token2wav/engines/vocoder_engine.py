@@ -52,7 +52,7 @@ class PieceShape:
         return same and self.streams <= other.streams
 
     def volume(self) -> int:
-        """What a batch of it costs, in arbitrary units."""
+        """Cost of a batch of it, in arbitrary units."""
         return self.streams * self.frames
 
 
@@ -106,7 +106,7 @@ class _Part:
 
 
 class VocoderNetwork(Protocol):
-    """What the engine asks of a vocoder: sizes, and how late its audio is in pieces (see `Streaming`).
+    """Vocoder as the engine sees it: its sizes, and how late its audio is in pieces (see `Streaming`).
 
     Attributes:
         bands: of the mel.
@@ -210,7 +210,7 @@ class StreamingVocoderEngine(ABC):
 
     @abstractmethod
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """See `VocoderEngine.whole`."""
+        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
 
     def open(self) -> int:
         return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._net.device)))
@@ -226,7 +226,6 @@ class StreamingVocoderEngine(ABC):
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        """See `VocoderEngine.advance`."""
         waiting = {index: self._parts(self._streams[handle], chunk) for index, (handle, chunk) in enumerate(batch)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         with self._lock if self._lengths else nullcontext():
@@ -284,7 +283,7 @@ class StreamingVocoderEngine(ABC):
         return list(audio.clone() if self._lengths else audio)
 
     def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-        """All audio of every stream, in one operation for all."""
+        """Joins the audio of every stream, in one operation for all."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
         parts = [samples for stream in audio for samples in stream] or [torch.empty(0, device=self._net.device)]

@@ -45,7 +45,7 @@ class WindowFlowEngine:
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        """See `FlowEngine.advance`. Windows of one shape with as many steps are computed together."""
+        """Computes chunks; windows of one shape with as many steps run together."""
         return in_groups(batch, lambda each: (self._streams[each[0]][0], *_shape(each[1])), self._solve)
 
     def close(self, handle: int) -> None:

@@ -192,5 +192,5 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
 
 
 def conv_states(chunks: int, config: EstimatorConfig, layout: CacheLayout, device: torch.device) -> torch.Tensor:
-    """What `Batch` takes as `conv_state`."""
+    """Tensor that `Batch` takes as `conv_state`."""
     return torch.zeros(*(chunks, layout.steps, 2, layout.branches, config.dim, CONTEXT_FRAMES), device=device)

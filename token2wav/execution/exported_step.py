@@ -49,15 +49,12 @@ class TorchGraph:
 
     @property
     def cache_type(self) -> torch.dtype:
-        """See `StepGraph`."""
         return self._step.estimator.proj_out.weight.dtype
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """See `StepGraph`."""
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """See `StepGraph`."""
         names = self._step.input_names
         given = [inputs[name] for name in names]
         own = len(names) - 2 * self._step.layers
@@ -67,7 +64,7 @@ class TorchGraph:
 
 
 class ExportedStep(StepFunction):
-    """See `StepFunction`.
+    """Step function that runs an exported graph.
 
     Args:
         flow, tables, cache: see there.

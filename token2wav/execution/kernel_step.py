@@ -23,7 +23,7 @@ from token2wav.flow.solver import OdeTables
 
 
 class KernelStep(StepFunction):
-    """See `StepFunction`. The weights of the position convolutions are copied."""
+    """Step function on Triton-language kernels. The weights of the position convolutions are copied."""
 
     def __init__(self, flow: Flow, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(flow, tables, cache)

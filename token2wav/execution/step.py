@@ -44,7 +44,7 @@ class StepFunction(ABC):
         """
 
     def of_conditions(self, batch: Batch) -> torch.Tensor:
-        """What conditions add to the input projection in all steps, (branches, rows, block_frames, dim)."""
+        """Share of the conditions in the input projection of all steps, (branches, rows, block_frames, dim)."""
         embed = self.estimator.input_embed
         conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)

@@ -18,7 +18,7 @@ from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution
 
 
 class TorchStep(StepFunction):
-    """See `StepFunction`."""
+    """Step function on torch."""
 
     def __call__(self, batch: Batch) -> Velocity:
         embed, given = self.estimator.input_embed, self.of_conditions(batch)
@@ -61,7 +61,6 @@ class _BlockMemory:
         ]
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """See `Memory`."""
         x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, dim, block_frames)
         windows = []
         for conv_state, blocks, frames in self._chunks:
@@ -80,7 +79,7 @@ class _BlockMemory:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Memory`.
+        """Lets every block attend to the pages of its table.
 
         The blocks' own keys and values are read back from the cache, so that what a frame sees does not depend on how
         blocks were grouped into chunks, whatever the storage type.

@@ -30,7 +30,7 @@ _ROPE_BASE = 10000.0
 
 @dataclass(frozen=True)
 class Modulation:
-    """All that the estimator needs to know of the ODE time.
+    """Modulation of the estimator by the ODE time.
 
     Attributes:
         blocks: (depth, B, 6, dim): shift, scale, gate of attention, then of the feed-forward (Q10).
@@ -52,7 +52,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 class Memory(Protocol):
-    """What the estimator remembers of the frames before those it is given (`execution/torch_step.py`)."""
+    """State of the frames before those that the estimator is given (`execution/torch_step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""

@@ -86,7 +86,7 @@ class CodebookEmbedding(nn.Embedding):
 
 
 def token_embedding(config: FlowConfig) -> nn.Embedding:
-    """What tokens of a flow are embedded with; its one parameter is called `weight`."""
+    """Embedding of a flow's tokens; its one parameter is called `weight`."""
     books = config.codebooks
     if books is None:
         return nn.Embedding(config.vocab_size, config.input_size)

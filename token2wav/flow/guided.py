@@ -16,7 +16,7 @@ from token2wav.guided_attention import SEES, GuidedAttention, Mask
 
 
 def guided_mask(mask: Mask, frames: int, block_frames: int, device: torch.device | None = None) -> torch.Tensor:
-    """Who may look at whom in a layer: (frames, frames) bool, rows are queries. The first frame starts a block."""
+    """Mask of a layer: (frames, frames) bool, rows are queries. The first frame starts a block."""
     block = torch.arange(frames, device=device) // block_frames
     before, after = SEES[mask]
     distance = block[None, :] - block[:, None]
@@ -26,7 +26,7 @@ def guided_mask(mask: Mask, frames: int, block_frames: int, device: torch.device
 def guided_biases(
     attention: GuidedAttention, frames: int, block_frames: int, device: torch.device | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """What to add to the attention scores of every layer, each (frames, frames)."""
+    """Biases of the attention scores of every layer, each (frames, frames)."""
     biases = {mask: attention_bias(guided_mask(mask, frames, block_frames, device)) for mask in set(attention.layers)}
     return tuple(biases[mask] for mask in attention.layers)
 

@@ -21,7 +21,7 @@ def allowed_blocks(
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Who may look at whom while streaming.
+    """Attention mask of a stream, block by block.
 
     A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last `left_blocks` ones and those
     of the prefix.
@@ -54,7 +54,7 @@ class BlockMask:
 
 
 def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
-    """What to add to attention scores, float32: 0 where allowed, else so little that softmax gives zero.
+    """Bias of attention scores, float32: 0 where allowed, else so little that softmax gives zero.
 
     Attention takes the bool mask as well, but would then do this anew in every layer and step: 4 % of a chunk's time.
     Minus infinity is avoided: a query that may see nothing, in padding, would give NaN, and float16 ends at 65504.

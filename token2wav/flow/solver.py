@@ -42,7 +42,7 @@ def solver_times(steps: int, schedule: ScheduleConfig = _COSINE) -> tuple[torch.
 
 @dataclass(frozen=True)
 class OdeTables:
-    """All that depends on the schedule alone.
+    """Tables of all that depends on the schedule alone.
 
     Attributes:
         widths: of every step.

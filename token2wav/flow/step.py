@@ -13,7 +13,7 @@ from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution, DiT, Modulat
 
 
 def with_context(context: torch.Tensor, x: torch.Tensor, frames: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a position convolution runs over, and what it must be given before the frames that follow.
+    """Input of a position convolution behind its context, and the context of the frames that follow.
 
     Args:
         context: (R, dim, CONTEXT_FRAMES) inputs before x.
@@ -54,7 +54,6 @@ class DenseMemory:
         return torch.stack(self._after)
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """See `Memory`."""
         x, after = with_context(self._before[index], x, self._frames)
         self._after.append(after)
         return conv(x)
@@ -68,7 +67,6 @@ class DenseMemory:
         v: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """See `Memory`."""
         self.new += [k, v]
         past_k, past_v = self._past[2 * layer], self._past[2 * layer + 1]
         return attend(q, torch.cat((past_k, k), dim=1), torch.cat((past_v, v), dim=1), bias)

@@ -235,7 +235,7 @@ class Overlap(Streaming):
         return self.stride * (self.delay - self.pad) + self.cut
 
     def extended(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """What is to be convolved."""
+        """Input that is to be convolved."""
         return piece.extended(self, x, self.pad, self.pad, "replicate" if self.pad else "constant")
 
     def settled(self, y: torch.Tensor, inputs: int, piece: Piece) -> torch.Tensor:
@@ -262,7 +262,6 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     @property
     def delayed(self) -> int:
-        """See `Streaming`."""
         return self.overlap.delayed
 
     def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:  # type: ignore[override]
@@ -295,7 +294,7 @@ class Delay(Streaming):
 
 
 def state_specs(network: nn.Module) -> dict[Streaming, StateSpec]:
-    """What the layers of a network keep, in the order of its modules."""
+    """State specs of the layers of a network, in the order of its modules."""
     return {
         layer: StateSpec(name, layer.keeps, layer.state_dtype)
         for name, layer in network.named_modules()

@@ -48,7 +48,7 @@ class NoiseTable:
 
     @torch.inference_mode()
     def find(self, starts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Where the noise of some stretches stands; until the next call it stays there.
+        """Finds where the noise of some stretches stands; until the next call it stays there.
 
         Args:
             starts: (B,) first frames, counted from the start of the utterance; any row stands for one before it.

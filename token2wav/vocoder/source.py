@@ -62,7 +62,7 @@ class HarmonicSource(Streaming):
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the excitation is made of: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
+        """Parts of the excitation: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
         config = self.config
         multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
         increments = (f0[..., None] * multiples / config.sampling_rate) % 1  # (B, T, harmonics) cycles per sample
