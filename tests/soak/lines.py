@@ -15,9 +15,10 @@ from token2wav_client import ClientVoice
 # float32: a batch of several streams sums in another order than the library does for one.
 TOLERANCE = 1e-4
 # A stream that went on by recomputing, because the cache was full, rounds its mel in yet another way (1e-6), and the
-# vocoder integrates F0 into phase: with the random weights of the tiny model up to 1e-2 in seconds, 65 dB below the
-# signal. A single wrong frame is 44 dB below it, a chunk that is lost or comes twice 3 dB.
-SAME_DB = 60.0
+# vocoder integrates F0 into phase: with the random weights of the tiny model up to 3e-2 in seconds, 57 to 82 dB below
+# the signal for the lines below, at whichever chunk it begins. A single wrong frame is 44 dB below it, a chunk that is
+# lost or comes twice 3 dB.
+SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
 _DEMO = ROOT / "tests" / "data" / "demo"
 
