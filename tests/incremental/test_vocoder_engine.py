@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from examples.demo_voice.export import MODEL as DEMO
 from tests.incremental.rig import AUDIO, Parts, a_voice, some_tokens
-from tests.support.golden import TINY, snr_db
+from tests.support.golden import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.checkpoint import load_hift, load_source_noise
@@ -355,7 +355,8 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the capture, which needs a GPU: lengths, engine and streams of a model as it is loaded there."""
     monkeypatch.setattr(build, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(build, "GraphPool", _NoGraphs)
-    monkeypatch.setattr(choice, "_kernels_run", lambda config, device: False)
+    # The flow runs as on a CPU: padded, its last digits would move phases, and hide what the vocoder does.
+    monkeypatch.setattr(build, "runner", lambda *given: choice.runner(*given[:5]))
     runtime = RuntimeConfig(device="cpu", engine="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
     assert isinstance(captured.pipeline.vocoder, HiFTEngine)
@@ -364,6 +365,5 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Token2Wav.load(TINY, runtime=runtime)
     assert isinstance(exact.pipeline.vocoder, HiFTEngine)
     assert not exact.pipeline.vocoder._lengths
-    # The flow is padded here, too, and its last digits move phases (see tests/parity/tolerances.py).
-    assert snr_db(captured.synthesize(tokens, voice), exact.synthesize(tokens, voice)) >= 40
+    assert np.abs(captured.synthesize(tokens, voice) - exact.synthesize(tokens, voice)).max() <= AUDIO
     assert captured.pipeline.open_streams == 0
