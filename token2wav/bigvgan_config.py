@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from token2wav.config_values import from_mapping
+from token2wav.config.values import from_mapping
 from token2wav.errors import ConfigError
 
 CONFIG_FILE = "config.json"

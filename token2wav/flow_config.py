@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Literal
 
 from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive
+from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 from token2wav.guided_attention import GuidedAttention
 

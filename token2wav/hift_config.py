@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from token2wav.bigvgan_config import MelSettings
-from token2wav.config_values import all_positive
+from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 
 

@@ -12,13 +12,13 @@ from pathlib import Path, PurePosixPath
 
 from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive, convert, shown
+from token2wav.config.hyperyaml import HyperYaml
+from token2wav.config.model_node import ModelNode
+from token2wav.config.values import all_positive, convert, shown
 from token2wav.errors import ConfigError
 from token2wav.flow_config import FlowConfig, ScheduleConfig
 from token2wav.hift_config import HiFTConfig
-from token2wav.hyperyaml import HyperYaml
 from token2wav.model_folder import Stem, generator_file, weights_file
-from token2wav.model_node import ModelNode
 from token2wav.model_sections import flow_from, hift_from, streamflow_from
 from token2wav.streamflow_config import STREAMFLOW_FILE
 

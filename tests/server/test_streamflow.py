@@ -15,7 +15,7 @@ from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.config import Reach
+from token2wav.config.settings import Reach
 from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-4

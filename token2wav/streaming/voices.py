@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from token2wav.config_values import shown
+from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.voice import Voice
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from token2wav.config_values import all_positive, from_mapping
+from token2wav.config.values import all_positive, from_mapping
 from token2wav.errors import ConfigError, LimitError
 
 Reach = Literal["evaluation", "solution"]
