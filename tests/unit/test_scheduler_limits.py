@@ -85,18 +85,19 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
 
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     scheduler = make(stream_tokens=2000)
-    running, waiting = GatedReply(), RecordingReply()
+    running = GatedReply()
+    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]  # beside the one that runs
     utterance = scheduler.open(voice)
     scheduler.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
-    for _ in range(MOST_QUEUED_REQUESTS - 1):  # beside the one that runs
-        scheduler.push(utterance, [1], waiting, end=False)
+    for reply in waiting:
+        scheduler.push(utterance, [1], reply, end=False)
     error = refused(scheduler, utterance, [1])
     running.gate.set()
     assert isinstance(error, LimitError)
     assert str(error).startswith("requests: 1024 of this stream already wait")
     assert running.failed() is error
-    assert waiting.failed() is error
+    assert all(reply.failed() is error for reply in waiting)
 
 
 def test_what_waits_is_failed_with_the_reason_of_the_refusal(scheduler: Scheduler, voice: Voice) -> None:
