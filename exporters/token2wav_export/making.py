@@ -14,16 +14,7 @@ from typing import Any
 import onnx
 from tqdm import tqdm
 
-from token2wav.artifacts import (
-    GRAPH_VERSION,
-    Artifact,
-    Backend,
-    EngineFolder,
-    Graph,
-    Precision,
-    fingerprint,
-    stem_of,
-)
+from token2wav.artifacts import GRAPH_VERSION, Artifact, Backend, EngineFolder, Graph, Precision, fingerprint, stem_of
 from token2wav.config import config_hash
 from token2wav.errors import ArtifactError
 from token2wav.model_config import ModelConfig

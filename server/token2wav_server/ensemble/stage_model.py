@@ -11,15 +11,7 @@ from typing import Any, Generic
 
 from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, Token2WavError
-from token2wav_server.ensemble.ordered_stage import (
-    Content,
-    OrderedStage,
-    Part,
-    Result,
-    Stage,
-    State,
-    Ticker,
-)
+from token2wav_server.ensemble.ordered_stage import Content, OrderedStage, Part, Result, Stage, State, Ticker
 from token2wav_server.metrics import BatchStreams, OpenStreams
 from token2wav_server.protocol import TritonReply
 

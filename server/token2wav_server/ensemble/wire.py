@@ -16,13 +16,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from token2wav.engines.base import FlowChunk, MelChunk
-from token2wav.errors import (
-    EngineError,
-    InputError,
-    LimitError,
-    StreamClosedError,
-    Token2WavError,
-)
+from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.flow_config import FlowConfig
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
