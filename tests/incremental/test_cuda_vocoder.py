@@ -16,7 +16,7 @@ from token2wav.engines.device import keep_arithmetic_exact
 from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.engines.vocoder_engine import likely_pieces
 from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
-from token2wav.streaming.pipeline import _on_host
+from token2wav.serving.pipeline import _on_host
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.engines.base import MelChunk
 from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.engines.recompute_engine import RecomputeVocoderEngine
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.request import AudioChunk
 
 HELD_BACK_IN_PUBLIC, DELAY = 8 * 480, 4 * 480 + 4  # samples: by the public loop, and here
 

@@ -16,7 +16,7 @@ from token2wav.config import StreamConfig
 from token2wav.engines.base import MelChunk
 from token2wav.engines.hift_engine import HiFTEngine
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 from token2wav.vocoder.hift import HiFT
 from token2wav.vocoder.noise import SourceNoise
 
