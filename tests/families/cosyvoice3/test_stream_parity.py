@@ -17,7 +17,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.hift_stage import HiFTEngine
 from token2wav.execution.recompute import RecomputeVocoderEngine
 from token2wav.execution.stages import MelChunk
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.request import AudioChunk
 
 HELD_BACK_IN_PUBLIC, DELAY = 8 * 480, 4 * 480 + 4  # samples: by the public loop, and here
 
