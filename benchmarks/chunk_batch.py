@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
-from token2wav.engines.base import FlowChunk, MelChunk
-from token2wav.streaming.pipeline import Pipeline
+from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.serving.pipeline import Pipeline
 
 _RESERVED_PAGES = 3  # that a stream takes when it opens
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from token2wav import StreamConfig, Token2Wav
-from token2wav.checkpoint import load_flow, load_flow_noise, load_source_noise, load_vocoder
-from token2wav.engines.recompute_engine import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.flow.solver import EulerSolver
+from token2wav.execution.recompute import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
+from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_source_noise, load_vocoder
 from token2wav.model_config import ModelConfig
-from token2wav.vocoder.bigvgan import BigVGAN
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.ode import EulerSolver
 
 
 def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
