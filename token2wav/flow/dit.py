@@ -368,7 +368,7 @@ class DiT(nn.Module):
         return self.velocity(x, mu, spks, cond, self.modulation(t), rope, attention_bias(attend)) * mask
 
     def halve(self) -> None:
-        """Puts attention, feed-forward and output projection into float16; docs/precision.md says why not the rest."""
+        """Puts attention, feed-forward and output projection into float16; docs/parity.md says why not the rest."""
         for block in self._blocks():
             block.attn.half()
             block.ff.half()
