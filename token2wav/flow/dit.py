@@ -3,7 +3,7 @@
 With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
 
 Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
-Remarks with a number (Q8 ...) are quirks of the public code that checkpoints rely on; docs/parity.md lists them.
+Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
 """
 
 from __future__ import annotations
