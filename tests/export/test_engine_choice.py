@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.export.rig import TINY, Export
 from tests.incremental.rig import a_voice, some_tokens
@@ -166,3 +167,12 @@ def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> No
     settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
     with pytest.raises(ServerError, match="token2wav-export onnx"), Rig.start(TINY, tmp_path, settings):
         pass
+
+
+def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
+    """The one for CPUs is installed here."""
+    from token2wav.engines.onnx_engine import check_provider
+
+    check_provider(torch.device("cpu"))
+    with pytest.raises(EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"):
+        check_provider(torch.device("cuda"))

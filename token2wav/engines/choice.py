@@ -184,7 +184,8 @@ def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:
 
 def _onnx(host: Host) -> Graphs:
     if importlib.util.find_spec("onnxruntime") is None:
-        raise EngineUnavailableError("onnxruntime is not installed; run: pip install 'token2wav[onnx]'")
+        extra = "onnx-gpu" if host.device.type == "cuda" else "onnx"
+        raise EngineUnavailableError(f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'")
     from token2wav.engines.onnx_engine import OnnxGraph, check_provider  # an optional dependency
 
     check_provider(host.device)

@@ -23,7 +23,8 @@ def check_provider(device: torch.device) -> None:
     """
     if device.type == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise EngineUnavailableError(
-            f"onnxruntime {onnxruntime.__version__} has no CUDA provider; run: pip install onnxruntime-gpu"
+            f"onnxruntime {onnxruntime.__version__} has no CUDA provider; run: "
+            "pip uninstall onnxruntime; pip install 'token2wav[onnx-gpu]'"
         )
 
 
