@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
@@ -29,7 +29,7 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 @pytest.fixture(scope="module")
 def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
-        "limits: {streams: 10, prompt_tokens: 40, stream_tokens: 200, streams_per_client: 1, "
+        "limits: {streams: 10, stream_tokens: 200, streams_per_client: 1, "
         f"idle_seconds: {IDLE_SECONDS}}}\n"
         "voices: [anna.safetensors]"
     )
