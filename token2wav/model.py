@@ -16,6 +16,7 @@ from token2wav.engines.choice import EngineSummary, Host
 from token2wav.engines.device import device_named, entered
 from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
+from token2wav.serving.audio_output import AudioFormat, AudioOutput
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.stream import Stream
@@ -47,6 +48,7 @@ class Token2Wav:
             config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
         )
         self._align_prompt = stream.align_prompt
+        self._trim_silence_ms = stream.trim_silence_ms
 
     @classmethod
     def load(
@@ -108,7 +110,15 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice), steps)
+        return Stream(self.pipeline, self.prepared(voice), self.output(), steps)
+
+    def output(self, audio_format: AudioFormat | None = None) -> AudioOutput:
+        """Returns the output of an utterance, float32 at the model's rate unless `audio_format` says otherwise.
+
+        Raises:
+            InputError: the model cannot have that sample rate, or the library that resamples is missing.
+        """
+        return AudioOutput(self.config, audio_format, self._trim_silence_ms)
 
     def prepared(self, voice: Voice) -> Voice:
         """Returns the voice as streams use it: aligned if the configuration says so.

@@ -31,6 +31,7 @@ from token2wav.errors import (
 )
 from token2wav.model import Token2Wav
 from token2wav.policy import Policy, Ready, has_time
+from token2wav.serving.audio_output import AudioFormat
 from token2wav.streaming.pipeline import Timed
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.utterance import Observer, Reply, Request, Utterance
@@ -96,7 +97,13 @@ class Scheduler:
         return len(self._utterances)
 
     def open(
-        self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0, client: str = ""
+        self,
+        voice: Voice,
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        steps: int = 0,
+        client: str = "",
+        audio_format: AudioFormat | None = None,
     ) -> Utterance:
         """Admits an utterance; nothing is computed yet.
 
@@ -105,19 +112,22 @@ class Scheduler:
             on_close: is called once, from any thread, when the utterance is over for any reason.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
             client: name of the client it belongs to; empty if that is not known.
+            audio_format: of what is sent; None for float32 at the model's rate.
 
         Raises:
-            InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
+            InputError: the voice does not fit the model, its prompt is too long, or steps or sample rate cannot be
+                had.
             LimitError: there are too many utterances, at all or of this client.
         """
         voice, pipeline = self.prepared(voice), self._model.pipeline
         pipeline.check_steps(steps)
+        output = self._model.output(audio_format)
         with self._wake:
             if self._closing:
                 raise LimitError("server: it is shutting down; try another one")
             self._limits.check_room([utterance.client for utterance in self._utterances], client)
             now, steps = self._clock(), steps or pipeline.steps[0]
-            utterance = Utterance(next(self._numbers), voice, on_close, steps, client, now, now)
+            utterance = Utterance(next(self._numbers), voice, output, on_close, steps, client, now, now)
             self._utterances.append(utterance)
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
@@ -380,22 +390,29 @@ class Scheduler:
             if utterance.closed:
                 return
             request = utterance.requests[0]
-        seconds, now = len(chunk.audio) / self._model.config.sample_rate, self._clock()
+        if (sent := utterance.output.take(chunk.audio, last=chunk.final)) is not None:
+            self._deliver(utterance, request, sent)
+        assert utterance.session is not None
+        if utterance.session.next_chunk() is not None:
+            utterance.ready_since = self._clock()
+        else:
+            self._consumed(utterance, request, last=utterance.session.done)
+
+    def _deliver(self, utterance: Utterance, request: Request, chunk: AudioChunk) -> None:
+        seconds, now = chunk.duration_s, self._clock()
         late = 0.0
         if utterance.plays_until is None:
             utterance.heard_since, utterance.plays_until = now, now + self._limits.player_buffer_seconds
         elif now > utterance.plays_until:
             late, utterance.plays_until = now - utterance.plays_until, now
             utterance.underruns += 1
+        if chunk.sound_s is not None:
+            unbuffered = utterance.plays_until - self._limits.player_buffer_seconds
+            utterance.sound_since = max(now, unbuffered) + chunk.sound_s
         utterance.plays_until += seconds
         utterance.seconds_sent += seconds
         request.reply.send(chunk)
         self._observer.sent(utterance, seconds, late)
-        assert utterance.session is not None
-        if utterance.session.next_chunk() is not None:
-            utterance.ready_since = self._clock()
-        else:
-            self._consumed(utterance, request, last=utterance.session.done)
 
     def _guarded(self, utterance: Utterance, work: Callable[[Utterance], None]) -> None:
         """Runs `work` for an utterance and ends that one alone if it fails."""

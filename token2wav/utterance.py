@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.errors import Token2WavError
+from token2wav.serving.audio_output import AudioOutput
 from token2wav.streaming.session import AudioChunk, Session
 from token2wav.voice import Voice
 
@@ -60,6 +61,7 @@ class Utterance:
     Attributes:
         number: 1, 2, 3 ... in the order of admission, for logs.
         voice: prompt and speaker as the model uses them.
+        output: makes of its audio what is sent.
         on_close: is called once when the utterance is over.
         steps: number of its ODE steps.
         client: name of the client it belongs to, or empty.
@@ -76,6 +78,7 @@ class Utterance:
         worker: thread id of the worker it belongs to; then only that one touches or closes its session.
         ready_since: time at which its next chunk had all its tokens; None if it has not.
         heard_since: time at which its first audio was sent.
+        sound_since: time at which its listener, who plays at once, hears the first sound; None before that is sent.
         plays_until: time at which its listener runs out of audio.
         seconds_sent: audio sent so far.
         compute_seconds: time of the batches that it was in.
@@ -84,6 +87,7 @@ class Utterance:
 
     number: int
     voice: Voice
+    output: AudioOutput
     on_close: Callable[[], None]
     steps: int
     client: str
@@ -99,6 +103,7 @@ class Utterance:
     worker: int | None = None
     ready_since: float | None = None
     heard_since: float | None = None
+    sound_since: float | None = None
     plays_until: float | None = None
     seconds_sent: float = 0.0
     compute_seconds: float = 0.0

@@ -93,6 +93,12 @@ class ServerMetrics(Observer):
         self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
+        self._sound = Family(
+            "first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+            "HISTOGRAM",
+            _SECONDS,
+        )
         self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
         self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
         self._factor = Family(
@@ -140,10 +146,17 @@ class ServerMetrics(Observer):
         factor = utterance.compute_seconds / utterance.seconds_sent if utterance.seconds_sent else 0.0
         if utterance.seconds_sent:
             self._factor().observe(factor)
-        first = None if utterance.heard_since is None else round(utterance.heard_since - utterance.admitted, 3)
+        first, sound = (
+            None if since is None else round(since - utterance.admitted, 3)
+            for since in (utterance.heard_since, utterance.sound_since)
+        )
+        if sound is not None:
+            self._sound().observe(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s real_time_factor=%.3f underruns=%d",
-            *(utterance.number, reason, utterance.tokens, utterance.seconds_sent, first, factor, utterance.underruns),
+            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
+            "underruns=%d",
+            *(utterance.number, reason, utterance.tokens, utterance.seconds_sent, first, sound, factor),
+            utterance.underruns,
         )
 
 

@@ -56,7 +56,7 @@ class Service:
         for name, voice in voices.items():
             self._voices.keep(name, voice, model.prepared(voice))
         _prefill(model, voices.values())
-        self._sequences: dict[int | str, tuple[Utterance, str]] = {}
+        self._sequences: dict[int | str, Utterance] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
         workers = config.runtime.lanes or default_workers(model.engine.device)
@@ -101,32 +101,32 @@ class Service:
         if position.start:
             options = Options.of(request)
             utterance = self._open(request, position, options)
-            reply = TritonReply(request, options.audio_format)
+            reply = TritonReply(request)
             self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
-        utterance, audio_format = self._find(position)
+        utterance = self._find(position)
         self._scheduler.check_open(utterance)
         try:
             refuse_voice(request)
         except InputError as error:
             self._scheduler.cancel(utterance, error)
             raise
-        self._scheduler.push(utterance, tokens, TritonReply(request, audio_format), end=position.end)
+        self._scheduler.push(utterance, tokens, TritonReply(request), end=position.end)
 
     def _open(self, request: Any, position: Position, options: Options) -> Utterance:
         sequence_id = position.sequence_id
-        if not sequence_id:
-            return self._scheduler.open(self._voice(request, options.voice), steps=options.steps, client=options.client)
-        if sequence_id in self._sequences:
+        if sequence_id and sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
         utterance = self._scheduler.open(
             self._voice(request, options.voice),
             lambda: self._forget(sequence_id),
             steps=options.steps,
             client=options.client,
+            audio_format=options.audio_format,
         )
-        self._ended.pop(sequence_id, None)
-        self._sequences[sequence_id] = utterance, options.audio_format
+        if sequence_id:
+            self._ended.pop(sequence_id, None)
+            self._sequences[sequence_id] = utterance
         return utterance
 
     def _voice(self, request: Any, name: str) -> Voice:
@@ -138,7 +138,7 @@ class Service:
         self._voices.register(sent, voice)
         return voice
 
-    def _find(self, position: Position) -> tuple[Utterance, str]:
+    def _find(self, position: Position) -> Utterance:
         sequence_id = position.sequence_id
         if (found := self._sequences.get(sequence_id)) is not None:
             return found
@@ -153,7 +153,7 @@ class Service:
     def _forget(self, sequence_id: int | str) -> None:
         if (found := self._sequences.pop(sequence_id, None)) is None:
             return
-        self._ended[sequence_id] = found[0].why_closed
+        self._ended[sequence_id] = found.why_closed
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 

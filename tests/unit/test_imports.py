@@ -27,7 +27,7 @@ FOREIGN = {
 FLOORS = [
     {"token2wav.scheduler"},
     {"token2wav.model", "token2wav.utterance"},
-    {"token2wav.streaming", "token2wav.policy"},
+    {"token2wav.streaming", "token2wav.policy", "token2wav.serving"},
     {"token2wav.engines"},
     {"token2wav.execution"},
     {"token2wav.cache"},

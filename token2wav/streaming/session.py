@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,18 +23,26 @@ class AudioChunk:
     """Chunk of audio, as it is sent.
 
     Attributes:
-        audio: (samples,) float32, mono.
+        audio: (samples,) mono; float32, or what a server's client asked for.
         index: 0, 1, 2 ... within the utterance.
         final: whether the utterance ends with it.
         sample_rate: samples per second.
         samples_per_token: samples that an utterance has for each of its tokens, once it is over.
+        samples_trimmed: samples of silence that were dropped before the first one, and are missing in that sum.
+        sound_s: seconds into this chunk at which the utterance is first heard; None in all others.
     """
 
-    audio: NDArray[np.float32]
+    audio: NDArray[Any]
     index: int
     final: bool
     sample_rate: int
     samples_per_token: int
+    samples_trimmed: int = 0
+    sound_s: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.audio) / self.sample_rate
 
 
 class Session:

@@ -8,6 +8,7 @@ from types import TracebackType
 from numpy.typing import ArrayLike
 
 from token2wav.errors import EngineError, StreamClosedError
+from token2wav.serving.audio_output import AudioOutput
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
@@ -16,13 +17,15 @@ from token2wav.voice import Voice
 class Stream:
     """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it; one thread at a time.
 
-    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
+    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones, less the
+    silence that `StreamConfig.trim_silence_ms` lets it drop. As a
     context manager it is cancelled on the way out; what it holds is freed when it ends or is
     cancelled, or, after it was dropped, with the next call of any stream.
     """
 
-    def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
+    def __init__(self, pipeline: Pipeline, voice: Voice, output: AudioOutput, steps: int = 0) -> None:
         self._pipeline = pipeline
+        self._output = output
         self._session = pipeline.open(voice, steps)
         self._forgotten = weakref.finalize(self, pipeline.drop, self._session)
         self._cancelled = False
@@ -85,7 +88,8 @@ class Stream:
                 [result] = self._pipeline.advance([self._session])
                 if isinstance(result, EngineError):
                     raise result
-                chunks.append(result)
+                if (chunk := self._output.take(result.audio, last=result.final)) is not None:
+                    chunks.append(chunk)
         except BaseException:
             self._close()
             raise

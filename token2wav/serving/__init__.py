@@ -1,0 +1,1 @@
+"""Serving of streams: what stands between a request and the engines."""
