@@ -10,17 +10,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
-from token2wav.engines.base import FlowEngine, VocoderEngine
-from token2wav.engines.build import build_engines
-from token2wav.engines.choice import EngineSummary, Host
-from token2wav.engines.device import device_named, entered
 from token2wav.errors import InputError
+from token2wav.execution.backends import EngineSummary, Host
+from token2wav.execution.device import device_named, entered
+from token2wav.execution.stages import FlowEngine, VocoderEngine
+from token2wav.families.cosyvoice3.build import build_engines
 from token2wav.model_config import ModelConfig
-from token2wav.serving.audio_output import AudioFormat, AudioOutput
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.stream import Stream
-from token2wav.voice import Voice, check_vocabulary, float_array, token_array
+from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.stream import Stream
+from token2wav.voice import Voice, check_steps, float_array
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +43,7 @@ class Token2Wav:
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(
-            config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
-        )
-        self._align_prompt = stream.align_prompt
-        self._trim_silence_ms = stream.trim_silence_ms
+        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
 
     @classmethod
     def load(
@@ -110,24 +105,7 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice), self.output(), steps)
-
-    def output(self, audio_format: AudioFormat | None = None) -> AudioOutput:
-        """Returns the output of an utterance, float32 at the model's rate unless `audio_format` says otherwise.
-
-        Raises:
-            InputError: the model cannot have that sample rate, or the library that resamples is missing.
-        """
-        return AudioOutput(self.config, audio_format, self._trim_silence_ms)
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Returns the voice as streams use it: aligned if the configuration says so.
-
-        Raises:
-            InputError: the voice does not fit the model.
-        """
-        voice.check(self.config)
-        return voice.aligned(self.config.flow) if self._align_prompt else voice
+        return Stream(self.pipeline, self.pipeline.prepared(voice), steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
@@ -157,11 +135,10 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens, self.config.flow.token_shape)
-        check_vocabulary("tokens", array, self.config.flow.vocab_size)
+        array = checked_tokens(tokens, self.config.flow)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        self.pipeline.check_steps(steps)
+        check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
             return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 

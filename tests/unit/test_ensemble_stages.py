@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,22 +11,21 @@ from numpy.typing import NDArray
 
 from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.serving.audio_output import AudioFormat
-from token2wav.streaming.session import Session
+from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.serving.audio_output import AudioFormat, AudioOutput
+from token2wav.serving.chunking import Chunker
 from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderContent, VocoderStage
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
     """The chunks of a whole utterance, as the accumulator sends them."""
-    session = Session(voice, model.config, schedule_of(model.config), flow_handle=0, vocoder_handle=0)
-    session.push(tokens)
-    session.end()
+    chunker = Chunker(voice.prompt_tokens, model.config.flow, schedule_of(model.config))
+    chunker.push(tokens, end=True)
     found: list[FlowContent] = []
-    while (chunk := session.next_chunk()) is not None:
+    while (chunk := chunker.next_chunk) is not None:
         found.append(FlowContent(chunk, None if found else voice))
-        session.sent(chunk, np.zeros(0, np.float32))
+        chunker.computed()
     return found
 
 
@@ -36,7 +37,7 @@ def spoken(mel: torch.Tensor, last: bool) -> VocoderContent:
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
     flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
-    vocoder = VocoderStage(model.pipeline.vocoder, model.output)
+    vocoder = VocoderStage(model.pipeline.vocoder, partial(AudioOutput, model.config))
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
     flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(spoken(torch.zeros(80, 0), last=False))
@@ -54,7 +55,7 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
 
 def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
     model, engine = faulty
-    stage = VocoderStage(engine, model.output)
+    stage = VocoderStage(engine, partial(AudioOutput, model.config))
     mel = spoken(torch.zeros(80, 40), last=True)
     states = [stage.open(mel) for _ in range(2)]
     engine.fault = float("nan")

@@ -11,7 +11,7 @@ from tests.unit.material import TINY, one_line
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:

@@ -1,1 +1,1 @@
-"""Serving of streams: what stands between a request and the engines."""
+"""Serving of requests: it decides which chunk of whom runs next, and takes it through flow and vocoder."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from token2wav.config_values import shown
 from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.session import AudioChunk
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_S = 0.01  # shorter than any sound of speech, longer than a click
@@ -49,6 +48,37 @@ ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
     "mulaw": _mulaw,
     "alaw": _alaw,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class AudioChunk:
+    """Chunk of audio, as it is sent.
+
+    Attributes:
+        audio: (samples,) mono; float32, or what a server's client asked for.
+        index: 0, 1, 2 ... within the utterance.
+        final: whether the utterance ends with it.
+        sample_rate: samples per second.
+        samples_per_token: samples that an utterance has for each of its tokens, once it is over.
+        samples_trimmed: samples of silence that were dropped before the first one, and are missing in that sum.
+        sound_s: seconds into this chunk at which the utterance is first heard; None in all others.
+    """
+
+    audio: NDArray[Any]
+    index: int
+    final: bool
+    sample_rate: int
+    samples_per_token: int
+    samples_trimmed: int = 0
+    sound_s: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.audio) / self.sample_rate
+
+    @property
+    def trimmed_s(self) -> float:
+        return self.samples_trimmed / self.sample_rate
 
 
 @dataclass(frozen=True)

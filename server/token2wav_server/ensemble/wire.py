@@ -15,7 +15,6 @@ import torch
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import (
     EngineError,
     InputError,
@@ -23,9 +22,9 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.flow_config import FlowConfig
-from token2wav.serving.audio_output import ENCODERS, AudioFormat
-from token2wav.streaming.session import AudioChunk
+from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
 from token2wav_server.ensemble.stages import FlowContent, VocoderContent
