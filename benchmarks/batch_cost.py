@@ -79,9 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name in options.models:
             folder = random_model(Path(temporary) / name, SIZES[name])
-            model = Token2Wav.load(
-                folder, stream=StreamConfig(hop="fixed"), runtime=RuntimeConfig(device="cpu", threads=1)
-            )
+            model = Token2Wav.load(folder, stream=StreamConfig(hop="fixed"), runtime=RuntimeConfig(device="cpu"))
             for streams in options.streams:
                 cost = measure(model, name, streams, options.repeats)
                 costs.append(cost)

@@ -65,13 +65,11 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
-        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
+        config = ModelConfig.read(folder)
+        config.flow.check(stream)  # this and the next refuse what they must before weights load
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
         device = device_named(runtime.device)
-        if runtime.threads:
-            torch.set_num_threads(runtime.threads)
         with entered(device):
             flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
         model = cls(config, flow_engine, vocoder_engine, stream, engine)
@@ -105,7 +103,8 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.pipeline.prepared(voice), steps)
+        voice.check(self.config)
+        return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.

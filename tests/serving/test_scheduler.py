@@ -24,7 +24,7 @@ WORKER = 7
 class Rig:
     def __init__(self, **limits: float) -> None:
         self.clock = FakeClock()
-        self.scheduler = Scheduler(replace(LIMITS, **limits), self.clock)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(replace(LIMITS, **limits), 25.0, self.clock)  # type: ignore[arg-type]
 
     def admitted(self) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)

@@ -17,8 +17,9 @@ from tests.serving.replies import (
     joined,
     refused,
 )
-from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
+from tests.unit.material import WAIT_SECONDS, demo_tokens
 from token2wav import InputError, LimitError, StreamClosedError, Voice
+from token2wav.serving.scheduler import MOST_QUEUED_REQUESTS
 from token2wav.serving.worker import WorkerPool
 
 
@@ -32,23 +33,10 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voi
     workers.cancel(second)
 
 
-def test_prompts_are_limited(make: Make) -> None:
-    workers = make(prompt_tokens=10)
-    workers.cancel(workers.open(workers.prepared(demo_voice(10))))
-    with pytest.raises(InputError, match=r"^prompt_tokens: 11 tokens, at most 10"):
-        workers.prepared(demo_voice(11))
-
-
-def test_a_voice_that_does_not_fit_takes_no_place(workers: WorkerPool, voice: Voice) -> None:
-    with pytest.raises(InputError, match=r"^prompt_mel: "):
-        workers.prepared(Voice(voice.prompt_tokens, voice.prompt_mel[2:], voice.speaker_embedding))
-    assert workers.open_requests == 0
-
-
 @pytest.mark.parametrize(
     ("tokens", "end", "words"),
     [
-        (np.zeros(401, np.int32), False, "tokens: 401 in one request, at most 400 are allowed"),
+        (np.zeros(901, np.int32), False, "tokens: the utterance would exceed 900 tokens, the limit of one stream"),
         ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
         ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
@@ -85,18 +73,20 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
 
 
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
-    workers = make(queued_requests=2)
-    running, waiting = GatedReply(), RecordingReply()
+    workers = make(stream_tokens=2000)
+    running = GatedReply()
+    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]  # beside the one that runs
     utterance = workers.open(voice)
     workers.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
-    workers.push(utterance, [1], waiting, end=False)
+    for reply in waiting:
+        workers.push(utterance, [1], reply, end=False)
     error = refused(workers, utterance, [1])
     running.gate.set()
     assert isinstance(error, LimitError)
-    assert str(error).startswith("requests: 2 of this stream already wait")
+    assert str(error).startswith("requests: 1024 of this stream already wait")
     assert running.failed() is error
-    assert waiting.failed() is error
+    assert all(reply.failed() is error for reply in waiting)
 
 
 def test_what_waits_is_failed_with_the_reason_of_the_refusal(workers: WorkerPool, voice: Voice) -> None:

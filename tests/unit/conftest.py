@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import torch
 
 from tests.serving.replies import Expected
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
@@ -21,7 +22,8 @@ def config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def loaded_model() -> Token2Wav:
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", threads=1))
+    torch.set_num_threads(1)
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
 
 
 @pytest.fixture

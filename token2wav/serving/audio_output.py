@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.config_values import shown
+from token2wav.config.values import shown
 from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
 

@@ -85,11 +85,12 @@ class HopSchedule:
     block: int
 
     def __post_init__(self) -> None:
-        for name, hop in (("hop_tokens", self.first), ("max_hop_tokens", self.longest)):
-            if hop % self.block:
-                raise ConfigError(f"stream.{name}: {hop} is not a multiple of the attention block, {self.block} tokens")
+        if self.longest % self.block:
+            raise ConfigError(
+                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, {self.block} tokens"
+            )
         if self.longest < self.first:
-            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below hop_tokens {self.first}")
+            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens")
 
     @classmethod
     def of(cls, stream: StreamConfig, flow: FlowConfig) -> HopSchedule:
@@ -229,19 +230,16 @@ class Chunker:
         self._first = needed
 
 
-def checked_tokens(tokens: ArrayLike, flow: FlowConfig, most: int | None = None) -> NDArray[np.int32]:
+def checked_tokens(tokens: ArrayLike, flow: FlowConfig) -> NDArray[np.int32]:
     """Converts tokens of a model to an array: the one check that they pass on their way.
 
     Args:
         tokens: (n,) integers, or (n, codebooks).
         flow: shape and vocabulary of the model's tokens.
-        most: largest n that is allowed; None for any.
 
     Raises:
-        InputError: another shape, not integers, too many or out of the vocabulary.
+        InputError: another shape, not integers or out of the vocabulary.
     """
     array = token_array("tokens", tokens, flow.token_shape)
-    if most is not None and len(array) > most:
-        raise InputError("tokens", f"{len(array)} in one request, at most {most} are allowed")
     check_vocabulary("tokens", array, flow.vocab_size)
     return array

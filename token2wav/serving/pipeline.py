@@ -51,19 +51,9 @@ class Pipeline:
         self.vocoder = vocoder
         self.steps = config.allowed_steps(stream.steps)
         self._schedule = HopSchedule.of(stream, config.flow)
-        self._align_prompt = stream.align_prompt
         self._trim_silence_ms = stream.trim_silence_ms
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Returns a voice as requests use it: checked, and aligned if the configuration says so.
-
-        Raises:
-            InputError: it does not fit the model.
-        """
-        voice.check(self.config)
-        return voice.aligned(self.config.flow) if self._align_prompt else voice
 
     def request(
         self,
@@ -76,7 +66,7 @@ class Pipeline:
         """Makes a request, which holds nothing of the engines yet.
 
         Args:
-            voice: prompt and speaker, as `prepared` returns them.
+            voice: prompt and speaker, checked against the model.
             steps: number of ODE steps, one of `steps`; 0 for the usual number.
             clock: returns monotonic seconds.
             buffer_seconds: audio that its listener's player holds before it starts.

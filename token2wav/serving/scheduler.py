@@ -16,12 +16,15 @@ from token2wav.errors import ExpiredError, IdleError, InputError, LimitError, St
 from token2wav.serving.policy import Policy, Ready, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
+MOST_QUEUED_REQUESTS = 1024  # messages of one request that wait to be consumed
+
 
 class Scheduler:
     """Scheduler of requests.
 
     Args:
         limits: bounds that are checked before work starts.
+        token_rate: tokens that a second of audio has.
         clock: returns monotonic seconds.
 
     Attributes:
@@ -29,8 +32,9 @@ class Scheduler:
         closing: whether no more are admitted.
     """
 
-    def __init__(self, limits: LimitConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, limits: LimitConfig, token_rate: float, clock: Callable[[], float]) -> None:
         self._limits = limits
+        self._open_seconds = limits.open_seconds(token_rate)
         self._clock = clock
         self._policy: Policy[Request] = Policy(limits.batch_streams)
         self._admitted = 0
@@ -66,10 +70,8 @@ class Scheduler:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
-        if len(request.messages) >= self._limits.queued_requests:
-            raise LimitError(
-                f"requests: {self._limits.queued_requests} of this stream already wait; send more tokens in each"
-            )
+        if len(request.messages) >= MOST_QUEUED_REQUESTS:
+            raise LimitError(f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens in each")
         request.chunker.push(tokens, end=end)
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
         if keep_open:
@@ -147,7 +149,7 @@ class Scheduler:
         """Returns the requests that were open or idle for too long, each with the error that ends it."""
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
-            if now - request.admitted > (seconds := limits.stream_seconds):
+            if now - request.admitted > (seconds := self._open_seconds):
                 told = f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped"
                 found.append((request, ExpiredError(told)))
             elif request.status is Status.WAITING and now - request.last_progress > (seconds := limits.idle_seconds):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
-from token2wav.errors import DeviceLostError, EngineError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import DeviceLostError, EngineError, LimitError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -78,7 +78,7 @@ class WorkerPool:
         self._observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
-        self._scheduler = Scheduler(limits, clock)
+        self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
         self._looked_for_abandoned = clock()
         self._wake = threading.Condition()  # guards the scheduler and all that requests hold
         self._telling = threading.Lock()
@@ -95,16 +95,6 @@ class WorkerPool:
     def open_requests(self) -> int:
         return len(self._scheduler.requests)
 
-    def prepared(self, voice: Voice) -> Voice:
-        """Checks a voice, and aligns it if the configuration says so.
-
-        Raises:
-            InputError: it does not fit the model, or its prompt is too long.
-        """
-        if (count := len(voice.prompt_tokens)) > self._limits.prompt_tokens:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        return self._pipeline.prepared(voice)
-
     def open(
         self,
         voice: Voice,
@@ -117,7 +107,7 @@ class WorkerPool:
         """Admits a request; nothing is computed yet.
 
         Args:
-            voice: prompt and speaker, as `prepared` returns them.
+            voice: prompt and speaker, checked against the model.
             on_close: is called once, from any thread, when the request is over for any reason.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
             client: name of the client it belongs to; empty if that is not known.
@@ -155,7 +145,7 @@ class WorkerPool:
         """
         request.check_open()
         try:
-            array = checked_tokens(tokens, self._pipeline.config.flow, self._limits.request_tokens)
+            array = checked_tokens(tokens, self._pipeline.config.flow)
             with self._wake:
                 finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
                 self._wake.notify()
