@@ -16,7 +16,7 @@ from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_S = 0.01  # shorter than any sound of speech, longer than a click
-# -50 dBFS, mean square: above the rooms of good recordings (-60 and below), below the quietest consonants (-45).
+# -50 dBFS, mean square. Lower, noise of the demo voice passes for sound; higher, soft consonants are lost.
 _AUDIBLE = 10 ** (-50 / 10)
 
 
@@ -109,7 +109,7 @@ class AudioOutput:
     """Output of one utterance: it takes the model's audio and gives the chunks that are sent.
 
     N tokens give exactly as many samples as `samples_per_token` says, less `samples_trimmed`, however the audio is
-    portioned. A resampler holds back up to 40 ms of it, 70 ms at 8 kHz, and gives it with what follows or the end.
+    portioned. A resampler holds back up to 40 ms of it, 75 ms at 8 kHz, and gives it with what follows or the end.
 
     Args:
         config: rates of the model.
