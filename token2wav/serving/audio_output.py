@@ -15,7 +15,7 @@ from token2wav.errors import InputError
 from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
-_WINDOW_S = 0.01  # shorter than any sound of speech, longer than a click
+_WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
 # -50 dBFS, mean square. Lower, noise of the demo voice passes for sound; higher, soft consonants are lost.
 _AUDIBLE = 10 ** (-50 / 10)
 
@@ -137,8 +137,8 @@ class AudioOutput:
         self._samples_per_token = int(samples_per_token)
         self._resampler = None if self._ratio == 1 else _resampler(config.sample_rate, self._sample_rate)
         self._encode = ENCODERS[audio_format.encoding]
-        self._window = round(_WINDOW_S * config.sample_rate)
-        self._windows_to_trim = int(trim_silence_ms / 1000 / _WINDOW_S)
+        self._window = round(_WINDOW_MS * config.sample_rate / 1000)
+        self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
         self._undecided = np.zeros(0, np.float32)  # less than a window, while silence is trimmed
         self._given = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
