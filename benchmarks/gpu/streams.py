@@ -22,7 +22,7 @@ from benchmarks.models import a_voice
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.serving.request import AudioChunk
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.worker import WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with
