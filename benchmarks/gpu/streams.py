@@ -20,7 +20,7 @@ from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.serving.request import AudioChunk
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.worker import Observer, WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with

@@ -26,8 +26,10 @@ class Playback:
 
     Attributes:
         started: time at which the first audio was sent; None before.
+        sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
         plays_until: time at which the listener runs out of audio; None before the first.
         seconds_sent: audio sent so far.
+        seconds_trimmed: audio left out before the first that was sent.
         underruns: number of chunks that came after the audio before them had ended.
     """
 
@@ -36,19 +38,29 @@ class Playback:
         self._buffer_seconds = buffer_seconds
         self.started: float | None = None
         self.plays_until: float | None = None
-        self.seconds_sent = 0.0
+        self.sound_since: float | None = None
+        self.seconds_sent = self.seconds_trimmed = 0.0
         self.underruns = 0
 
-    def sent(self, seconds: float) -> float:
-        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it."""
+    def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
+        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it.
+
+        Args:
+            seconds: duration of the audio.
+            sound_s: seconds into it at which the first sound is heard; None where that is not in it.
+            trimmed_s: seconds of audio that were left out before all that was sent.
+        """
         now, late = self._clock(), 0.0
         if self.plays_until is None:
             self.started, self.plays_until = now, now + self._buffer_seconds
         elif now > self.plays_until:
             late, self.plays_until = now - self.plays_until, now
             self.underruns += 1
+        if sound_s is not None:
+            self.sound_since = max(now, self.plays_until - self._buffer_seconds) + sound_s
         self.plays_until += seconds
         self.seconds_sent += seconds
+        self.seconds_trimmed = trimmed_s
         return late
 
     @property
@@ -191,7 +203,8 @@ class Chunker:
     def _next_stop(self) -> int:
         if not self.chunks:
             return self._schedule.first_stop(self.prompt_tokens)
-        lead = self._start - self.prompt_tokens - self._playback.seconds_since_start * self._token_rate
+        gone = self._playback.seconds_since_start + self._playback.seconds_trimmed
+        lead = self._start - self.prompt_tokens - gone * self._token_rate
         return self._start + self._schedule.hop(self.chunks, lead)
 
     def _window(self, stop: int, *, last: bool) -> FlowChunk:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
 from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
@@ -130,6 +131,7 @@ class Accumulator:
         options = Options.of(request)
         voice = self._voice(request, options.voice)
         check_steps(options.steps, self._steps)
+        AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
