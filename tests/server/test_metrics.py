@@ -42,7 +42,8 @@ LATE = 5
 CHUNKS = 3 + 3 + 2 + 2 + 2
 _LOG_LINE = re.compile(
     r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
-    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
+    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) first_sound_s=(?:\d+\.\d+|None)"
+    r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
     r' underruns=(?P<underruns>\d+)"$'
 )
 
@@ -138,7 +139,7 @@ def wait_for_stream(served: Rig) -> None:
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
-    names = set(re.findall(r'Family\(\s*"(\w+)"', source))
+    names = set(re.findall(r'(?:Family\(\s*|= \()"(\w+)"', source))
     assert len(names) > 10
     assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names
     assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == names
