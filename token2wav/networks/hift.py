@@ -1,7 +1,7 @@
 """CosyVoice3's causal HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
 Parameter names are those of public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that
-checkpoints rely on; docs/parity.md lists them.
+checkpoints rely on.
 """
 
 from __future__ import annotations
