@@ -70,7 +70,7 @@ class ChunkBatch:
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
         self.spoken_tokens = self.new_tokens = 0
-        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config.flow
+        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config
         self._random = np.random.default_rng(0)
         self._prompt = len(voice.prompt_tokens)
         self._position = self._config.prefix_tokens(self._prompt)
@@ -86,8 +86,8 @@ class ChunkBatch:
         """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the device's work included."""
         config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + given + hop_tokens
-        left = min(config.lookbehind_len, start)
-        count = left + stop - start + config.pre_lookahead_len
+        left = min(config.lookbehind_tokens, start)
+        count = left + stop - start + config.lookahead_tokens
         tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
         chunk = FlowChunk(tokens, left, start, stop, last=False)
         began = time.perf_counter()
@@ -146,7 +146,7 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
     """
     if problem := shortage(model, streams, tokens + hop):
         raise LeftOut(problem)
-    with ChunkBatch(model, streams, a_voice(model.config.flow)) as batch:
+    with ChunkBatch(model, streams, a_voice(model.config)) as batch:
         while batch.spoken_tokens < tokens:
             batch.advance(min(100, tokens - batch.spoken_tokens) if batch.spoken_tokens else 25)
         yield batch
@@ -154,7 +154,7 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     """Why so many streams of such a length would not all stay in the cache; None if they would."""
-    usage, flow = model.pipeline.flow.usage(), model.config.flow
+    usage, flow = model.pipeline.flow.usage(), model.config
     own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
     prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))

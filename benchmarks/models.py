@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
 from token2wav.networks.bigvgan import BigVGAN
@@ -33,12 +33,12 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def a_voice(flow: FlowConfig, seed: int = 1, prompt_tokens: int = 75) -> Voice:
-    """Makes a random voice that fits a model."""
-    random = np.random.default_rng(seed)
-    mel = random.standard_normal((flow.token_mel_ratio * prompt_tokens, flow.mel_bands))
-    tokens = random.integers(0, flow.vocab_size, (prompt_tokens, *flow.token_shape))
-    return Voice(tokens, mel, random.standard_normal(flow.spk_embed_dim))
+def a_voice(config: ModelConfig, seed: int = 1, prompt_tokens: int = 75) -> Voice:
+    """Makes a random voice that fits a model, without a prompt where the model takes none."""
+    random, count = np.random.default_rng(seed), prompt_tokens if config.takes_prompt else 0
+    mel = random.standard_normal((config.token_mel_ratio * count, config.mel_bands))
+    tokens = random.integers(0, config.vocab_size, (count, *config.token_shape))
+    return Voice(tokens, mel, random.standard_normal(config.speaker_size))
 
 
 def resized_yaml(sizes: Mapping[str, int]) -> str:
@@ -158,7 +158,7 @@ def codebook_model(
 
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     torch.manual_seed(seed)
     save_file(Flow(config.flow).state_dict(), folder / "flow.safetensors")
     if isinstance(config.vocoder, HiFTConfig):

@@ -72,7 +72,7 @@ def rss_mib() -> float:
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
     model = Token2Wav.load(folder, stream=MODES[mode])
-    voice = a_voice(model.config.flow)
+    voice = a_voice(model.config)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
@@ -104,7 +104,7 @@ def first_packet(folder: Path, prompt_tokens: int) -> dict[str, Any]:
     """Measures how many tokens a first chunk waits for, and what it costs once they are there."""
     model = Token2Wav.load(folder)
     voice, tokens = (
-        a_voice(model.config.flow, prompt_tokens=prompt_tokens),
+        a_voice(model.config, prompt_tokens=prompt_tokens),
         np.random.default_rng(0).integers(0, 6561, 100),
     )
     waited, costs = 0, []

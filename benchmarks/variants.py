@@ -23,7 +23,7 @@ from benchmarks.chunk_batch import clocked
 from benchmarks.environment import describe, save
 from benchmarks.models import BIGVGAN, SIZES, a_voice, bigvgan_model, codebook_model, random_model
 from token2wav import StreamConfig, Token2Wav
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 PROMPT_SECONDS = 3
 
@@ -52,14 +52,14 @@ def variants(parent: Path, size: str) -> dict[str, tuple[Path, int]]:
 
 def loaded(folder: Path, steps: int) -> Token2Wav:
     """Loads a variant with hops up to four seconds, or as near to that as attention blocks are."""
-    config = ModelConfig.read(folder)
-    longest = config.flow.block_tokens * round(4 / config.block_seconds)
+    config = CosyVoice3Config.read(folder)
+    longest = config.block_tokens * round(4 / config.block_seconds)
     return Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=longest, steps=(steps,)))
 
 
 def cost(model: Token2Wav, seconds: int) -> tuple[float, float]:
     """Measures CPU-seconds of flow and vocoder for each second of audio."""
-    config, rate = model.config.flow, model.config.token_frame_rate
+    config, rate = model.config, model.config.token_frame_rate
     shape = (round(seconds * rate), *config.token_shape)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, shape)
     with clocked(model.pipeline, time.process_time) as clocks:

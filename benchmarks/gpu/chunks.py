@@ -48,7 +48,7 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     def measure() -> Row:
         times = []
         for _ in range(settings.repeats + 1):
-            with ChunkBatch(model, 1, a_voice(model.config.flow)) as batch:
+            with ChunkBatch(model, 1, a_voice(model.config)) as batch:
                 times.append([1000 * sum(batch.advance(25)) for _ in range(settings.drift_chunks)])
         medians = np.median(times[1:], axis=0).round(3).tolist()
         third, last = medians[2], medians[-1]  # what comes before has another length, or warms up

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from tests.unit.material import TINY
 from token2wav import AudioChunk, InputError, StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import ENCODERS, SAMPLE_RATES, AudioFormat, AudioOutput
 
-CONFIG = ModelConfig.read(TINY)
+CONFIG = CosyVoice3Config.read(TINY)
 TOKEN = CONFIG.samples_per_token
 WINDOW = 240  # 10 ms
 EQUALS_WHOLE_DB = -80.0

@@ -27,6 +27,7 @@ class NoiseTable:
         source: that merges them; on the device where the table is to be.
 
     Attributes:
+        late: frames by which the source's F0 is late in pieces, and its noise with it.
         rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
         lock: to be held from `find` until its rows have been read, where there are several threads.
     """
@@ -34,6 +35,7 @@ class NoiseTable:
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
         self._noise = noise
         self._source = source
+        self.late = source.delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
         self._place = np.full(_FIRST_BLOCKS, -1)  # of every block of an utterance: in the table, or nowhere

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from token2wav.config import StreamConfig
 from token2wav.errors import EngineError
 from token2wav.execution.device import check_device, entered
-from token2wav.execution.stages import FlowEngine, MelChunk, VocoderEngine
+from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, Playback
@@ -41,8 +41,8 @@ class Pipeline:
     def __init__(
         self,
         config: ModelConfig,
-        flow: FlowEngine,
-        vocoder: VocoderEngine,
+        flow: FlowStage,
+        vocoder: VocoderStage,
         stream: StreamConfig,
         device: str = "cpu",
     ) -> None:
@@ -50,7 +50,7 @@ class Pipeline:
         self.flow = flow
         self.vocoder = vocoder
         self.steps = config.allowed_steps(stream.steps)
-        self._schedule = HopSchedule.of(stream, config.flow)
+        self._schedule = HopSchedule.of(stream, config)
         self._trim_silence_ms = stream.trim_silence_ms
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
@@ -77,7 +77,7 @@ class Pipeline:
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock, buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, config.flow, self._schedule, playback, config.token_frame_rate)
+        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, config.token_frame_rate)
         output = AudioOutput(config, audio_format, self._trim_silence_ms)
         return Request(voice, steps or self.steps[0], chunker, playback, output)
 
@@ -176,7 +176,7 @@ class Pipeline:
     def _prompt_frames(self, chunker: Chunker) -> int:
         """Counts the frames at the start of a next chunk that belong to the prompt's last, incomplete block."""
         start = chunker.next_chunk.start if chunker.next_chunk else 0
-        return max(0, chunker.prompt_tokens - start) * self.config.flow.token_mel_ratio
+        return max(0, chunker.prompt_tokens - start) * self.config.token_mel_ratio
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

@@ -41,7 +41,7 @@ class Stream:
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
-        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config.flow))
+        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config))
         return self._run()
 
     def finish(self) -> list[AudioChunk]:
@@ -54,7 +54,7 @@ class Stream:
         """
         self._check_open()
         try:
-            self._request.chunker.push(checked_tokens([], self._pipeline.config.flow), end=True)
+            self._request.chunker.push(checked_tokens([], self._pipeline.config), end=True)
             return self._run()
         finally:
             self._close()

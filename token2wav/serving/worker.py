@@ -145,7 +145,7 @@ class WorkerPool:
         """
         request.check_open()
         try:
-            array = checked_tokens(tokens, self._pipeline.config.flow)
+            array = checked_tokens(tokens, self._pipeline.config)
             with self._wake:
                 finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
                 self._wake.notify()

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution.stages import FlowChunk, FlowEngine, MelChunk, VocoderEngine
+from token2wav.execution import stages
+from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.voice import Voice
 
@@ -79,7 +80,7 @@ class FlowStage:
         frames_per_token: mel frames per token.
     """
 
-    def __init__(self, engine: FlowEngine, frames_per_token: int) -> None:
+    def __init__(self, engine: stages.FlowStage, frames_per_token: int) -> None:
         self._engine = engine
         self._frames_per_token = frames_per_token
 
@@ -108,7 +109,7 @@ class VocoderStage:
         output: makes the output of a stream.
     """
 
-    def __init__(self, engine: VocoderEngine, output: Callable[[AudioFormat], AudioOutput]) -> None:
+    def __init__(self, engine: stages.VocoderStage, output: Callable[[AudioFormat], AudioOutput]) -> None:
         self._engine = engine
         self._output = output
 
