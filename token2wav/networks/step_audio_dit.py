@@ -111,7 +111,7 @@ class _Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, vectors: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
     ) -> torch.Tensor:
-        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention, feed-forward, convolutions."""
+        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention, feed-forward, conv."""
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(modulated_norm(x, attend[:, 0], attend[:, 1]), bias, memory)
         x = x + convolve[:, 2:] * self.conv(modulated_norm(x, convolve[:, 0], convolve[:, 1]), memory)
