@@ -32,7 +32,8 @@ KINDS = [
 def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
     """Networks of a flow under their public names, by which weights go."""
     size = golden.sizes
-    encoder = Conformer(size["encoder"], size["encoder_heads"], size["encoder_units"], *size["encoder_layers"], 3)
+    layers, up_layers = size["encoder_layers"]
+    encoder = Conformer(size["encoder"], size["encoder_heads"], size["encoder_units"], layers, up_layers, lookahead=3)
     width = (80, size["channels"], size["heads"], size["dim_head"])
     if golden.family == "stepaudio2":
         estimator: nn.Module = StepAudioDiT(*width, size["layers"][0])
