@@ -12,7 +12,12 @@ from token2wav.errors import ConfigError
 
 @dataclass(frozen=True)
 class HiFTConfig:
-    """Configuration of CosyVoice3's causal HiFT, which turns mel into audio."""
+    """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of generations before it.
+
+    Attributes:
+        causal: whether only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
+            is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
+    """
 
     in_channels: int
     base_channels: int
@@ -33,9 +38,10 @@ class HiFTConfig:
     audio_limit: float
     conv_pre_look_right: int
     f0_channels: int
+    causal: bool = True
 
     def __post_init__(self) -> None:
-        all_positive(self, "hift")
+        all_positive(self, "hift", zero_too=("causal",))
         stages = len(self.upsample_rates)
         for name in ("upsample_rates", "resblock_kernel_sizes"):
             if not getattr(self, name):

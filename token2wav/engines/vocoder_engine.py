@@ -24,7 +24,6 @@ from token2wav.engines.plans import Plan, Plans
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.flow_config import FlowConfig
 from token2wav.networks.streaming import Piece, state_specs
-from token2wav.vocoder.f0 import F0_LOOKAHEAD
 from token2wav.vocoder.noise_table import NoiseTable
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
@@ -164,7 +163,7 @@ class _Batch:
         with noise.lock if noise else nullcontext():
             if noise:
                 starts = np.zeros(streams, np.int64)
-                starts[: len(parts)] = [part.start - F0_LOOKAHEAD for part in parts]
+                starts[: len(parts)] = [part.start - noise.late for part in parts]
                 numbers[streams:] = torch.from_numpy(noise.find(starts, self._frames).ravel())
             self._numbers.copy_(numbers, non_blocking=True)
             if noise:

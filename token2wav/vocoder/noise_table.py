@@ -28,13 +28,14 @@ class NoiseTable:
 
     Attributes:
         rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
+        late: frames that the source is behind the mel in pieces.
         lock: to be held from `find` until its rows have been read, where there are several threads.
     """
 
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
         self._noise = noise
         self._source = source
-        self._samples = source.config.samples_per_frame
+        self._samples, self.late = source.config.samples_per_frame, source.delay
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
         self._place = np.full(_FIRST_BLOCKS, -1)  # of every block of an utterance: in the table, or nowhere
         self._holds = np.full(_FIRST_BLOCKS, -1)  # of every place: the block that is there
