@@ -46,7 +46,6 @@ class Token2Wav:
         self.pipeline = Pipeline(
             config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
         )
-        self._align_prompt = stream.align_prompt
 
     @classmethod
     def load(
@@ -68,13 +67,11 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
-        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
+        config = ModelConfig.read(folder)
+        config.flow.check(stream)  # this and the next refuse what they must before weights load
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
         device = device_named(runtime.device)
-        if runtime.threads:
-            torch.set_num_threads(runtime.threads)
         with entered(device):
             flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
         model = cls(config, flow_engine, vocoder_engine, stream, engine)
@@ -108,16 +105,8 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice), steps)
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Returns the voice as streams use it: aligned if the configuration says so.
-
-        Raises:
-            InputError: the voice does not fit the model.
-        """
         voice.check(self.config)
-        return voice.aligned(self.config.flow) if self._align_prompt else voice
+        return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle utterance is noticed
 _MOST_WORKERS = 4
+MOST_QUEUED_REQUESTS = 1024  # of one utterance, that wait to be consumed
 
 
 def default_workers(device: str) -> int:
@@ -72,6 +73,7 @@ class Scheduler:
     ) -> None:
         self._model = model
         self._limits = limits
+        self._open_seconds = limits.open_seconds(model.config.token_frame_rate)
         self._observer = observer or Observer()
         self._clock = clock
         self._on_device_lost = on_device_lost
@@ -110,7 +112,8 @@ class Scheduler:
             InputError: the voice does not fit the model, its prompt is too long, or steps are not allowed.
             LimitError: there are too many utterances, at all or of this client.
         """
-        voice, pipeline = self.prepared(voice), self._model.pipeline
+        voice.check(self._model.config)
+        pipeline = self._model.pipeline
         pipeline.check_steps(steps)
         with self._wake:
             if self._closing:
@@ -122,16 +125,6 @@ class Scheduler:
             self._wake.notify()  # from now on, idle time is watched
         self._changed()
         return utterance
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Checks a voice, and aligns it if the configuration says so.
-
-        Raises:
-            InputError: it does not fit the model, or its prompt is too long.
-        """
-        if (count := len(voice.prompt_tokens)) > self._limits.prompt_tokens:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        return self._model.prepared(voice)
 
     def push(
         self, utterance: Utterance, tokens: ArrayLike, reply: Reply, *, end: bool, keep_open: bool = False
@@ -155,10 +148,6 @@ class Scheduler:
         self.check_open(utterance)
         try:
             array = token_array("tokens", tokens, self._model.config.flow.token_shape)
-            if len(array) > self._limits.request_tokens:
-                raise InputError(
-                    "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
-                )
             check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
             with self._wake:
                 self._admit(utterance, array, end)
@@ -218,10 +207,8 @@ class Scheduler:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
-        if len(utterance.requests) >= self._limits.queued_requests:
-            raise LimitError(
-                f"requests: {self._limits.queued_requests} of this stream already wait; send more tokens in each"
-            )
+        if len(utterance.requests) >= MOST_QUEUED_REQUESTS:
+            raise LimitError(f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens in each")
         if end and not utterance.tokens + len(tokens):
             raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
         utterance.tokens += len(tokens)
@@ -257,7 +244,7 @@ class Scheduler:
 
     def _overdue(self, utterance: Utterance, now: float) -> StreamClosedError | None:
         """Returns the error that ends an utterance which was open or idle for too long, else None."""
-        if now - utterance.admitted > (seconds := self._limits.stream_seconds):
+        if now - utterance.admitted > (seconds := self._open_seconds):
             return ExpiredError(f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped")
         with self._wake:
             waiting = any(request.progress for request in utterance.requests)

@@ -61,7 +61,6 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
     schedule = HopSchedule.of(stream, config.flow)
     if schedule.policy == "lead":
         tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
@@ -77,7 +76,7 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    config = config.served(load.stream)
+    config.flow.check(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
     block = config.flow.estimator.static_chunk_size

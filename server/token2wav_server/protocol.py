@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
-from token2wav.config_values import shown
+from token2wav.config.values import shown
 from token2wav.errors import (
     EngineError,
     ExpiredError,

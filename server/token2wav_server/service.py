@@ -51,10 +51,10 @@ class Service:
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
-        self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
+        self._voices = VoiceRegistry(config.limits.voices)
         voices = voices_in(config, model.config)
         for name, voice in voices.items():
-            self._voices.keep(name, voice, model.prepared(voice))
+            self._voices.keep(name, voice)
         _prefill(model, voices.values())
         self._sequences: dict[int | str, tuple[Utterance, str]] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
@@ -133,9 +133,9 @@ class Service:
         """Returns the voice of an utterance: named, or sent along and from then on registered."""
         if (known := known_voice(request, name, self._voices)) is not None:
             return known
-        sent = voice_of(request)
-        voice = self._scheduler.prepared(sent)
-        self._voices.register(sent, voice)
+        voice = voice_of(request)
+        voice.check(self._model.config)
+        self._voices.register(voice)
         return voice
 
     def _find(self, position: Position) -> tuple[Utterance, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,9 +71,7 @@ class Parts:
         *,
         storage: Storage = "float32",
         left_blocks: int = -1,
-        keep_prompt: bool = True,
         longest_hop: int = 100,
-        tail: Literal["streaming", "full"] = "streaming",
         solver: CountingSolver | CheapSolver | None = None,
     ) -> CachedFlowEngine:
         engine = cached_flow_engine(
@@ -83,25 +81,15 @@ class Parts:
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
-            keep_prompt=keep_prompt,
             longest_hop=longest_hop,
-            tail=tail,
         )
         if solver is not None:
             solver.watch(engine)
         return engine
 
-    def recompute(
-        self, *, left_blocks: int = -1, keep_prompt: bool = True, tail: Literal["streaming", "full"] = "streaming"
-    ) -> RecomputeFlowEngine:
-        return RecomputeFlowEngine(
-            self.flow,
-            self.flow_noise,
-            {self.config.flow.n_timesteps: self.solver},
-            tail=tail,
-            left_blocks=left_blocks,
-            keep_prompt=keep_prompt,
-        )
+    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlowEngine:
+        solvers = {self.config.flow.n_timesteps: self.solver}
+        return RecomputeFlowEngine(self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from tests.unit.scheduling import LIMITS, Expected, Make
@@ -25,7 +26,8 @@ def config() -> ModelConfig:
 
 @pytest.fixture(scope="session")
 def loaded_model() -> Token2Wav:
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", threads=1))
+    torch.set_num_threads(1)
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
 
 
 @pytest.fixture

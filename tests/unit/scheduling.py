@@ -23,9 +23,7 @@ HOP = 25  # new tokens of the first chunk with the prompt of the fixture `voice`
 FIRST = HOP + 3
 SECOND = FIRST + 50
 
-LIMITS = LimitConfig(
-    streams=40, request_tokens=400, stream_tokens=450, queued_requests=50, prompt_tokens=60, idle_seconds=30.0
-)
+LIMITS = LimitConfig(streams=40, stream_tokens=900, idle_seconds=30.0)
 
 
 class FakeClock:

@@ -40,14 +40,8 @@ FLOORS = [
     {"token2wav.execution.artifacts", "token2wav.voice"},
     {"token2wav.model_config"},
     {"token2wav.families"},
-    {"token2wav.networks.configs", "token2wav.config", "token2wav.model_node"},
-    {
-        "token2wav.config_values",
-        "token2wav.execution.groups",
-        "token2wav.hyperyaml",
-        "token2wav.model_folder",
-        "token2wav.networks.weights",
-    },
+    {"token2wav.networks.configs", "token2wav.config", "token2wav.config.model_node"},
+    {"token2wav.config", "token2wav.execution.groups", "token2wav.model_folder", "token2wav.networks.weights"},
     {"token2wav.errors"},
 ]
 
@@ -105,7 +99,7 @@ def test_the_library_knows_nothing_of_servers_and_clients(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["execution.artifacts", "config", "config_values", "errors", "hyperyaml", "model_config", "model_folder", "voice"],
+    ["config", "config.hyperyaml", "errors", "execution.artifacts", "model_config", "model_folder", "voice"],
 )
 def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
     assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()

@@ -77,7 +77,7 @@ def test_requests_without_tokens_are_no_sign_of_life(make: Make, voice: Voice) -
 
 def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     clock, closed = FakeClock(), Counter()
-    scheduler = make(clock=clock, idle_seconds=30.0, stream_seconds=100.0)
+    scheduler = make(clock=clock, idle_seconds=30.0, stream_tokens=850)
     utterance, kept = scheduler.open(voice, closed), RecordingReply()
     scheduler.push(utterance, [1], kept, end=False, keep_open=True)
     for _ in range(5):
@@ -85,10 +85,10 @@ def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
         scheduler.push(utterance, [1], reply := RecordingReply(), end=False)
         reply.succeeded()
     assert not utterance.closed
-    clock.now += 1.0
+    clock.now += 3.0
     error = kept.failed()
     assert isinstance(error, ExpiredError)
-    assert str(error) == "stream: open for 100 s, which is the limit of one stream; it was dropped"
+    assert str(error) == "stream: open for 102 s, which is the limit of one stream; it was dropped"
     assert closed.count == 1
 
 

@@ -19,7 +19,7 @@ from tests.unit.scheduling import (
     refused,
 )
 from token2wav import InputError, LimitError, StreamClosedError, Voice
-from token2wav.scheduler import Scheduler
+from token2wav.scheduler import MOST_QUEUED_REQUESTS, Scheduler
 
 
 def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voice, expected: Expected) -> None:
@@ -32,11 +32,10 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voi
     scheduler.cancel(second)
 
 
-def test_prompts_are_limited(make: Make) -> None:
-    scheduler = make(prompt_tokens=10)
-    scheduler.cancel(scheduler.open(demo_voice(10)))
-    with pytest.raises(InputError, match=r"^prompt_tokens: 11 tokens, at most 10"):
-        scheduler.open(demo_voice(11))
+def test_prompts_are_limited(scheduler: Scheduler) -> None:
+    scheduler.cancel(scheduler.open(demo_voice(750)))
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+        scheduler.open(demo_voice(751))
 
 
 def test_a_voice_that_does_not_fit_takes_no_place(scheduler: Scheduler, voice: Voice) -> None:
@@ -48,7 +47,7 @@ def test_a_voice_that_does_not_fit_takes_no_place(scheduler: Scheduler, voice: V
 @pytest.mark.parametrize(
     ("tokens", "end", "words"),
     [
-        (np.zeros(401, np.int32), False, "tokens: 401 in one request, at most 400 are allowed"),
+        (np.zeros(901, np.int32), False, "tokens: the utterance would exceed 900 tokens, the limit of one stream"),
         ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
         ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
@@ -85,18 +84,20 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
 
 
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
-    scheduler = make(queued_requests=2)
-    running, waiting = GatedReply(), RecordingReply()
+    scheduler = make(stream_tokens=2000)
+    running = GatedReply()
+    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]  # beside the one that runs
     utterance = scheduler.open(voice)
     scheduler.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
-    scheduler.push(utterance, [1], waiting, end=False)
+    for reply in waiting:
+        scheduler.push(utterance, [1], reply, end=False)
     error = refused(scheduler, utterance, [1])
     running.gate.set()
     assert isinstance(error, LimitError)
-    assert str(error).startswith("requests: 2 of this stream already wait")
+    assert str(error).startswith("requests: 1024 of this stream already wait")
     assert running.failed() is error
-    assert waiting.failed() is error
+    assert all(reply.failed() is error for reply in waiting)
 
 
 def test_what_waits_is_failed_with_the_reason_of_the_refusal(scheduler: Scheduler, voice: Voice) -> None:

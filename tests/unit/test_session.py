@@ -29,7 +29,7 @@ Policy = Literal["growing", "fixed", "lead"]
 prompts = st.integers(1, 120)
 lengths = st.integers(1, 400)
 policies = st.sampled_from(
-    [StreamConfig(), StreamConfig(hop="fixed"), StreamConfig(hop_tokens=50), StreamConfig(max_hop_tokens=25)]
+    [StreamConfig(), StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=50), StreamConfig(max_hop_tokens=25)]
 )
 
 
@@ -145,9 +145,8 @@ def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: 
     [
         (StreamConfig(), [25, 50, 100, 100, 100]),
         (StreamConfig(max_hop_tokens=75), [25, 50, 75, 75]),
-        (StreamConfig(hop_tokens=50), [50, 100, 100]),
+        (StreamConfig(max_hop_tokens=200), [25, 50, 100, 200, 200]),
         (StreamConfig(hop="fixed"), [25, 25, 25, 25]),
-        (StreamConfig(hop="fixed", hop_tokens=50), [50, 50, 50]),
     ],
 )
 def test_hops_of_the_policies_that_count_chunks(stream: StreamConfig, hops: list[int]) -> None:
@@ -248,8 +247,7 @@ def test_every_hop_is_whole_blocks_within_its_bounds(index: int, lead: float, po
 @pytest.mark.parametrize(
     ("stream", "field", "value"),
     [
-        (StreamConfig(hop_tokens=30), "stream.hop_tokens", "30"),
-        (StreamConfig(hop_tokens=12), "stream.hop_tokens", "12"),
+        (StreamConfig(max_hop_tokens=30), "stream.max_hop_tokens", "30"),
         (StreamConfig(max_hop_tokens=110), "stream.max_hop_tokens", "110"),
     ],
 )

@@ -27,11 +27,12 @@ class HopSchedule:
     block: int
 
     def __post_init__(self) -> None:
-        for name, hop in (("hop_tokens", self.first), ("max_hop_tokens", self.longest)):
-            if hop % self.block:
-                raise ConfigError(f"stream.{name}: {hop} is not a multiple of the attention block, {self.block} tokens")
+        if self.longest % self.block:
+            raise ConfigError(
+                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, {self.block} tokens"
+            )
         if self.longest < self.first:
-            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below hop_tokens {self.first}")
+            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens")
 
     @classmethod
     def of(cls, stream: StreamConfig, flow: FlowConfig) -> HopSchedule:

@@ -76,14 +76,12 @@ class Accumulator:
     def __init__(self, settings: Settings) -> None:
         self._config = settings.model_config()
         self._limits = settings.server.limits
-        self._align_prompt = settings.server.stream.align_prompt
-        flow = self._config.flow
-        stream = settings.server.stream.in_tokens(self._config.token_frame_rate, flow.block_tokens)
-        self._schedule = HopSchedule.of(stream, flow)
+        self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
+        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
-        self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
+        self._voices = VoiceRegistry(self._limits.voices)
         for name, voice in voices_in(settings.server, self._config).items():
-            self._voices.keep(name, voice, self._aligned(voice))
+            self._voices.keep(name, voice)
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
         self._open_streams = OpenStreams("scheduler")
@@ -155,23 +153,13 @@ class Accumulator:
         """Returns the voice of an utterance: named, or sent along and from then on registered."""
         if (known := known_voice(request, name, self._voices)) is not None:
             return known
-        sent = voice_of(request)
-        if (count := len(sent.prompt_tokens)) > self._limits.prompt_tokens:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        sent.check(self._config)
-        voice = self._aligned(sent)
-        self._voices.register(sent, voice)
+        voice = voice_of(request)
+        voice.check(self._config)
+        self._voices.register(voice)
         return voice
-
-    def _aligned(self, voice: Voice) -> Voice:
-        return voice.aligned(self._config.flow) if self._align_prompt else voice
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
-        if len(array) > self._limits.request_tokens:
-            raise InputError(
-                "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
-            )
         if stream.session.tokens_received + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
@@ -194,6 +182,6 @@ class Accumulator:
             now = time.monotonic()
             for sequence_id, stream in list(self._streams.items()):
                 idle, open_for = now - stream.last_progress, now - stream.admitted
-                if idle > self._limits.idle_seconds or open_for > self._limits.stream_seconds:
+                if idle > self._limits.idle_seconds or open_for > self._open_seconds:
                     del self._streams[sequence_id]
             self._open_streams.set(len(self._streams))

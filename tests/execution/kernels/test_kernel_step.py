@@ -86,7 +86,7 @@ def a_runner(step: KernelStep) -> Runner:
 def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
     config = dataclasses.replace(ModelConfig.read(TINY), flow=flow.config)
-    schedule = HopSchedule.of(StreamConfig(hop_tokens=BLOCK, max_hop_tokens=LONGEST), flow.config)
+    schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), flow.config)
     random = np.random.default_rng(0)
     sessions = []
     for prompt, length in UTTERANCES:

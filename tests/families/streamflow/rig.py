@@ -72,16 +72,14 @@ class Parts:
     solver: EulerSolver
 
     @classmethod
-    def random(cls, config: FlowConfig, stream: StreamConfig | None = None) -> Parts:
+    def random(cls, config: FlowConfig) -> Parts:
         torch.manual_seed(0)
         flow = Flow(config).eval().requires_grad_(False)
         for name, weight in flow.named_parameters():
             if "attn.to_" in name:
                 weight.mul_(3)  # so that who sees whom makes a difference that shows
-        served = config.served(stream or StreamConfig())
-        flow.config = served
-        solver = EulerSolver(flow.estimator, served.n_timesteps, served.inference_cfg_rate)
-        return cls(served, flow, FlowNoise(BANDS), solver)
+        solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+        return cls(config, flow, FlowNoise(BANDS), solver)
 
     def engine(self) -> WindowFlowEngine:
         solver = GuidedSolver(self.flow.estimator, self.solver.tables)
