@@ -147,8 +147,8 @@ class Scheduler:
         """
         self.check_open(utterance)
         try:
-            array = token_array("tokens", tokens, self._model.config.flow.token_shape)
-            check_vocabulary("tokens", array, self._model.config.flow.vocab_size)
+            array = token_array("tokens", tokens, self._model.config.token_shape)
+            check_vocabulary("tokens", array, self._model.config.vocab_size)
             with self._wake:
                 self._admit(utterance, array, end)
                 request = Request(array, end, reply, keep_open)

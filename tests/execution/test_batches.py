@@ -11,7 +11,7 @@ from tests.support.packing import pad_batches
 from token2wav import StreamConfig
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 
@@ -26,16 +26,14 @@ UTTERANCES: list[list[Utterance]] = [
 
 
 @pytest.fixture(params=["row", "packed", "prepared"])
-def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
+def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlow:
     if request.param == "row":
         return parts.incremental()
     return pad_batches(parts.incremental(), PREPARED if request.param == "prepared" else [])
 
 
 @pytest.mark.parametrize("utterances", UTTERANCES)
-def test_a_batch_equals_its_streams_alone(
-    parts: Parts, batching: CachedFlowEngine, utterances: list[Utterance]
-) -> None:
+def test_a_batch_equals_its_streams_alone(parts: Parts, batching: CachedFlow, utterances: list[Utterance]) -> None:
     together = run_together(parts, batching, utterances)
     for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
         alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
@@ -50,9 +48,9 @@ def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_block
             assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
 
 
-def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlowEngine) -> None:
+def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlow) -> None:
     config, healthy = parts.config, a_voice(28)
-    schedule = HopSchedule.of(StreamConfig(), config.flow)
+    schedule = HopSchedule.of(StreamConfig(), config)
     sessions = [Session(healthy, config, schedule, batching.open(healthy), 0) for _ in range(3)]
     with torch.inference_mode():
         batching._streams[sessions[1].flow_handle].conv_state.fill_(torch.nan)

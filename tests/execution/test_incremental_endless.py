@@ -7,7 +7,7 @@ import pytest
 
 from tests.execution.rig import Parts, a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
-from token2wav.execution.hift_stage import HiFTEngine
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.streaming.accumulator import TokenAccumulator
 
 SECONDS = 40
@@ -20,7 +20,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     pipeline = model.pipeline
     session = pipeline.open(a_voice(41))
     vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
-    assert isinstance(vocoder, HiFTEngine)
+    assert isinstance(vocoder, StreamingVocoder)
     flow, tokens = engine._streams[session.flow_handle], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
@@ -48,7 +48,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
 @pytest.mark.parametrize("push", [1, 25, 400])
 def test_accumulator_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
     tokens = some_tokens(20_000)
-    accumulator = TokenAccumulator(tokens[:41], parts.config.flow)
+    accumulator = TokenAccumulator(tokens[:41], parts.config)
     start = 25
     for at in range(41, len(tokens) - push, push):
         accumulator.append(tokens[at : at + push])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.execution.stages import FlowEngine
+from token2wav.execution.stages import FlowStage
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.session import Session
 
@@ -30,7 +30,7 @@ def spoken_together(pipeline: Pipeline, sessions: Utterances) -> list[NDArray[np
     return [np.concatenate(pieces) for pieces in audio]
 
 
-def mels_together(engine: FlowEngine, sessions: Utterances) -> list[NDArray[np.float32]]:
+def mels_together(engine: FlowStage, sessions: Utterances) -> list[NDArray[np.float32]]:
     """As `spoken_together`, mels (bands, frames) of a flow engine alone, what chunks compute of prompts included."""
     for session, tokens in sessions:
         session.push(tokens)

@@ -38,7 +38,7 @@ def audio_of(results: Sequence[NDArray[np.float32] | EngineError]) -> NDArray[np
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
-    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
     vocoder = VocoderStage(model.pipeline.vocoder)
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
@@ -69,6 +69,6 @@ def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav
 
 
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
-    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
         flow.open(FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.material import TINY, one_line
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.streaming.hops import HopSchedule
 
 
@@ -28,7 +28,7 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig("growing", 0, -1, (), reference=False)
-    assert HopSchedule.of(defaults.stream, ModelConfig.read(TINY).flow) == HopSchedule("growing", 25, 100, 25)
+    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule("growing", 25, 100, 25)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 

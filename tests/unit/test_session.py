@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from tests.unit.material import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamClosedError, StreamConfig
 from token2wav.execution.stages import FlowChunk
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.streaming.accumulator import TokenAccumulator
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session
 
-CONFIG = ModelConfig.read(TINY)
+CONFIG = CosyVoice3Config.read(TINY)
 LOOKAHEAD = 3
 BLOCK = 25
 NOTHING = np.zeros(0, np.float32)
@@ -167,7 +167,7 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
 
 
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
-    prefixes = {prompt: CONFIG.flow.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
+    prefixes = {prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 
 
@@ -253,7 +253,7 @@ def test_every_hop_is_whole_blocks_within_its_bounds(index: int, lead: float, po
 )
 def test_a_hop_off_the_block_grid_is_refused(stream: StreamConfig, field: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: {value} is not a multiple .* 25 tokens$"):
-        HopSchedule.of(stream, CONFIG.flow)
+        HopSchedule.of(stream, CONFIG)
 
 
 # The rules of a session.
@@ -305,7 +305,7 @@ def test_a_session_that_ended_takes_nothing() -> None:
 
 
 def test_windows_are_copies_that_later_tokens_do_not_change() -> None:
-    accumulator = TokenAccumulator(numbered(25), CONFIG.flow)
+    accumulator = TokenAccumulator(numbered(25), CONFIG)
     accumulator.append(numbered(28, 25))
     window = accumulator.window(0, 50, last=False)
     before = window.tokens.copy()
@@ -315,7 +315,7 @@ def test_windows_are_copies_that_later_tokens_do_not_change() -> None:
 
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=8))
 def test_the_accumulator_keeps_every_token_while_it_grows(portions: list[int]) -> None:
-    accumulator = TokenAccumulator(numbered(4), CONFIG.flow)
+    accumulator = TokenAccumulator(numbered(4), CONFIG)
     for portion in portions:
         accumulator.append(numbered(portion, accumulator.count))
     assert accumulator.count == 4 + sum(portions)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.execution.stages import FlowChunk
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.model_config import ModelConfig
 
 
 class TokenAccumulator:
@@ -19,7 +19,7 @@ class TokenAccumulator:
         config: shapes and look-ahead of the flow.
     """
 
-    def __init__(self, prompt_tokens: NDArray[np.int32], config: FlowConfig) -> None:
+    def __init__(self, prompt_tokens: NDArray[np.int32], config: ModelConfig) -> None:
         self._lookahead = config.lookahead_tokens
         self._lookbehind = config.lookbehind_tokens
         self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)

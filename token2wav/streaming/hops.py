@@ -7,7 +7,7 @@ from typing import Literal
 
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class HopSchedule:
             raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens")
 
     @classmethod
-    def of(cls, stream: StreamConfig, flow: FlowConfig) -> HopSchedule:
-        return cls(stream.hop, *flow.hops(stream), flow.block_tokens)
+    def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
+        return cls(stream.hop, *config.hops(stream), config.block_tokens)
 
     def first_stop(self, prompt_tokens: int) -> int:
         """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""

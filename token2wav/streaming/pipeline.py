@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
 from token2wav.execution.device import check_device, entered
-from token2wav.execution.stages import FlowChunk, FlowEngine, MelChunk, VocoderEngine
+from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import AudioChunk, Session
@@ -40,8 +40,8 @@ class Pipeline:
     def __init__(
         self,
         config: ModelConfig,
-        flow: FlowEngine,
-        vocoder: VocoderEngine,
+        flow: FlowStage,
+        vocoder: VocoderStage,
         schedule: HopSchedule,
         steps: tuple[int, ...] = (),
         device: str = "cpu",
@@ -153,7 +153,7 @@ class Pipeline:
 
     def _prompt_frames(self, session: Session, chunk: FlowChunk) -> int:
         """Counts the frames at the start of a chunk that belong to the prompt's last, incomplete block."""
-        return max(0, session.prompt_tokens - chunk.start) * self._config.flow.token_mel_ratio
+        return max(0, session.prompt_tokens - chunk.start) * self._config.token_mel_ratio
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

@@ -63,14 +63,14 @@ class Session:
         self.ended = False
         self.done = False
         self.chunks_sent = 0
-        self._vocab_size, self._token_shape = config.flow.vocab_size, config.flow.token_shape
+        self._vocab_size, self._token_shape = config.vocab_size, config.token_shape
         self._token_rate = config.token_frame_rate
         self._sample_rate, self._samples_per_token = config.sample_rate, config.samples_per_token
         self._schedule = schedule
         self._clock = clock
         self._first_sent_at = 0.0
-        self._tokens = TokenAccumulator(voice.prompt_tokens, config.flow)
-        self._start = config.flow.prefix_tokens(self.prompt_tokens)
+        self._tokens = TokenAccumulator(voice.prompt_tokens, config)
+        self._start = config.prefix_tokens(self.prompt_tokens)
 
     @property
     def tokens_received(self) -> int:

@@ -77,7 +77,7 @@ class Accumulator:
         self._config = settings.model_config()
         self._limits = settings.server.limits
         self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
-        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
+        self._schedule = HopSchedule.of(settings.server.stream, self._config)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices)
         for name, voice in voices_in(settings.server, self._config).items():
@@ -109,7 +109,7 @@ class Accumulator:
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
-        sender = ToFlow(request, self._config.flow)
+        sender = ToFlow(request, self._config)
         try:
             if not position.start:
                 refuse_voice(request)

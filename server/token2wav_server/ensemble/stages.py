@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution.stages import FlowChunk, FlowEngine, MelChunk, VocoderEngine
+from token2wav.execution import stages
+from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.voice import Voice
 
 Output = NDArray[np.float32]
@@ -52,7 +53,7 @@ class FlowStage:
         frames_per_token: mel frames per token.
     """
 
-    def __init__(self, engine: FlowEngine, frames_per_token: int) -> None:
+    def __init__(self, engine: stages.FlowStage, frames_per_token: int) -> None:
         self._engine = engine
         self._frames_per_token = frames_per_token
 
@@ -80,7 +81,7 @@ class VocoderStage:
         engine: computes the audio.
     """
 
-    def __init__(self, engine: VocoderEngine) -> None:
+    def __init__(self, engine: stages.VocoderStage) -> None:
         self._engine = engine
 
     def open(self, content: MelChunk) -> int:

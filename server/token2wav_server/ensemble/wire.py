@@ -23,7 +23,6 @@ from token2wav.errors import (
     Token2WavError,
 )
 from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice
@@ -44,14 +43,14 @@ class ToFlow:
         config: shapes of the flow's inputs.
     """
 
-    def __init__(self, request: Any, config: FlowConfig) -> None:
+    def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
         no_tokens = np.zeros((0, *config.token_shape), np.int32)
         self._no_chunk = FlowChunk(no_tokens, 0, 0, 0, last=True)
         self._no_voice = (
             no_tokens,
             np.zeros((0, config.mel_bands), np.float32),
-            np.zeros(config.spk_embed_dim, np.float32),
+            np.zeros(config.speaker_size, np.float32),
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
