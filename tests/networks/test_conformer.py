@@ -69,3 +69,12 @@ def test_a_window_bounds_what_is_kept(encoder: Conformer) -> None:
         chunk(encoder, x, WINDOW, state, stop)
     kept = [sum(run.stop - run.start for run in runs) for runs in state.runs]
     assert kept == [50, 50, 100, 100]  # the prefix and one block
+
+
+def test_blocks_may_begin_before_the_first_token_and_the_first_ones_be_joined(encoder: Conformer) -> None:
+    x, mask = torch.randn(1, 60, SIZE), BlockMask(25, joined_blocks=2)
+    state = ConformerState(encoder, start=10)  # so the first 40 tokens are one block
+    whole = encoder(x, mask, state)
+    joined = encoder.encode(encoder.pre_lookahead_layer(encoder.embed(x), left=0, last=True)[:, :40], None, None)
+    torch.testing.assert_close(whole[:, : RATIO * 40], joined, atol=ROUNDING, rtol=0)
+    assert state.tokens == 70

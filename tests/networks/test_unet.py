@@ -5,40 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from token2wav.flow.dit import Attend, Convolution
+from tests.support.kept_memory import KeptMemory
 from token2wav.flow.masks import BlockMask, attention_bias
 from token2wav.networks.unet import UNet
 
 BANDS, BLOCK, FRAMES = 6, 10, 34
 ROUNDING = 1e-5
-
-
-class Kept:
-    """The simplest `Memory`: all that was."""
-
-    def __init__(self, unet: UNet, rows: int) -> None:
-        self.tails = [torch.zeros(rows, *conv.keeps) for conv in unet.convolutions]
-        self.keys: dict[int, torch.Tensor] = {}
-        self.values: dict[int, torch.Tensor] = {}
-
-    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        tail = self.tails[index]
-        x = torch.cat((tail, x), dim=2)
-        self.tails[index] = x[:, :, -tail.shape[2] :]
-        return conv(x)
-
-    def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        k = self.keys[layer] = torch.cat((self.keys.get(layer, k[:, :0]), k), dim=1)
-        v = self.values[layer] = torch.cat((self.values.get(layer, v[:, :0]), v), dim=1)
-        return attend(q, k, v, bias)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +24,7 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
     speaker, modulation = torch.randn(2, BANDS), unet.modulation(torch.tensor([0.3]))
     allowed = BlockMask(BLOCK).whole(FRAMES)
     whole = unet.velocity(x, mu, speaker, cond, modulation, attention_bias(allowed))
-    memory, pieces = Kept(unet, rows=2), []
+    memory, pieces = KeptMemory(unet.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         piece, own_mu, own_cond = part

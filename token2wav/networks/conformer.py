@@ -52,15 +52,20 @@ class _Run:
 class ConformerState:
     """State of a stream in the encoder: keys and values of every layer, and the tail of the upsampling convolution.
 
+    Args:
+        encoder: whose it is.
+        batch: streams that are at one place.
+        start: position of the first token, for streams whose blocks do not begin with it.
+
     Attributes:
-        tokens: that the encoder has finished.
+        tokens: position of the next one.
         runs: of every layer, those of the tokens' rate first.
         tail: what the upsampling convolution keeps, see `Piece.state`.
     """
 
-    def __init__(self, encoder: Conformer, batch: int = 1) -> None:
+    def __init__(self, encoder: Conformer, batch: int = 1, start: int = 0) -> None:
         conv = encoder.up_layer.conv
-        self.tokens = 0
+        self.tokens = start
         self.runs: list[list[_Run]] = [[] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))]
         self.tail: dict[Streaming, torch.Tensor] = {conv: conv.weight.new_zeros(batch, *conv.keeps)}
         self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
@@ -131,9 +136,12 @@ class Conformer(nn.Module):
         Returns:
             (B, RATIO * n, size).
         """
+        return self.encode(self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state)
+
+    def encode(self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None) -> torch.Tensor:
+        """What `forward` does with embeddings (B, n, size) that have seen what is ahead of them."""
         start = state.tokens if state else 0
         runs = iter(state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))])
-        x = self.pre_lookahead_layer(self.embed(x), left=left, last=last)
         tokens = x.shape[1]
         for layer in self.encoders:
             x = layer(x, start, mask, next(runs))

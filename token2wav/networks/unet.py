@@ -32,15 +32,26 @@ class UNet(nn.Module):
         mid_blocks: in the middle.
         layers: transformer layers of a block.
         block_frames: frames of an attention block.
+        mean_flow: whether it was distilled to the mean velocity of a step, so that the step's end counts as well.
     """
 
     def __init__(
-        self, bands: int, channels: int, heads: int, dim_head: int, mid_blocks: int, layers: int, block_frames: int
+        self,
+        bands: int,
+        channels: int,
+        heads: int,
+        dim_head: int,
+        mid_blocks: int,
+        layers: int,
+        block_frames: int,
+        *,
+        mean_flow: bool = False,
     ) -> None:
         super().__init__()
         self.block_frames = block_frames
         inputs, time_channels = 4 * bands, 4 * channels
         self.time_mlp = _TimeMLP(inputs, time_channels)
+        self.time_embed_mixer = nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
 
         def block(inputs: int, *last: nn.Module) -> UNetBlock:
             transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
@@ -57,13 +68,23 @@ class UNet(nn.Module):
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
 
-    def modulation(self, t: torch.Tensor) -> torch.Tensor:
-        """What each residual block adds at ODE times (B,): (blocks, B, channels)."""
+    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> torch.Tensor:
+        """What each residual block adds at ODE times (B,): (blocks, B, channels).
+
+        Args:
+            t: of the evaluations.
+            end: of the steps that begin there; with mean flow only.
+        """
+        time = self._embedded(t)
+        if self.time_embed_mixer is not None and end is not None:
+            time = self.time_embed_mixer(torch.cat((time, self._embedded(end)), dim=-1))
+        return torch.stack([block.of_time(time) for block in self._blocks()])
+
+    def _embedded(self, t: torch.Tensor) -> torch.Tensor:
         half = self.time_mlp.linear_1.in_features // 2
         exponents = torch.arange(half, device=t.device).float() * -(math.log(10000) / (half - 1))
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
-        time = self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
-        return torch.stack([block.of_time(time) for block in self._blocks()])
+        return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
 
     def velocity(
         self,
@@ -121,7 +142,7 @@ class UNet(nn.Module):
 
     def drop_time_weights(self) -> None:
         """Frees what `modulation` needs, once its results are in tables."""
-        del self.time_mlp
+        del self.time_mlp, self.time_embed_mixer
         for block in self._blocks():
             del block[0].mlp
 
