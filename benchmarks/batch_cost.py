@@ -22,7 +22,7 @@ from benchmarks.environment import describe, save
 from benchmarks.models import SIZES, random_model
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.engines.base import MelChunk
+from token2wav.execution.stages import MelChunk
 
 HOP, LOOKAHEAD, RATE = 25, 3, 25.0
 PROMPT_TOKENS = 75

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from token2wav import Token2Wav, Voice
-from token2wav.engines.base import FlowChunk, MelChunk
+from token2wav.execution.stages import FlowChunk, MelChunk
 
 
 def synchronize(device: torch.device) -> None:

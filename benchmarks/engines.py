@@ -27,8 +27,8 @@ from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import SIZES, model_folder
 from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.artifacts import EngineFolder
 from token2wav.errors import Token2WavError
+from token2wav.execution.artifacts import EngineFolder
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav_export.making import Maker
 from token2wav_export.packages import load_package

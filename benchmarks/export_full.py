@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.environment import ROOT, describe, save
 from benchmarks.models import fill_randomly
-from token2wav.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav.config import StreamConfig
+from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav_export.inspection import inspect_folder
 from token2wav_export.making import Maker
 from token2wav_export.packages import load_package

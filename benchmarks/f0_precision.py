@@ -28,11 +28,11 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.environment import RESULTS, ROOT, describe, save
 from examples.demo_voice.export import MODEL as DEMO
 from examples.demo_voice.recordings import PROMPT, SENTENCE
-from token2wav.checkpoint import load_hift, load_source_noise
+from token2wav.families.cosyvoice3.weights import load_hift, load_source_noise
 from token2wav.model_config import ModelConfig
-from token2wav.vocoder.hift import HiFT
-from token2wav.vocoder.noise import SourceNoise
-from token2wav.vocoder.source import Phase
+from token2wav.networks.hift import HiFT
+from token2wav.networks.source import Phase
+from token2wav.networks.source_noise import SourceNoise
 from token2wav_voice import Recording
 from token2wav_voice.features import prompt_mel
 

@@ -13,12 +13,11 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from token2wav.bigvgan_config import BigVGANConfig
-from token2wav.flow.flow import Flow
-from token2wav.hift_config import HiFTConfig
+from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
-from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.hift import HiFT
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig, HiFTConfig
+from token2wav.networks.hift import HiFT
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"

@@ -43,8 +43,8 @@ from examples.demo_voice.export import MODEL
 from examples.demo_voice.recordings import PROMPT, record
 from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.engines.build import build_engines
-from token2wav.engines.choice import Host
+from token2wav.execution.backends import Host
+from token2wav.families.cosyvoice3.build import build_engines
 from token2wav.model_config import ModelConfig
 from token2wav_client import Client, ClientVoice
 from token2wav_server import Ports, TritonServer

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from token2wav.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
+from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav_export import cli
 from token2wav_export.errors import MissingPackageError
 from token2wav_export.packages import build_target, load_package, own_target

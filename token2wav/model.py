@@ -10,11 +10,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
-from token2wav.engines.base import FlowEngine, VocoderEngine
-from token2wav.engines.build import build_engines
-from token2wav.engines.choice import EngineSummary, Host
-from token2wav.engines.device import device_named, entered
 from token2wav.errors import InputError
+from token2wav.execution.backends import EngineSummary, Host
+from token2wav.execution.device import device_named, entered
+from token2wav.execution.stages import FlowEngine, VocoderEngine
+from token2wav.families.cosyvoice3.build import build_engines
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.pipeline import Pipeline

@@ -10,17 +10,17 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config import StreamConfig
 from token2wav.config_values import all_positive, convert, shown
 from token2wav.errors import ConfigError
-from token2wav.flow_config import FlowConfig, ScheduleConfig
-from token2wav.hift_config import HiFTConfig
+from token2wav.families.bigvgan.config import check_mel, read_bigvgan
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3.sections import flow_from, hift_from, streamflow_from
+from token2wav.families.streamflow.config import STREAMFLOW_FILE
 from token2wav.hyperyaml import HyperYaml
 from token2wav.model_folder import Stem, generator_file, weights_file
 from token2wav.model_node import ModelNode
-from token2wav.model_sections import flow_from, hift_from, streamflow_from
-from token2wav.streamflow_config import STREAMFLOW_FILE
+from token2wav.networks.configs import BigVGANConfig, HiFTConfig, MelSettings, ScheduleConfig
 
 MODEL_FILE = "cosyvoice3.yaml"
 
@@ -153,7 +153,7 @@ def _model_from(document: HyperYaml, folder: Path, *, streamflow: bool) -> Model
     vocoder_folder = section.get_or("folder", str, ".")
     if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
-    vocoder = BigVGANConfig.read(folder / vocoder_folder)
+    vocoder = read_bigvgan(folder / vocoder_folder)
     check_mel(vocoder, _flow_mel(flow, token_frame_rate, convert(document.resolve("sample_rate"), int, "sample_rate")))
     return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder, schedule)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import InputError
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")

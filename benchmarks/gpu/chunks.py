@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.chunk_batch import ChunkBatch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row, Rows, Settings
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
 
 _RESERVED_PAGES = 3  # that a stream takes when it opens
 _FIRST_DRIFTING = 3  # chunk, counted from 1: what comes before has another length, or warms up

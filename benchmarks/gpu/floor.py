@@ -18,13 +18,13 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
-from token2wav.artifacts import Precision
 from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.flow.flow import Flow
-from token2wav.flow_config import FlowConfig
-from token2wav.hift_config import HiFTConfig
+from token2wav.execution.artifacts import Precision
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
 
 _SECONDS = 0.2  # of each measurement, at least
 _COUNTED_FRAMES = 50

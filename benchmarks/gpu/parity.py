@@ -23,8 +23,8 @@ from benchmarks.gpu.chunks import a_voice, load
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.engines.base import MelChunk
 from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.execution.stages import MelChunk
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session

@@ -58,7 +58,7 @@ def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     # A mark in a conftest.py is that of its folder's tests.
     paths = [path if path.name.startswith("test_") else path.parent for path in found][: settings.test_files or None]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
-    command.append(f"--confcutdir={ROOT / 'tests' / 'kernels'}")  # without tests/conftest.py, which needs more
+    command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")  # without tests/conftest.py, which needs more
     running = []
     for path in paths:
         output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
@@ -88,7 +88,7 @@ def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     if not settings.on_gpu:
         raise LeftOut("the device is no GPU")
     capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
-    command = [sys.executable, "tests/kernels/compile_kernels.py", capability, "float16", "int8"]
+    command = [sys.executable, "tests/execution/kernels/compile_kernels.py", capability, "float16", "int8"]
 
     def measure() -> Row:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

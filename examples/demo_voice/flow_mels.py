@@ -20,11 +20,11 @@ from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, T
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
 from examples.demo_voice.training import averaged_weights
-from token2wav.flow.flow import Flow
-from token2wav.flow.masks import BlockMask
-from token2wav.flow.solver import EulerSolver
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.ode import EulerSolver
 
 _PROMPT, _MADE = 50, 200  # tokens of a window
 _BATCH = 3

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
-from token2wav.artifacts import EngineFolder, Graph, Precision
 from token2wav.config import load_server_config
 from token2wav.errors import Token2WavError
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
 from token2wav_export.errors import ExportError
 
 PROGRAM = "token2wav-export"

@@ -14,7 +14,9 @@ from typing import Any
 import onnx
 from tqdm import tqdm
 
-from token2wav.artifacts import (
+from token2wav.config import config_hash
+from token2wav.errors import ArtifactError
+from token2wav.execution.artifacts import (
     GRAPH_VERSION,
     Artifact,
     Backend,
@@ -24,8 +26,6 @@ from token2wav.artifacts import (
     fingerprint,
     stem_of,
 )
-from token2wav.config import config_hash
-from token2wav.errors import ArtifactError
 from token2wav.model_config import ModelConfig
 from token2wav_export.builder import build_engine
 from token2wav_export.modules import load_module

@@ -15,11 +15,11 @@ import torch
 
 from token2wav.config import StreamConfig, load_server_config
 from token2wav.errors import Token2WavError
-from token2wav.flow.guided import guided_mask
-from token2wav.flow.masks import BlockMask
-from token2wav.flow_config import FlowConfig
-from token2wav.guided_attention import GuidedAttention
+from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
+from token2wav.networks.configs import GuidedAttention
+from token2wav.networks.guided import guided_mask
+from token2wav.networks.masks import BlockMask
 from token2wav_export.errors import MissingPackageError
 
 PROGRAM = "token2wav-masks"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from token2wav.artifacts import Graph
 from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
+from token2wav.execution.artifacts import Graph
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav_export.signatures import Axis, Signature

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig
-from token2wav.engines.base import MelChunk
+from token2wav.execution.stages import MelChunk
 from token2wav.model import Token2Wav
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import Session

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.checkpoint import modules
 from token2wav.config import StreamConfig
-from token2wav.engines.base import FlowChunk
-from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.device import cuda_cache_bytes
-from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.execution.batch import ChunkInput
+from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.device import cuda_cache_bytes
+from token2wav.execution.recompute import RecomputeFlowEngine
 from token2wav.execution.runner import Runner
-from token2wav.flow.flow import Flow
-from token2wav.flow.noise import FlowNoise
-from token2wav.flow.solver import EulerSolver, OdeTables
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.weights import modules
 from token2wav.model_config import ModelConfig
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.streaming.hops import HopSchedule
 from token2wav.voice import Voice
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.incremental.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
+from tests.execution.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.checkpoint import load_hift
-from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.families.cosyvoice3.weights import load_hift
 from token2wav_server.plan import main
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 

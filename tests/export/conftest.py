@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.models import SIZES, random_model
 from tests.export.rig import TINY, Export
-from token2wav.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
 from token2wav.model_config import ModelConfig
 from token2wav_export.making import Maker
 

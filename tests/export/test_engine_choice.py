@@ -7,22 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from tests.execution.rig import a_voice, some_tokens
 from tests.export.rig import TINY, Export
-from tests.incremental.rig import a_voice, some_tokens
 from tests.server.rig import Rig
 from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.artifacts import EngineFolder
-from token2wav.engines import choice
-from token2wav.engines.exported_vocoder import ExportedVocoder
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
+from token2wav.execution import backends as choice
+from token2wav.execution.artifacts import EngineFolder
+from token2wav.execution.exported_vocoder import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
 from token2wav_server.launcher.errors import ServerError
 
-MEL = 2e-5  # of float32, as in tests/parity
+MEL = 2e-5  # of float32, as in tests/families/cosyvoice3
 AUDIO_DB = 40.0
 
 
@@ -166,3 +167,12 @@ def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> No
     settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
     with pytest.raises(ServerError, match="token2wav-export onnx"), Rig.start(TINY, tmp_path, settings):
         pass
+
+
+def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
+    """The one for CPUs is installed here."""
+    from token2wav.execution.onnx_runtime import check_provider
+
+    check_provider(torch.device("cpu"))
+    with pytest.raises(EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"):
+        check_provider(torch.device("cuda"))

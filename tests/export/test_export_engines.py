@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.export.rig import Export
-from token2wav.artifacts import EngineFolder, Graph, Precision
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
 from token2wav.model_config import ModelConfig
 from token2wav_export.builder import build_engine
 from token2wav_export.errors import ExportError

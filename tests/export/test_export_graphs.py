@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.export.rig import Export
-from token2wav.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
-from token2wav.flow.step import CachedStep
+from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
 from token2wav.model_config import ModelConfig
+from token2wav.networks.dit_step import CachedStep
 from token2wav_export.errors import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
 from token2wav_export.parity import bound, check_parity, disagreement, run_onnx

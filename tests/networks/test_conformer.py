@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from token2wav.flow.masks import BlockMask
 from token2wav.networks.conformer import LOOKBEHIND, RATIO, Conformer, ConformerState
+from token2wav.networks.masks import BlockMask
 
 SIZE, LOOKAHEAD, TOKENS = 16, 3, 110
 ROUNDING = 1e-5

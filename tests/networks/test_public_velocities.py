@@ -11,9 +11,9 @@ from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
-from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.flow.noise import FlowNoise
 from token2wav.networks.conformer import Conformer
+from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.noise import FlowNoise
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.kept_memory import KeptMemory
 from tests.support.random_weights import fill
-from token2wav.flow.masks import BlockMask, attention_bias
+from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.step_audio_dit import StepAudioDiT
 
 BANDS, BLOCK, FRAMES = 6, 10, 34

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from token2wav.cache.states import StateStore
-from token2wav.hift_config import HiFTConfig
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import Piece, state_specs
-from token2wav.vocoder.hift import HiFT
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
 ROUNDING = 2e-5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.kept_memory import KeptMemory
-from token2wav.flow.masks import BlockMask, attention_bias
+from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.unet import UNet
 
 BANDS, BLOCK, FRAMES = 6, 10, 34

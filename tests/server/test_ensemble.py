@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db

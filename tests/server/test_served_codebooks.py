@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from safetensors.numpy import save_file
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig
 from tests.support.codebook_model import HOPS, SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
 from tests.support.golden import ROOT, snr_db

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT, TINY, GoldenSet, snr_db
 from tests.support.patience import PATIENCE_SECONDS

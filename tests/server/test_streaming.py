@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig, voice_inputs
 from tests.support.golden import GoldenSet, snr_db
 from token2wav import Token2Wav, Voice

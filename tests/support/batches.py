@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowEngine
+from token2wav.execution.stages import FlowEngine
 from token2wav.streaming.pipeline import Pipeline
 from token2wav.streaming.session import Session
 

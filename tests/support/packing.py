@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.execution.batch import BatchSize
+from token2wav.execution.cached_flow import CachedFlowEngine
 from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.runner import GraphRunner, Runner
 

@@ -10,14 +10,12 @@ import pytest
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from tests.unit.scheduling import LIMITS, Expected, Make
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
-from token2wav.engines.build import cached_flow_engine
-from token2wav.flow.solver import EulerSolver
+from token2wav.families.cosyvoice3.build import cached_flow_engine
+from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.model_config import ModelConfig
+from token2wav.networks.ode import EulerSolver
 from token2wav.scheduler import Scheduler
 from token2wav.utterance import Observer
-from token2wav.vocoder.noise import SourceNoise
-from token2wav.vocoder.source import HarmonicSource
 
 
 @pytest.fixture(scope="session")
@@ -35,17 +33,6 @@ def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
     """The tiny model; whatever a test does, nothing may stay open in its engines."""
     yield loaded_model
     assert loaded_model.pipeline.open_streams == 0
-
-
-@pytest.fixture(scope="module")
-def source(config: ModelConfig) -> HarmonicSource:
-    return load_hift(TINY, config).m_source
-
-
-@pytest.fixture
-def raw(source: HarmonicSource) -> SourceNoise:
-    """Noise of the source before it is merged."""
-    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
 
 
 @pytest.fixture(scope="session")

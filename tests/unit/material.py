@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from token2wav import Voice
 from token2wav.config import StreamConfig
-from token2wav.engines.base import MelChunk
-from token2wav.engines.hift_engine import HiFTEngine
+from token2wav.execution.hift_stage import HiFTEngine
+from token2wav.execution.stages import MelChunk
 from token2wav.model_config import ModelConfig
+from token2wav.networks.hift import HiFT
+from token2wav.networks.source_noise import SourceNoise
 from token2wav.streaming.hops import HopSchedule
-from token2wav.vocoder.hift import HiFT
-from token2wav.vocoder.noise import SourceNoise
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"

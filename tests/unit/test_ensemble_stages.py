@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import Token2Wav, Voice
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import EngineError, StreamClosedError
+from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.streaming.session import Session
 from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
 

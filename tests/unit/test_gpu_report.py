@@ -23,10 +23,10 @@ from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
 from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.engines.base import CacheUsage
-from token2wav.flow.flow import Flow
-from token2wav.hift_config import HiFTConfig
+from token2wav.execution.stages import CacheUsage
+from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
+from token2wav.networks.configs import HiFTConfig
 
 FULL = ModelConfig.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
@@ -52,7 +52,7 @@ def good() -> dict[str, Any]:
     drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.5, "chunks": 60}
     rows = [
         row("floor", "rates", rates=RATES),
-        row("tests", "tests/kernels", passed=9, skipped=0),
+        row("tests", "tests/execution/kernels", passed=9, skipped=0),
         *(row("parity", key, mel=1e-4) for key in keys),
         chunk(1, 25, 0.0, 9.0),
         *(chunk(64, 100, spoken_s, 256.0) for spoken_s in PLANNED.histories),
@@ -141,7 +141,7 @@ def test_faults_are_named() -> None:
     content["rows"].append(row("rehearsal of recovery", ON_PURPOSE, problem="device-side assert"))
     content["sections"].append({"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0})
     assert faults(content) == [
-        "tests: tests/kernels: 1 failed, tests/a.py::test_b",
+        "tests: tests/execution/kernels: 1 failed, tests/a.py::test_b",
         "streams: its process ended with SIGKILL",
     ]
 

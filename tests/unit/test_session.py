@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.unit.material import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamClosedError, StreamConfig
-from token2wav.engines.base import FlowChunk
+from token2wav.execution.stages import FlowChunk
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.accumulator import TokenAccumulator
 from token2wav.streaming.hops import HopSchedule

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
 
 Storage = Literal["float32", "float16", "int8"]
 Pages = slice | torch.Tensor  # numbers of pages: a slice where they follow one another, else (n,) on the cache's device

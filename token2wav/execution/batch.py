@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.block_table import HEADER
-from token2wav.flow.dit import CONTEXT_FRAMES
-from token2wav.flow_config import EstimatorConfig
+from token2wav.networks.configs import EstimatorConfig
+from token2wav.networks.dit import CONTEXT_FRAMES
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution import block_table
 from token2wav.execution.batch import Batch
 from token2wav.execution.step import StepFunction, Velocity
-from token2wav.flow.dit import DiT
-from token2wav.flow.flow import Flow
-from token2wav.flow.masks import attention_bias
-from token2wav.flow.solver import OdeTables
-from token2wav.flow.step import CachedStep
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.dit import DiT
+from token2wav.networks.dit_step import CachedStep
+from token2wav.networks.masks import attention_bias
+from token2wav.networks.ode import OdeTables
 
 
 class StepGraph(Protocol):

@@ -17,9 +17,9 @@ from token2wav.execution.kernels.cache_writes import store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.step import StepFunction, Velocity
-from token2wav.flow.dit import DiTBlock, Rope
-from token2wav.flow.flow import Flow
-from token2wav.flow.solver import OdeTables
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.dit import DiTBlock, Rope
+from token2wav.networks.ode import OdeTables
 
 
 class KernelStep(StepFunction):

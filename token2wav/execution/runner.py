@@ -10,8 +10,8 @@ import torch
 
 from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states
 from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.groups import in_groups
 from token2wav.execution.step import StepFunction
-from token2wav.groups import in_groups
 
 
 class Runner:

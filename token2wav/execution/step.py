@@ -9,8 +9,8 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.flow.flow import Flow
-from token2wav.flow.solver import OdeTables
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
 

@@ -14,7 +14,7 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution import block_table
 from token2wav.execution.batch import Batch, Block
 from token2wav.execution.step import StepFunction, Velocity
-from token2wav.flow.dit import CONTEXT_FRAMES, Attend, Convolution
+from token2wav.networks.dit import CONTEXT_FRAMES, Attend, Convolution
 
 
 class TorchStep(StepFunction):

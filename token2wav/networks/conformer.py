@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.flow.frontend import PreLookahead
-from token2wav.flow.masks import BlockMask, attention_bias
+from token2wav.networks.lookahead import PreLookahead
+from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.streaming import WHOLE, Piece, Streaming, causal_conv
 
 RATIO = 2  # frames of a token

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.flow.dit import Memory, Modulation, modulated_norm
+from token2wav.networks.dit import Memory, Modulation, modulated_norm
 from token2wav.networks.unet import CausalConv
 
 _TIME_DIM = 256

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.flow.dit import Memory
-from token2wav.flow.masks import BlockMask, attention_bias
+from token2wav.networks.dit import Memory
+from token2wav.networks.masks import BlockMask, attention_bias
 
 _KERNEL = 3
 _TIME_SCALE = 1000.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk
-from token2wav.flow_config import FlowConfig
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice3.config import FlowConfig
 
 
 class TokenAccumulator:

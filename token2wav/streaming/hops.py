@@ -7,7 +7,7 @@ from typing import Literal
 
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
-from token2wav.engines.device import check_device, entered
 from token2wav.errors import EngineError
+from token2wav.execution.device import check_device, entered
+from token2wav.execution.stages import FlowChunk, FlowEngine, MelChunk, VocoderEngine
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.hops import HopSchedule
 from token2wav.streaming.session import AudioChunk, Session

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.engines.base import FlowChunk
 from token2wav.errors import InputError, StreamClosedError
+from token2wav.execution.stages import FlowChunk
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.accumulator import TokenAccumulator
 from token2wav.streaming.hops import HopSchedule

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from token2wav.config import ServerConfig, load_server_config
-from token2wav.engines.base import FlowEngine, VocoderEngine
 from token2wav.errors import ConfigError
+from token2wav.execution.stages import FlowEngine, VocoderEngine
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
 from token2wav_server.model_process import told_if_slow

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, FlowEngine, MelChunk, VocoderEngine
 from token2wav.errors import EngineError, StreamClosedError
+from token2wav.execution.stages import FlowChunk, FlowEngine, MelChunk, VocoderEngine
 from token2wav.voice import Voice
 
 Output = NDArray[np.float32]

@@ -15,7 +15,6 @@ import torch
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import (
     EngineError,
     InputError,
@@ -23,7 +22,8 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.flow_config import FlowConfig
+from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
 from token2wav.streaming.session import AudioChunk
 from token2wav.voice import Voice

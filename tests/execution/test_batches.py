@@ -1,0 +1,78 @@
+"""Chunks of many streams in one batch equal the same chunks alone, however they are packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.execution.rig import Parts, Utterance, a_voice, flow_mel, off, run_together, some_tokens
+from tests.support.packing import pad_batches
+from token2wav import StreamConfig
+from token2wav.execution.backends import exported_buckets
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.streaming.hops import HopSchedule
+from token2wav.streaming.session import Session
+
+BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
+PREPARED = exported_buckets(longest=4, most_past=8, most_streams=4)
+
+UTTERANCES: list[list[Utterance]] = [
+    [(0, 30), (0, 30)],
+    [(0, 200), (25, 40), (41, 7), (75, 130)],
+    [(28, 1), (53, 175), (0, 99), (1, 26), (99, 60)],
+]
+
+
+@pytest.fixture(params=["row", "packed", "prepared"])
+def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
+    if request.param == "row":
+        return parts.incremental()
+    return pad_batches(parts.incremental(), PREPARED if request.param == "prepared" else [])
+
+
+@pytest.mark.parametrize("utterances", UTTERANCES)
+def test_a_batch_equals_its_streams_alone(
+    parts: Parts, batching: CachedFlowEngine, utterances: list[Utterance]
+) -> None:
+    together = run_together(parts, batching, utterances)
+    for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
+        alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
+        assert off(mel, alone) <= BATCHED
+
+
+@pytest.mark.parametrize("left_blocks", [0, 1, 3])
+def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_blocks: int) -> None:
+    for engine in (parts.incremental(left_blocks=left_blocks), pad_batches(parts.incremental(left_blocks=left_blocks))):
+        together = run_together(parts, engine, UTTERANCES[1])
+        for seed, ((prompt, length), mel) in enumerate(zip(UTTERANCES[1], together, strict=True)):
+            assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
+
+
+def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlowEngine) -> None:
+    config, healthy = parts.config, a_voice(28)
+    schedule = HopSchedule.of(StreamConfig(), config.flow)
+    sessions = [Session(healthy, config, schedule, batching.open(healthy), 0) for _ in range(3)]
+    with torch.inference_mode():
+        batching._streams[sessions[1].flow_handle].conv_state.fill_(torch.nan)
+    for length, session in zip((60, 140, 60), sessions, strict=True):
+        session.push(some_tokens(length))
+        session.end()
+    for _ in range(2):  # what it left in pages for padding must not reach the second batch
+        chunks = [session.next_chunk() for session in sessions]
+        mels = batching.advance([(s.flow_handle, c) for s, c in zip(sessions, chunks, strict=True) if c])
+        assert [bool(torch.isfinite(mel).all()) for mel in mels] == [True, False, True]
+        for session, chunk in zip(sessions, chunks, strict=True):
+            assert chunk is not None
+            session.sent(chunk, np.empty(0, np.float32))
+    for session in sessions:
+        batching.close(session.flow_handle)
+
+
+def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:
+    assert BatchSize(1, 2, 3).fits(BatchSize(1, 2, 3))
+    assert not BatchSize(1, 2, 4).fits(BatchSize(4, 2, 3))
+    assert exported_buckets(4, 9, 3) == [
+        BatchSize(streams, length, past) for streams in (1, 2, 4) for length in (1, 2, 4) for past in (4, 8, 16)
+    ]

@@ -1,0 +1,292 @@
+"""The incremental flow engine: every chunk costs only itself.
+
+Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
+prompt are computed once per voice and shared. The result is that of `RecomputeFlowEngine` up to float rounding. This
+module decides what is kept and for whom; the arithmetic is a `Runner`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.prefix_cache import Prefix, PrefixCache
+from token2wav.cache.stream_blocks import StreamBlocks
+from token2wav.errors import EngineError, StreamClosedError
+from token2wav.execution.batch import ChunkInput
+from token2wav.execution.groups import in_groups
+from token2wav.execution.handles import HandleTable
+from token2wav.execution.recompute import RecomputeFlowEngine
+from token2wav.execution.runner import Runner
+from token2wav.execution.stages import CacheUsage, FlowChunk
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.dit import CONTEXT_FRAMES
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.noise import FlowNoise
+from token2wav.voice import Voice
+
+_PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """Prefix that all streams of a voice and a number of ODE steps share."""
+
+    conv_state: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
+    prompt_mel: torch.Tensor  # (bands, 2 P)
+    speaker: torch.Tensor  # (bands,)
+    pages: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One utterance."""
+
+    voice: Voice
+    steps: int
+    prefix: Prefix[_Prompt]
+    prompt: _Prompt
+    blocks: StreamBlocks
+    conv_state: torch.Tensor
+    next_frame: int
+    tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
+    recomputing: int | None = None  # handle in the recompute engine, once it had to
+    busy: bool = False
+    closed: bool = False
+
+
+class CachedFlowEngine:
+    """Incremental flow on a CPU or a CUDA device.
+
+    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
+    its pages back and goes on by recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed
+    number of pages, all taken when it opens.
+
+    Args:
+        flow: on the device that is to be used.
+        noise: of the flow.
+        runners: compute chunks, by number of ODE steps; the usual number comes first.
+        cache: of keys and values, the same that all of them use.
+        recompute: for streams that the pool has no room for, and for whole utterances.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        keep_prompt: whether the prompt's stay visible.
+        longest_hop: tokens of the longest hop that streams will take.
+        tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        noise: FlowNoise,
+        runners: Mapping[int, Runner],
+        cache: PagedKVCache,
+        recompute: RecomputeFlowEngine,
+        *,
+        left_blocks: int = -1,
+        keep_prompt: bool = True,
+        longest_hop: int = 100,
+        tail: Literal["streaming", "full"] = "streaming",
+    ) -> None:
+        self._flow = flow
+        self._device = flow.spk_embed_affine_layer.weight.device
+        self._noise = noise.to(self._device)
+        self._runners = dict(runners)
+        self._usual = next(iter(runners))
+        self._recompute = recompute
+        self._left_blocks = left_blocks
+        self._keep_prompt = keep_prompt
+        self._longest_hop = longest_hop
+        self._tail = tail
+        self._keeps_tokens = left_blocks < 0 or tail == "full"
+        self._layout = cache.layout
+        self.pool = BlockPool(cache.pages)
+        self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._streams: HandleTable[_Stream] = HandleTable()
+        self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        prefixes = self.prefixes
+        return CacheUsage(
+            capacity=self.pool.capacity,
+            used=self.pool.used,
+            shared=prefixes.pages,
+            page_bytes=self._layout.page_bytes,
+            prompt_hits=prefixes.acquired - prefixes.computed,
+            prompt_misses=prefixes.computed,
+        )
+
+    @torch.inference_mode()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        steps = steps or self._usual
+        prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
+        prompt = prefix.content
+        assert prompt is not None
+        kept = len(prompt.pages) if self._keep_prompt else 0
+        mask = BlockMask(self._layout.block_frames, self._left_blocks, kept)
+        try:
+            blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
+        except BaseException:
+            self.prefixes.release(prefix)
+            raise
+        next_frame = len(prompt.pages) * self._layout.block_frames
+        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, prompt.conv_state.clone(), next_frame))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        streams = self._enter([handle for handle, _ in batch])
+        try:
+            return self._advance(streams, [chunk for _, chunk in batch])
+        finally:
+            self._leave(streams)
+
+    def close(self, handle: int) -> None:
+        stream = self._streams.remove(handle)
+        if stream is None:
+            return
+        with self._lock:
+            stream.closed = True
+            busy = stream.busy
+        if not busy:  # else another thread still writes to its pages, and releases them when it is done
+            self._release(stream)
+
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
+
+    def _reserved_blocks(self) -> int:
+        """Pages to take for a stream before it starts: for its first chunk, or all it will ever need."""
+        if self._left_blocks < 0:
+            return 3
+        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the look-ahead tokens.
+        return max(1, self._left_blocks) + self._longest_hop // self._flow.config.block_tokens + 2
+
+    def _enter(self, handles: list[int]) -> list[_Stream]:
+        """The streams of a batch; until `_leave`, who closes one leaves its pages to this thread."""
+        streams = [self._streams[handle] for handle in handles]
+        with self._lock:
+            if any(stream.closed for stream in streams):
+                raise StreamClosedError("stream: it was cancelled")
+            for stream in streams:
+                stream.busy = True
+        return streams
+
+    def _leave(self, streams: list[_Stream]) -> None:
+        with self._lock:
+            for stream in streams:
+                stream.busy = False
+            closed = [stream for stream in streams if stream.closed]
+        for stream in closed:
+            self._release(stream)
+
+    def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
+        inputs = [self._next_input(*each) for each in zip(streams, chunks, self._conditions(chunks), strict=True)]
+        ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
+        computed = iter(in_groups(ready, lambda each: each[0], self._run))
+        mels = []
+        for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
+            mel = self._recomputed(stream, chunk) if given is None else next(computed)
+            stream.next_frame += mel.shape[1]
+            if given is not None:
+                stream.blocks.forget_unseen()
+                if self._keeps_tokens:
+                    stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+            mels.append(mel)
+        return mels
+
+    def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
+        """Mels of chunks with as many steps."""
+        return self._runners[alike[0][0]].run([given for _, given in alike])
+
+    def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
+        """Input of a chunk's computation, or None if the stream must go on without the cache."""
+        first_frame = self._flow.config.token_mel_ratio * chunk.start
+        if stream.next_frame != first_frame:
+            raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
+        if stream.recomputing is not None or (chunk.last and self._tail == "full"):
+            return None
+        try:
+            return self._input(chunk, mu, stream.prompt, stream.blocks, stream.conv_state)
+        except OutOfBlocksError:
+            return None
+
+    def _input(
+        self, chunk: FlowChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
+    ) -> ChunkInput:
+        """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
+        start, frames = self._flow.config.token_mel_ratio * chunk.start, mu.shape[1]
+        cond = torch.zeros_like(mu)
+        given = prompt.prompt_mel[:, start : start + frames]
+        cond[:, : given.shape[1]] = given
+        tables = blocks.extend(-(-frames // self._layout.block_frames))
+        noise = self._noise.window(start, start + frames)
+        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state)
+
+    def _conditions(self, chunks: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        """Conditions (bands, frames) that the tokens of every chunk make."""
+        if self._device.type == "cpu":
+            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
+            return [self._conditions_alike([chunk])[0] for chunk in chunks]
+        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._conditions_alike)
+
+    def _conditions_alike(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
+        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self._device)
+        return list(self._flow.conditions(tokens, left=alike[0].left, last=alike[0].last))
+
+    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
+        """Computes the blocks that lie wholly in a prompt."""
+        config, size = self._flow.config, self._flow.config.block_tokens
+        state = (self._layout.steps, 2, self._layout.branches, config.estimator.dim, CONTEXT_FRAMES)
+        prompt = _Prompt(
+            conv_state=torch.zeros(state, device=self._device),
+            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
+            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+        )
+        prefix = config.prefix_tokens(len(voice.prompt_tokens))
+        # A prompt that stays in view sees itself whole.
+        mask = BlockMask(self._layout.block_frames, -1 if self._keep_prompt else self._left_blocks)
+        blocks = StreamBlocks(self.prefixes, [], mask, prefix // size)
+        try:
+            for start in range(0, prefix, _PREFILL_BLOCKS * size):
+                stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_len, start)
+                window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
+                chunk = FlowChunk(window, left, start, stop, last=False)
+                [mu] = self._conditions([chunk])
+                self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
+        except BaseException:
+            blocks.release()
+            raise
+        prompt.pages = blocks.own
+        return prompt
+
+    def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
+        if stream.recomputing is None:
+            stream.recomputing = self._start_over(stream, chunk)
+        [mel] = self._recompute.advance([(stream.recomputing, chunk)])
+        return mel
+
+    def _start_over(self, stream: _Stream, chunk: FlowChunk) -> int:
+        """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
+        stream.blocks.release()
+        prefix = self._flow.config.prefix_tokens(len(stream.voice.prompt_tokens))
+        ahead = chunk.tokens[chunk.left :][: self._flow.config.pre_lookahead_len]
+        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
+        stream.tokens.clear()
+        return self._recompute.resume(stream.voice, tokens if chunk.start else None, stream.steps)
+
+    def _release(self, stream: _Stream) -> None:
+        """Gives back all that a stream holds: its one end."""
+        stream.blocks.release()
+        self.prefixes.release(stream.prefix)
+        if stream.recomputing is not None:
+            self._recompute.close(stream.recomputing)

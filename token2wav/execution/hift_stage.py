@@ -1,0 +1,47 @@
+"""HiFT in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.vocoder import PieceShape, StreamingVocoderEngine
+from token2wav.networks.hift import Decode, HiFT
+from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks.source import Phase
+from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.streaming import Piece
+
+
+class HiFTEngine(StreamingVocoderEngine):
+    """Streaming engine of HiFT.
+
+    Args:
+        hift: on the device that is to be used.
+        noise: of the harmonic source.
+        phase: rounding of the source's phase, see `StreamConfig`.
+        decode: runs `HiFT.decode` inside of streams on another backend than torch.
+        shapes, graphs: see `StreamingVocoderEngine`.
+    """
+
+    def __init__(
+        self,
+        hift: HiFT,
+        noise: SourceNoise,
+        phase: Phase = "exact",
+        decode: Decode | None = None,
+        *,
+        shapes: Sequence[PieceShape] = (),
+        graphs: GraphPool | None = None,
+    ) -> None:
+        self._hift, self._source_noise, self._phase, self._decode = hift, noise, phase, decode
+        super().__init__(hift, NoiseTable(noise, hift.m_source), shapes=shapes, graphs=graphs)
+
+    def _run(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece) -> torch.Tensor:
+        decode = None if piece.first or piece.beyond else self._decode
+        return self._hift(mel, noise, piece, self._phase, decode)
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return self._hift.vocode(mel[None].to(self._hift.device), self._source_noise, phase=self._phase)[0]

@@ -1,0 +1,1 @@
+"""Families of models: how published folders become stages."""

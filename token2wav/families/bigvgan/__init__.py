@@ -1,0 +1,1 @@
+"""BigVGAN, the vocoder of other families: its folder and weights."""

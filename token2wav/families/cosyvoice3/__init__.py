@@ -1,0 +1,1 @@
+"""CosyVoice3: its folder, the flow on a DiT, and HiFT."""

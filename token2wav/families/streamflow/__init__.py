@@ -1,0 +1,1 @@
+"""StreamFlow: its folder, and the flow under block-wise guided attention."""
