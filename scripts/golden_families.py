@@ -50,10 +50,10 @@ def drawn_source() -> Iterator[None]:
 
     def rand(*shape: Any, **_: Any) -> torch.Tensor:
         size = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return torch.from_numpy(np.random.default_rng([SEED, 5]).random(tuple(size))).float()
+        return torch.from_numpy(np.random.default_rng([SEED, 5]).random(tuple(size)))
 
     def randn_like(other: torch.Tensor, **_: Any) -> torch.Tensor:
-        return _drawn(6, *other.shape)
+        return _drawn(6, *other.shape).to(other)
 
     with patch("torch.rand", rand), patch("torch.randn_like", randn_like):
         yield
@@ -91,11 +91,15 @@ def velocities(flow: Any, mu: torch.Tensor, given: Golden, **more: Any) -> torch
 
 
 def vocoded(hift: Any, mel: torch.Tensor) -> Golden:
-    """What a vocoder makes of the first frames of a mel."""
+    """What a vocoder makes of the first frames of a mel, in double precision: its phase has 1e4 rad soon."""
     mel = mel[:, :, :_VOCODED].contiguous()
+    hift.double().stft_window = hift.stft_window.double()
+    torch.set_default_dtype(torch.float64)
     with drawn_source():
-        audio, source = (getattr(hift, "inference", None) or hift)(mel)
-    return {"vocoder_mel": mel, "f0": hift.f0_predictor(mel), "source": source, "audio": audio}
+        audio, source = (getattr(hift, "inference", None) or hift)(mel.double())
+    torch.set_default_dtype(torch.float32)
+    f0 = hift.f0_predictor(mel.double())
+    return {"vocoder_mel": mel, "f0": f0.float(), "source": source.float(), "audio": audio.float()}
 
 
 def _lengths(given: Golden) -> dict[str, torch.Tensor]:

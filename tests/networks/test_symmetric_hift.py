@@ -41,8 +41,18 @@ CONFIG = HiFTConfig(
 
 @pytest.fixture(scope="module")
 def hift() -> HiFT:
+    return frozen(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def sampled() -> HiFT:
+    """One whose source turns sample by sample."""
+    return frozen(replace(CONFIG, sample_phase=True))
+
+
+def frozen(config: HiFTConfig) -> HiFT:
     torch.manual_seed(3)
-    hift = HiFT(CONFIG)
+    hift = HiFT(config)
     torch.nn.init.constant_(hift.f0_predictor.classifier.bias, 120)
     torch.nn.init.normal_(hift.f0_predictor.classifier.weight, std=60)
     hift.freeze()
@@ -76,7 +86,9 @@ def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequenc
 
 
 @pytest.mark.parametrize("stops", [(30, 60), (22, 23, 40, 60), (60,)], ids=str)
-def test_pieces_give_the_whole(hift: HiFT, stops: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("source", ["hift", "sampled"])
+def test_pieces_give_the_whole(source: str, stops: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    hift: HiFT = request.getfixturevalue(source)
     mel, noise = torch.randn(1, BANDS, FRAMES), torch.randn(FRAMES * FRAME_SAMPLES)
     whole = hift(mel, noise)
     assert whole.shape == (1, FRAMES * FRAME_SAMPLES)

@@ -149,6 +149,7 @@ class HiFTConfig:
     Attributes:
         causal: whether only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
             is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
+        sample_phase: whether that phase turns sample by sample, each frame's by its own F0.
     """
 
     in_channels: int
@@ -171,9 +172,10 @@ class HiFTConfig:
     conv_pre_look_right: int
     f0_channels: int
     causal: bool = True
+    sample_phase: bool = False
 
     def __post_init__(self) -> None:
-        all_positive(self, "hift", zero_too=("causal",))
+        all_positive(self, "hift", zero_too=("causal", "sample_phase"))
         stages = len(self.upsample_rates)
         for name in ("upsample_rates", "resblock_kernel_sizes"):
             if not getattr(self, name):

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.f0 import F0Predictor
-from token2wav.networks.source import HarmonicSource, Phase, SmoothSource
+from token2wav.networks.source import HarmonicSource, Phase, SampleSource, SmoothSource
 from token2wav.networks.source_noise import SourceNoise
 from token2wav.networks.stft import Analysis, Synthesis
 from token2wav.networks.streaming import (
@@ -152,7 +152,7 @@ class HiFT(nn.Module):
         channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
         look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
         self.f0_predictor = F0Predictor(config)
-        source = HarmonicSource if config.causal else SmoothSource
+        source = HarmonicSource if config.causal else SampleSource if config.sample_phase else SmoothSource
         self.m_source = source(config, self.f0_predictor.delayed)
         # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))

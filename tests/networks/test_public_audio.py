@@ -1,0 +1,70 @@
+"""HiFT of other families against the audio that their public code computed, in double precision, of the same mel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.random_weights import SEED, fill
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
+from token2wav.networks.source import SampleSource
+
+TOLERANCE = 1e-4
+
+
+def published(golden: FamilyGolden) -> HiFT:
+    """Vocoder with the published sizes but for its widths."""
+    channels, f0_channels = golden.sizes["vocoder"]
+    config = HiFTConfig(
+        in_channels=80,
+        base_channels=channels,
+        nb_harmonics=8,
+        sampling_rate=24000,
+        nsf_alpha=0.1,
+        nsf_sigma=0.003,
+        nsf_voiced_threshold=10,
+        upsample_rates=(8, 5, 3),
+        upsample_kernel_sizes=(16, 11, 7),
+        n_fft=16,
+        hop_len=4,
+        resblock_kernel_sizes=(3, 7, 11),
+        resblock_dilation_sizes=((1, 3, 5),) * 3,
+        source_resblock_kernel_sizes=(7, 7, 11),
+        source_resblock_dilation_sizes=((1, 3, 5),) * 3,
+        lrelu_slope=0.1,
+        audio_limit=0.99,
+        conv_pre_look_right=3,
+        f0_channels=f0_channels,
+        causal=False,
+        sample_phase=golden.family == "chatterbox",
+    )
+    hift = fill(HiFT(config))
+    hift.freeze()
+    return hift
+
+
+def drawn(hift: HiFT, samples: int) -> torch.Tensor:
+    """Random numbers as `scripts/golden_families.py` draws them; those where harmonics begin go into the source."""
+    harmonics, random = hift.config.nb_harmonics + 1, np.random.default_rng([SEED, 6])
+    if not isinstance(hift.m_source, SampleSource):
+        return torch.from_numpy(random.standard_normal((samples, harmonics))).float()
+    begins = torch.from_numpy(np.random.default_rng([SEED, 5]).random(harmonics)) - 0.5
+    begins[0] = 0
+    hift.m_source.begins.copy_(begins)
+    return torch.from_numpy(random.standard_normal((harmonics, samples)).T).float()
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize("family", ["cosyvoice2", "stepaudio2", "chatterbox"])
+def test_public_audio(family: str, size: str) -> None:
+    golden = FamilyGolden(family, size)
+    hift, mel = published(golden), golden["vocoder_mel"][None]
+    noise = hift.m_source.merged(drawn(hift, golden["audio"].numel()))
+    f0 = hift.f0_predictor(mel)
+    torch.testing.assert_close(f0[0].float(), golden["f0"], atol=TOLERANCE, rtol=0)
+    source = hift.m_source(f0, noise)
+    torch.testing.assert_close(source[0], golden["source"], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(hift(mel, noise)[0], golden["audio"], atol=TOLERANCE, rtol=0)
