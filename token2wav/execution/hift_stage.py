@@ -23,7 +23,7 @@ class HiFTEngine(StreamingVocoderEngine):
         noise: of the harmonic source.
         phase: rounding of the source's phase, see `StreamConfig`.
         decode: runs `HiFT.decode` inside of streams on another backend than torch.
-        shapes, graphs: see `StreamingVocoderEngine`.
+        shapes, graphs, hold_frames: see `StreamingVocoderEngine`.
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class HiFTEngine(StreamingVocoderEngine):
         *,
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
+        hold_frames: int = 0,
     ) -> None:
         self._hift, self._source_noise, self._phase, self._decode = hift, noise, phase, decode
-        super().__init__(hift, NoiseTable(noise, hift.m_source), shapes=shapes, graphs=graphs)
+        table = NoiseTable(noise, hift.m_source)
+        super().__init__(hift, table, shapes=shapes, graphs=graphs, hold_frames=hold_frames)
 
     def _run(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece) -> torch.Tensor:
         decode = None if piece.first or piece.beyond else self._decode
