@@ -44,26 +44,26 @@ def measure(model: Token2Wav, name: str, streams: int, repeats: int) -> Cost:
     pipeline, voice = model.pipeline, prompt(PROMPT_TOKENS)
     flow_ms, vocoder_ms = [], []
     for _ in range(repeats):
-        sessions = [pipeline.open(voice) for _ in range(streams)]
+        opened = [(pipeline.flow.open(voice), pipeline.vocoder.open()) for _ in range(streams)]
+        chunker = pipeline.request(voice).chunker  # of all of them
         for number in range(_HISTORY_HOPS + 1):
-            for session in sessions:
-                session.push(np.arange(HOP if number else HOP + LOOKAHEAD))
-            chunks = [session.next_chunk() for session in sessions]
+            chunker.push(np.arange(HOP if number else HOP + LOOKAHEAD, dtype=np.int32))
+            chunk = chunker.next_chunk
+            assert chunk is not None
             start = time.thread_time()
-            mels = pipeline.flow.advance([(s.flow_handle, c) for s, c in zip(sessions, chunks, strict=True) if c])
+            mels = pipeline.flow.advance([(flow, chunk) for flow, _ in opened])
             between = time.thread_time()
-            audio = pipeline.vocoder.advance(
-                [(s.vocoder_handle, MelChunk(mel, last=False)) for s, mel in zip(sessions, mels, strict=True)]
+            pipeline.vocoder.advance(
+                [(vocoder, MelChunk(mel, last=False)) for (_, vocoder), mel in zip(opened, mels, strict=True)]
             )
             end = time.thread_time()
-            for session, chunk, samples in zip(sessions, chunks, audio, strict=True):
-                if chunk:
-                    session.sent(chunk, samples.numpy())
+            chunker.computed()
         per_second = 1000 / streams / (HOP / RATE)
         flow_ms.append((between - start) * per_second)
         vocoder_ms.append((end - between) * per_second)
-        for session in sessions:
-            pipeline.close(session)
+        for flow, vocoder in opened:
+            pipeline.flow.close(flow)
+            pipeline.vocoder.close(vocoder)
     return Cost(name, streams, round(min(flow_ms), 2), round(min(vocoder_ms), 2))
 
 
@@ -79,9 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for name in options.models:
             folder = random_model(Path(temporary) / name, SIZES[name])
-            model = Token2Wav.load(
-                folder, stream=StreamConfig(hop="fixed"), runtime=RuntimeConfig(device="cpu", threads=1)
-            )
+            model = Token2Wav.load(folder, stream=StreamConfig(hop="fixed"), runtime=RuntimeConfig(device="cpu"))
             for streams in options.streams:
                 cost = measure(model, name, streams, options.repeats)
                 costs.append(cost)

@@ -1,8 +1,8 @@
 """Flood test: a listener at the pace of speech is measured before and while others send long utterances at once.
 
 Starts a real tritonserver, speaks a paced utterance alone and then beside the long ones, and prints the silences that a
-player heard. Nothing is saved: the figures in docs/architecture.md are replayed by `tests/unit/test_policy.py`, whose
-clock no other program can disturb.
+player heard. Nothing is saved: the figures in docs/architecture.md are replayed by `tests/serving/test_policy.py`,
+whose clock no other program can disturb.
 
     .venv/bin/python -m benchmarks.flood --model small
 """

@@ -41,7 +41,7 @@ from benchmarks.gpu.sections import SECTIONS  # noqa: E402
 from benchmarks.gpu.settings import REHEARSAL, RESULTS, SLICES, Settings  # noqa: E402
 from benchmarks.gpu.worker import LOG, Results, run_section  # noqa: E402
 from benchmarks.models import TEMPLATE, model_folder  # noqa: E402
-from token2wav.config_values import from_mapping  # noqa: E402
+from token2wav.config.values import from_mapping  # noqa: E402
 from token2wav.errors import ConfigError  # noqa: E402
 from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
 

@@ -24,27 +24,24 @@ from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import BIGVGAN_16K, SIZES, STREAMFLOW, random_model, streamflow_model
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav import StreamConfig, Token2Wav, Voice
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 PROMPT_TOKENS = 75  # 3 s
 WINDOWED = "incremental, left_blocks=8"
-MODES: dict[str, tuple[StreamConfig, RuntimeConfig]] = {
-    "incremental": (StreamConfig(), RuntimeConfig()),
-    WINDOWED: (StreamConfig(left_blocks=8), RuntimeConfig()),
-    "recompute": (StreamConfig(), RuntimeConfig(incremental=False)),
+MODES: dict[str, StreamConfig] = {
+    "incremental": StreamConfig(),
+    WINDOWED: StreamConfig(left_blocks=8),
+    "recompute": StreamConfig(reference=True),
 }
 
 GUIDED = "streamflow"
-GUIDED_MODES: dict[str, tuple[StreamConfig, RuntimeConfig]] = {
-    "windows, reach: evaluation": (StreamConfig(), RuntimeConfig()),
-    "windows, reach: solution": (StreamConfig(reach="solution"), RuntimeConfig()),
-}
+GUIDED_MODES = {"windows": StreamConfig()}
 
 
-def modes_of(model: str) -> dict[str, tuple[StreamConfig, RuntimeConfig]]:
+def modes_of(model: str) -> dict[str, StreamConfig]:
     return GUIDED_MODES if model.startswith(GUIDED) else MODES
 
 
@@ -103,8 +100,7 @@ def rss_mib() -> float:
 
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
-    stream_config, runtime = modes_of(name)[mode]
-    model = Token2Wav.load(folder, stream=stream_config, runtime=runtime)
+    model = Token2Wav.load(folder, stream=modes_of(name)[mode])
     voice = prompt(0 if model.config.flow.guided else PROMPT_TOKENS)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
@@ -135,9 +131,9 @@ def median_run(runs: list[Run]) -> Run:
     return middle
 
 
-def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any]:
+def first_packet(folder: Path, prompt_tokens: int) -> dict[str, Any]:
     """Measures how many tokens a first chunk waits for, and what it costs once they are there."""
-    model = Token2Wav.load(folder, stream=StreamConfig(align_prompt=align))
+    model = Token2Wav.load(folder)
     voice, tokens = prompt(prompt_tokens), np.random.default_rng(0).integers(0, 6561, 100)
     waited, costs = 0, []
     for _ in range(7):
@@ -150,7 +146,6 @@ def first_packet(folder: Path, prompt_tokens: int, align: bool) -> dict[str, Any
     compute = statistics.median(costs[1:])
     return {
         "prompt_tokens": prompt_tokens,
-        "align_prompt": align,
         "tokens_needed": waited,
         "compute_ms": round(1000 * compute, 1),
         "latency_at_25_tokens_per_second_ms": round(1000 * (waited / 25 + compute)),
@@ -224,8 +219,8 @@ def main() -> None:
         first, last = options.models[0], options.models[-1]
         endless = next(iter(GUIDED_MODES)) if first == GUIDED else WINDOWED
         jobs.append((folders[first], f"{first}, endless", endless, options.endless))
-        prompts = [(0, False)] if last == GUIDED else [(n, align) for n in (75, 80, 99) for align in (False, True)]
-        cases = [(folders[last], *case) for case in prompts]
+        prompts = [0] if last == GUIDED else [75, 80, 99]
+        cases = [(folders[last], tokens) for tokens in prompts]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             repetitions: list[list[Run]] = [[] for _ in jobs]

@@ -82,12 +82,11 @@ def variants(parent: Path, size: str) -> list[Variant]:
 
 
 def _stream(variant: Variant) -> StreamConfig:
-    """Returns settings with hops of a second, two and four, or as near to that as attention blocks are."""
-    block_s = ModelConfig.read(variant.folder).block_seconds
+    """Returns settings with hops up to four seconds, or as near to that as attention blocks are."""
+    config = ModelConfig.read(variant.folder)
     return StreamConfig(
         steps=(variant.steps,),
-        hop_ms=1000 * block_s * round(1 / block_s),
-        max_hop_ms=1000 * block_s * round(4 / block_s),
+        max_hop_tokens=config.flow.block_tokens * round(4 / config.block_seconds),
     )
 
 

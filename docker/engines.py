@@ -105,7 +105,7 @@ def folder(root: Path) -> Path:
 def build(root: Path, model: Path, config_file: Path | None) -> int:
     """Builds what this machine's server would use and finds neither whole nor up to date."""
     config = load_server_config(config_file)
-    if config.runtime.engine == "torch" or not config.runtime.incremental:
+    if config.runtime.engine == "torch" or config.stream.reference:
         return _nothing("the settings ask for torch")
     try:
         machine = Machine.own()

@@ -16,10 +16,10 @@ from token2wav.execution.device import device_named, entered
 from token2wav.execution.stages import FlowEngine, VocoderEngine
 from token2wav.families.cosyvoice3.build import build_engines
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.stream import Stream
-from token2wav.voice import Voice, check_vocabulary, float_array, token_array
+from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.stream import Stream
+from token2wav.voice import Voice, check_steps, float_array
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,7 @@ class Token2Wav:
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(
-            config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
-        )
-        self._align_prompt = stream.align_prompt
+        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
 
     @classmethod
     def load(
@@ -68,13 +65,11 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
-        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
+        config = ModelConfig.read(folder)
+        config.flow.check(stream)  # this and the next refuse what they must before weights load
         HopSchedule.of(stream, config.flow)
         config.allowed_steps(stream.steps)
         device = device_named(runtime.device)
-        if runtime.threads:
-            torch.set_num_threads(runtime.threads)
         with entered(device):
             flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
         model = cls(config, flow_engine, vocoder_engine, stream, engine)
@@ -108,16 +103,8 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice), steps)
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Returns the voice as streams use it: aligned if the configuration says so.
-
-        Raises:
-            InputError: the voice does not fit the model.
-        """
         voice.check(self.config)
-        return voice.aligned(self.config.flow) if self._align_prompt else voice
+        return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
@@ -147,11 +134,10 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens, self.config.flow.token_shape)
-        check_vocabulary("tokens", array, self.config.flow.vocab_size)
+        array = checked_tokens(tokens, self.config.flow)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        self.pipeline.check_steps(steps)
+        check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
             return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 

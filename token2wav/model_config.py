@@ -5,21 +5,19 @@ It is validated here, once, before any weight is read; the rest of the code trus
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive, convert, shown
+from token2wav.config.hyperyaml import HyperYaml
+from token2wav.config.model_node import ModelNode
+from token2wav.config.values import all_positive, convert, shown
 from token2wav.errors import ConfigError
 from token2wav.families.bigvgan.config import check_mel, read_bigvgan
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.cosyvoice3.sections import flow_from, hift_from, streamflow_from
 from token2wav.families.streamflow.config import STREAMFLOW_FILE
-from token2wav.hyperyaml import HyperYaml
 from token2wav.model_folder import Stem, generator_file, weights_file
-from token2wav.model_node import ModelNode
 from token2wav.networks.configs import BigVGANConfig, HiFTConfig, MelSettings, ScheduleConfig
 
 MODEL_FILE = "cosyvoice3.yaml"
@@ -107,16 +105,6 @@ class ModelConfig:
         if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):
             return generator_file(folder / self.vocoder_folder)
         return weights_file(folder, stem)
-
-    def served(self, stream: StreamConfig) -> ModelConfig:
-        """Returns the model as a service uses it: with another attention block, or another reach, if it says so.
-
-        Raises:
-            ConfigError: it says what does not go with the attention of the model.
-        """
-        if self.flow.guided is not None:  # it looks at hops
-            stream = stream.in_tokens(self.token_frame_rate, self.flow.block_tokens)
-        return dataclasses.replace(self, flow=self.flow.served(stream))
 
     @classmethod
     def read(cls, folder: Path) -> ModelConfig:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.errors import InputError
-from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 
 # Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
 # logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
@@ -83,20 +83,11 @@ class Voice:
     def nbytes(self) -> int:
         return self.prompt_tokens.nbytes + self.prompt_mel.nbytes + self.speaker_embedding.nbytes
 
-    def aligned(self, config: FlowConfig) -> Voice:
-        """Returns this voice without the first tokens of its prompt that keep it from ending on an attention block.
-
-        A first chunk then needs one hop and no more. A prompt shorter than a block stays as it is.
-        """
-        extra = len(self.prompt_tokens) % config.block_tokens
-        if not extra or extra == len(self.prompt_tokens):
-            return self
-        mel = self.prompt_mel[extra * config.token_mel_ratio :]
-        return Voice(self.prompt_tokens[extra:], mel, self.speaker_embedding)
-
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
         flow = config.flow
+        if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
+            raise InputError("prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed")
         if self.prompt_tokens.shape[1:] != flow.token_shape:
             raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, flow.token_shape))
         check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)

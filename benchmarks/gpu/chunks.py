@@ -124,7 +124,7 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Chunks as public servers compute them: the whole history anew, one request at a time."""
-    model, _ = load(folder, settings, incremental=False)
+    model, _ = load(folder, settings, StreamConfig(reference=True))
     hop = settings.hops[-1]
     for spoken_s in settings.histories:
         yield chunk_key(1, hop, spoken_s), partial(chunk, model, settings, 1, hop, spoken_s)

@@ -58,7 +58,7 @@ def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictu
     size = flow.estimator.static_chunk_size
     frames = blocks * size
     if flow.guided is None:
-        kept = _PROMPT_BLOCKS if stream.left_blocks >= 0 and stream.keep_prompt else 0
+        kept = _PROMPT_BLOCKS if stream.left_blocks >= 0 else 0
         prompt = f", a prompt of {kept} blocks" if kept else ""
         return {
             f"streaming{prompt}": BlockMask(size, stream.left_blocks, kept).whole(frames),
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is None:
             pictures, size = every_mask(options.blocks)
         else:
-            pictures, size = masks_of(ModelConfig.read(options.model).served(stream).flow, stream, options.blocks)
+            pictures, size = masks_of(ModelConfig.read(options.model).flow, stream, options.blocks)
         draw(pictures, size, options.save)
     except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
@@ -61,7 +61,6 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
     schedule = HopSchedule.of(stream, config.flow)
     if schedule.policy == "lead":
         tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
@@ -77,7 +76,7 @@ def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    config = config.served(load.stream)
+    config.flow.check(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
     block = config.flow.estimator.static_chunk_size

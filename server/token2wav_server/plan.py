@@ -54,7 +54,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = ModelConfig.read(Path(options.model)).served(stream)
+    model = ModelConfig.read(Path(options.model))
     if model.flow.guided is not None:
         raise ConfigError("flow: guided attention keeps nothing in a cache, which is what is planned here")
     rate = model.token_frame_rate

@@ -26,7 +26,7 @@ from token2wav.families.cosyvoice3.weights import modules
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")

@@ -1,4 +1,4 @@
-"""Protocol between Triton and the scheduler: it names tensors and parameters, reads requests and sends answers.
+"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and sends answers.
 
 Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
 the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
-from token2wav.config_values import shown
+from token2wav.config.values import shown
 from token2wav.errors import (
     EngineError,
     ExpiredError,
@@ -32,8 +32,8 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.streaming.session import AudioChunk
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.request import AudioChunk
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.drain import draining

@@ -17,7 +17,7 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
     """Reads the voices of a server, by their names, which are those of their files without the ending.
 
     Raises:
-        ConfigError: naming the file, which cannot be read, does not fit the model or the limits, or has a name that
+        ConfigError: naming the file, which cannot be read, does not fit the model, or has a name that
             cannot be used.
     """
     voices: dict[str, Voice] = {}
@@ -30,7 +30,7 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
                 raise InputError(str(path), f"another voice has the name {name}")
             if _ID.fullmatch(name) or not name.isprintable():
                 raise InputError(str(path), "its name cannot be told from an id, or not be printed")
-            voices[name] = _fitting(path, config.limits.prompt_tokens, model)
+            voices[name] = _fitting(path, model)
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error
     return voices
@@ -42,12 +42,10 @@ def check_voices(config: ServerConfig, folder: Path) -> None:
         voices_in(config, ModelConfig.read(folder))
 
 
-def _fitting(path: Path, most_tokens: int, model: ModelConfig) -> Voice:
+def _fitting(path: Path, model: ModelConfig) -> Voice:
     voice = Voice.load(path)
     try:
         voice.check(model)
-        if (count := len(voice.prompt_tokens)) > most_tokens:
-            raise InputError("prompt_tokens", f"{count}, at most {most_tokens} are allowed (limits.prompt_tokens)")
     except InputError as error:
         raise InputError(str(path), str(error)) from error
     return voice

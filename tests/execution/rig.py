@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,7 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source_noise import SourceNoise
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 2e-5  # of float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
@@ -71,9 +70,7 @@ class Parts:
         *,
         storage: Storage = "float32",
         left_blocks: int = -1,
-        keep_prompt: bool = True,
         longest_hop: int = 100,
-        tail: Literal["streaming", "full"] = "streaming",
         solver: CountingSolver | CheapSolver | None = None,
     ) -> CachedFlowEngine:
         engine = cached_flow_engine(
@@ -83,25 +80,15 @@ class Parts:
             cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
-            keep_prompt=keep_prompt,
             longest_hop=longest_hop,
-            tail=tail,
         )
         if solver is not None:
             solver.watch(engine)
         return engine
 
-    def recompute(
-        self, *, left_blocks: int = -1, keep_prompt: bool = True, tail: Literal["streaming", "full"] = "streaming"
-    ) -> RecomputeFlowEngine:
-        return RecomputeFlowEngine(
-            self.flow,
-            self.flow_noise,
-            {self.config.flow.n_timesteps: self.solver},
-            tail=tail,
-            left_blocks=left_blocks,
-            keep_prompt=keep_prompt,
-        )
+    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlowEngine:
+        solvers = {self.config.flow.n_timesteps: self.solver}
+        return RecomputeFlowEngine(self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""
@@ -218,7 +205,7 @@ class FlowStream:
         self._engine = engine
         self.handle = engine.open(voice)
         schedule = HopSchedule.of(stream or StreamConfig(), config.flow)
-        self._session = Session(voice, config, schedule, self.handle, 0)
+        self._chunker = Chunker(voice.prompt_tokens, config.flow, schedule)
         self._skip = 2 * (len(voice.prompt_tokens) - config.flow.prefix_tokens(len(voice.prompt_tokens)))
         self._mels: list[torch.Tensor] = []
 
@@ -228,20 +215,20 @@ class FlowStream:
         return torch.cat(self._mels, dim=1)[:, self._skip :].numpy()
 
     def push(self, tokens: Tokens) -> FlowStream:
-        self._session.push(tokens)
+        self._chunker.push(tokens)
         return self._run()
 
     def finish(self) -> FlowStream:
-        self._session.end()
+        self._chunker.push(np.empty(0, np.int32), end=True)
         return self._run()
 
     def close(self) -> None:
         self._engine.close(self.handle)
 
     def _run(self) -> FlowStream:
-        while (chunk := self._session.next_chunk()) is not None:
+        while (chunk := self._chunker.next_chunk) is not None:
             self._mels += self._engine.advance([(self.handle, chunk)])
-            self._session.sent(chunk, np.empty(0, np.float32))
+            self._chunker.computed()
         return self
 
 
@@ -297,8 +284,10 @@ def unreferenced_evicted(engine: CachedFlowEngine) -> int:
 def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
     schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
-    voices = [a_voice(prompt) for prompt, _ in utterances]
-    sessions = [Session(voice, parts.config, schedule, engine.open(voice), 0) for voice in voices]
-    tokens = [some_tokens(length, seed) for seed, (_, length) in enumerate(utterances)]
-    mels = mels_together(engine, list(zip(sessions, tokens, strict=True)))
+    streams = []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        chunker = Chunker(voice.prompt_tokens, parts.config.flow, schedule)
+        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
+    mels = mels_together(engine, streams)
     return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.codebook_model import (
-    BLOCK_MS,
     CODEBOOKS,
     SAMPLES_PER_TOKEN,
     VOCABULARY,
@@ -19,6 +18,7 @@ from tests.support.codebook_model import (
     write_model,
 )
 from tests.support.golden import TINY, snr_db
+from tests.support.recomputing import recomputing
 from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
@@ -28,7 +28,6 @@ from token2wav.families.cosyvoice3.weights import check_model_folder, load_flow
 from token2wav.model_config import ModelConfig
 
 MEL, SNR_DB = 2e-5, 60.0
-HOPS = StreamConfig(hop_ms=BLOCK_MS, max_hop_ms=4 * BLOCK_MS)
 CODES = some_codes(75)
 
 
@@ -57,7 +56,7 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
 
 @pytest.mark.parametrize("incremental", [True, False])
 def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    model = Token2Wav.load(folder, stream=HOPS, runtime=RuntimeConfig(incremental=incremental, cache_mib=64))
+    model = Token2Wav.load(folder, runtime=RuntimeConfig(cache_mib=64)) if incremental else recomputing(folder)
     voice = a_voice()
     audio = []
     with model.stream(voice) as stream:
@@ -74,7 +73,7 @@ def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
 
 
 def test_every_code_is_heard(folder: Path) -> None:
-    model, voice = Token2Wav.load(folder, stream=HOPS), a_voice()
+    model, voice = Token2Wav.load(folder), a_voice()
     mel = model.mel(CODES, voice)
     for book in range(CODEBOOKS):
         codes = CODES.copy()
@@ -83,7 +82,7 @@ def test_every_code_is_heard(folder: Path) -> None:
 
 
 def test_what_is_refused(folder: Path) -> None:
-    model, voice = Token2Wav.load(folder, stream=HOPS), a_voice()
+    model, voice = Token2Wav.load(folder), a_voice()
     wrong = CODES.copy()
     wrong[3, 2] = VOCABULARY
     with pytest.raises(InputError, match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49"):
@@ -100,19 +99,12 @@ def test_what_is_refused(folder: Path) -> None:
         Token2Wav.load(TINY).synthesize(CODES, Voice([], np.zeros((0, 80)), np.ones(192)))
 
 
-def test_hops_in_milliseconds_are_those_in_tokens(folder: Path) -> None:
-    config = ModelConfig.read(folder)
-    assert HOPS.in_tokens(12.5, config.flow.block_tokens) == StreamConfig(hop_tokens=12, max_hop_tokens=48)
-    assert StreamConfig().in_tokens(25, 25) == StreamConfig()
-    assert StreamConfig(hop_ms=2000).in_tokens(25, 25).hop_tokens == 50
-    with pytest.raises(ConfigError, match=r"stream\.hop_ms: 1000 is not a multiple of the attention block, 960 ms"):
-        Token2Wav.load(folder, stream=StreamConfig(hop_ms=1000))
-    with pytest.raises(ConfigError, match=r"stream\.hop_ms: -1 is negative"):
-        StreamConfig(hop_ms=-1)
+def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
+    assert ModelConfig.read(folder).flow.hops(StreamConfig()) == (12, 48)
     with pytest.raises(
-        ConfigError, match=r"stream\.hop_tokens: 25 is not a multiple of the attention block, 12 tokens"
+        ConfigError, match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens"
     ):
-        Token2Wav.load(folder, stream=StreamConfig(hop_tokens=25))
+        Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=25))
 
 
 WRONG = {

@@ -19,6 +19,7 @@ from tests.execution.rig import (
     some_tokens,
 )
 from tests.support.golden import TINY, snr_db
+from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cached_flow import CachedFlowEngine
 
@@ -52,12 +53,12 @@ def test_mel_of_every_portioning(parts: Parts, engine: CachedFlowEngine, sizes: 
 @pytest.mark.parametrize(
     "stream",
     [
-        StreamConfig(hop="fixed", hop_tokens=25),
-        StreamConfig(hop="fixed", hop_tokens=50),
-        StreamConfig(hop="growing", hop_tokens=100),
+        StreamConfig(hop="fixed"),
+        StreamConfig(max_hop_tokens=50),
+        StreamConfig(max_hop_tokens=200),
         StreamConfig(hop="lead"),
     ],
-    ids=lambda config: f"{config.hop}-{config.hop_tokens}",
+    ids=lambda config: f"{config.hop}-{config.max_hop_tokens}",
 )
 def test_mel_of_every_schedule(parts: Parts, engine: CachedFlowEngine, stream: StreamConfig) -> None:
     voice, tokens = a_voice(41), some_tokens(160)
@@ -67,13 +68,6 @@ def test_mel_of_every_schedule(parts: Parts, engine: CachedFlowEngine, stream: S
 def test_mel_of_a_long_stream(parts: Parts, engine: CachedFlowEngine) -> None:
     voice, tokens = a_voice(41), some_tokens(430)
     assert off(flow_mel(parts, engine, portions(tokens, [13]), voice), parts.whole(tokens, voice)) <= MEL
-
-
-def test_last_chunk_under_the_full_mask(parts: Parts) -> None:
-    voice, tokens = a_voice(41), some_tokens(70)
-    mel = flow_mel(parts, parts.incremental(tail="full"), [tokens], voice)
-    assert off(mel, flow_mel(parts, parts.recompute(tail="full"), [tokens], voice)) <= MEL
-    assert off(mel, parts.whole(tokens, voice)) > MEL
 
 
 @pytest.mark.parametrize(("prompt", "length"), [(0, 1), (1, 4), (24, 26), (41, 29), (75, 53), (28, 100)])
@@ -106,7 +100,7 @@ def test_any_pushes(parts: Parts, model: RecordedModel, prompt: int, lengths: li
 
 def test_loaded_models_agree_however_they_compute() -> None:
     voice, tokens = a_voice(41), some_tokens(60)
-    models = [Token2Wav.load(TINY, runtime=RuntimeConfig(incremental=each, cache_mib=64)) for each in (True, False)]
+    models = [Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=64)), recomputing(TINY)]
     mels = [model.mel(tokens, voice) for model in models]
     assert off(*mels) <= MEL
     incremental, recomputed = (model.synthesize(tokens, voice) for model in models)

@@ -22,7 +22,7 @@ from tests.support.golden import TINY
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import CacheLayout
 
-FIXED = StreamConfig(hop="fixed", hop_tokens=25, max_hop_tokens=25)
+FIXED = StreamConfig(hop="fixed")
 
 
 def test_new_stream_is_refused_while_others_run(parts: Parts) -> None:
@@ -94,7 +94,7 @@ def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
     parts: Parts, left_blocks: int, longest_hop: int
 ) -> None:
     """Whatever prompt and length: after `open` the pool may be empty. 26 + 50 tokens make the longest first chunk."""
-    stream = StreamConfig(hop_tokens=25, max_hop_tokens=longest_hop, left_blocks=left_blocks)
+    stream = StreamConfig(max_hop_tokens=longest_hop, left_blocks=left_blocks)
     for prompt, length in ((26, 51), (26, 180), (41, 180)):
         engine = parts.incremental(left_blocks=left_blocks, longest_hop=longest_hop)
         utterance = FlowStream(engine, a_voice(prompt), parts.config, stream)

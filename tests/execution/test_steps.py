@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.execution.rig import MEL, Mel, a_voice, off, some_tokens
 from tests.support.batches import spoken_together
 from tests.support.golden import TINY
 from tests.support.packing import pad_batches
+from tests.support.recomputing import recomputing
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise
@@ -79,9 +81,9 @@ def test_streams_are_the_public_arithmetic_at_those_times(
     tmp_path: Path, scheduler: str, steps: int, grid: list[float], guidance: float, incremental: bool
 ) -> None:
     folder, voice = edited(tmp_path / "model", scheduler, guidance), a_voice(40)
-    model = Token2Wav.load(
-        folder, stream=StreamConfig(steps=(steps,)), runtime=RuntimeConfig(incremental=incremental, cache_mib=64)
-    )
+    stream = StreamConfig(steps=(steps,))
+    cached = partial(Token2Wav.load, stream=stream, runtime=RuntimeConfig(cache_mib=64))
+    model = cached(folder) if incremental else recomputing(folder, stream)
     wanted = reference(folder, grid, guidance, voice)
     assert off(model.mel(TOKENS, voice), wanted) <= 10 * MEL  # times in float32, rounded in another order
     assert off(stream_mel(model, TOKENS, voice, steps), model.mel(TOKENS, voice)) <= MEL
@@ -110,7 +112,7 @@ def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
 
 def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -> None:
     cases = [(a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))]
-    audio = spoken_together(model.pipeline, [(model.pipeline.open(voice, steps), TOKENS) for voice, steps in cases])
+    audio = spoken_together(model.pipeline, [(voice, TOKENS, steps) for voice, steps in cases])
     for each, (voice, steps) in zip(audio, cases, strict=True):
         assert np.abs(each - model.synthesize(TOKENS, voice, steps=steps)).max() <= 1e-3
     assert model.pipeline.open_streams == 0

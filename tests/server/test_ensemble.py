@@ -29,7 +29,7 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 @pytest.fixture(scope="module")
 def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
-        "limits: {streams: 10, prompt_tokens: 40, stream_tokens: 200, streams_per_client: 1, "
+        "limits: {streams: 10, stream_tokens: 200, streams_per_client: 1, "
         f"idle_seconds: {IDLE_SECONDS}}}\n"
         "voices: [anna.safetensors]"
     )

@@ -13,19 +13,18 @@ from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule
 from token2wav import Token2Wav, Voice
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker
 from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
     """The chunks of a whole utterance, as the accumulator sends them."""
-    session = Session(voice, model.config, schedule_of(model.config), flow_handle=0, vocoder_handle=0)
-    session.push(tokens)
-    session.end()
+    chunker = Chunker(voice.prompt_tokens, model.config.flow, schedule_of(model.config))
+    chunker.push(tokens, end=True)
     found: list[FlowContent] = []
-    while (chunk := session.next_chunk()) is not None:
+    while (chunk := chunker.next_chunk) is not None:
         found.append(FlowContent(chunk, None if found else voice))
-        session.sent(chunk, np.zeros(0, np.float32))
+        chunker.computed()
     return found
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from tests.unit.material import TINY, demo_voice
 from token2wav import ConfigError
-from token2wav.config import LimitConfig, ServerConfig
+from token2wav.config import ServerConfig
 from token2wav.model_config import ModelConfig
 from token2wav_server.voices import check_voices, voices_in
 
@@ -56,7 +56,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, changes:
 
 
 def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    files = (saved(tmp_path / "anna.safetensors", 30),)
-    config = ServerConfig(limits=LimitConfig(prompt_tokens=29), voices=files)
-    with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 30, at most 29 are allowed"):
-        check_voices(config, TINY)
+    files = (saved(tmp_path / "anna.safetensors", 751),)
+    with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"):
+        check_voices(ServerConfig(voices=files), TINY)

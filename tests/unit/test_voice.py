@@ -95,8 +95,13 @@ def test_a_voice_of_another_model_is_refused_by_name(config: ModelConfig, field:
 
 
 def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
-    for prompt in (1, 2, 25, 31):
+    for prompt in (1, 2, 25, 750):
         demo_voice(prompt).check(config)
+
+
+def test_prompts_are_limited(config: ModelConfig) -> None:
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+        demo_voice(751).check(config)
 
 
 def test_a_voice_keeps_copies_that_nobody_can_change() -> None:

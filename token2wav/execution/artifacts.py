@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from token2wav.config import config_hash
-from token2wav.config_values import from_mapping
+from token2wav.config.values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.model_config import ModelConfig
 from token2wav.model_folder import Stem

@@ -109,8 +109,6 @@ def choose(host: Host) -> Graphs:
         "onnx": lambda: _onnx(host),
         "tensorrt": lambda: _tensorrt(host),
     }
-    if not host.runtime.incremental:
-        return Graphs("torch")
     if host.runtime.engine != "auto":
         return loaders[host.runtime.engine]()
     order = _ORDER[host.device.type]
@@ -191,8 +189,7 @@ def _onnx(host: Host) -> Graphs:
     check_provider(host.device)
     step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
     vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
-    threads = host.runtime.threads
-    return Graphs("onnx", *(OnnxGraph(path, host.device, threads) for path in (step, vocoder)))
+    return Graphs("onnx", *(OnnxGraph(path, host.device) for path in (step, vocoder)))
 
 
 def _tensorrt(host: Host) -> Graphs:

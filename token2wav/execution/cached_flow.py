@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -77,9 +76,7 @@ class CachedFlowEngine:
         cache: of keys and values, the same that all of them use.
         recompute: for streams that the pool has no room for, and for whole utterances.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
-        keep_prompt: whether the prompt's stay visible.
         longest_hop: tokens of the longest hop that streams will take.
-        tail: attention mask of the last chunk, see `StreamConfig`; under the full one it is recomputed.
     """
 
     def __init__(
@@ -91,9 +88,7 @@ class CachedFlowEngine:
         recompute: RecomputeFlowEngine,
         *,
         left_blocks: int = -1,
-        keep_prompt: bool = True,
         longest_hop: int = 100,
-        tail: Literal["streaming", "full"] = "streaming",
     ) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
@@ -102,10 +97,8 @@ class CachedFlowEngine:
         self._usual = next(iter(runners))
         self._recompute = recompute
         self._left_blocks = left_blocks
-        self._keep_prompt = keep_prompt
         self._longest_hop = longest_hop
-        self._tail = tail
-        self._keeps_tokens = left_blocks < 0 or tail == "full"
+        self._keeps_tokens = left_blocks < 0
         self._layout = cache.layout
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
@@ -133,8 +126,7 @@ class CachedFlowEngine:
         prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         prompt = prefix.content
         assert prompt is not None
-        kept = len(prompt.pages) if self._keep_prompt else 0
-        mask = BlockMask(self._layout.block_frames, self._left_blocks, kept)
+        mask = BlockMask(self._layout.block_frames, self._left_blocks, len(prompt.pages))
         try:
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
         except BaseException:
@@ -213,7 +205,7 @@ class CachedFlowEngine:
         first_frame = self._flow.config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
             raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
-        if stream.recomputing is not None or (chunk.last and self._tail == "full"):
+        if stream.recomputing is not None:
             return None
         try:
             return self._input(chunk, mu, stream.prompt, stream.blocks, stream.conv_state)
@@ -253,9 +245,7 @@ class CachedFlowEngine:
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        # A prompt that stays in view sees itself whole.
-        mask = BlockMask(self._layout.block_frames, -1 if self._keep_prompt else self._left_blocks)
-        blocks = StreamBlocks(self.prefixes, [], mask, prefix // size)
+        blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), prefix // size)
         try:
             for start in range(0, prefix, _PREFILL_BLOCKS * size):
                 stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_len, start)

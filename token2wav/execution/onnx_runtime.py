@@ -28,16 +28,15 @@ def check_provider(device: torch.device) -> None:
         )
 
 
-def session(path: Path, device: torch.device, threads: int) -> Any:
+def session(path: Path, device: torch.device) -> Any:
     """An `onnxruntime.InferenceSession`.
 
     Args:
         path: of the graph; its weights lie beside it.
         device: where it is to run.
-        threads: on the CPU; 0 takes as many as torch.
     """
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.intra_op_num_threads = torch.get_num_threads()
     # Idle threads would spin, and take the cores from torch, which runs between two calls.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -52,11 +51,10 @@ class OnnxGraph:
     Args:
         path: of the graph.
         device: where it is to run.
-        threads: see `session`.
     """
 
-    def __init__(self, path: Path, device: torch.device, threads: int = 0) -> None:
-        self._session = session(path, device, threads)
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._session = session(path, device)
         self._device = device
         self._inputs = {value.name: value for value in self._session.get_inputs()}
 

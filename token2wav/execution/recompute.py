@@ -42,9 +42,8 @@ class RecomputeFlowEngine:
         flow: on the device that is to be used.
         noise: of the flow.
         solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
-        tail: attention mask of the last chunk, see `StreamConfig`.
+        full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
-        keep_prompt: whether the prompt's stay visible.
     """
 
     def __init__(
@@ -53,16 +52,14 @@ class RecomputeFlowEngine:
         noise: FlowNoise,
         solvers: Mapping[int, EulerSolver],
         *,
-        tail: Literal["streaming", "full"] = "streaming",
+        full_tail: bool = False,
         left_blocks: int = -1,
-        keep_prompt: bool = True,
     ) -> None:
         self._flow = flow
         self._device = flow.spk_embed_affine_layer.weight.device
         self._noise = noise.to(self._device)
-        self._tail = tail
+        self._full_tail = full_tail
         self._left_blocks = left_blocks
-        self._keep_prompt = keep_prompt
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
         self._streams: HandleTable[_History] = HandleTable()
@@ -112,7 +109,7 @@ class RecomputeFlowEngine:
         prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens
         return _History(
             steps=steps or self._usual,
-            kept_blocks=prefix if self._keep_prompt else 0,
+            kept_blocks=prefix,
             mu=prompt_mel.new_empty(len(prompt_mel), 0) if mu is None else mu,
             prompt_mel=prompt_mel,
             speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
@@ -127,7 +124,7 @@ class RecomputeFlowEngine:
             raise EngineError(f"chunk starts at frame {first_frame}, but {history.mu.shape[1]} were computed")
         mu = self._condition(chunk.tokens, left=chunk.left, last=chunk.last)
         history.mu = torch.cat((history.mu, mu), dim=1)
-        return self._solve(history, full=chunk.last and self._tail == "full")[:, first_frame:]
+        return self._solve(history, full=chunk.last and self._full_tail)[:, first_frame:]
 
     def _solve(self, history: _History, *, full: bool) -> torch.Tensor:
         """(bands, frames) of the whole history."""
@@ -201,7 +198,7 @@ class RecomputeVocoderEngine(_RecomputeVocoder):
     Args:
         hift: on the device that is to be used.
         noise: of the harmonic source.
-        phase: rounding of the source's phase, see `StreamConfig`.
+        phase: rounding of the source's phase, see `frame_sines`.
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from token2wav.config_values import all_positive
+from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 
 EDGE_KERNEL = 7  # of the first and the last convolution of BigVGAN; no file says it

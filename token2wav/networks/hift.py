@@ -266,7 +266,7 @@ class HiFT(nn.Module):
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             noise: of the source.
             final: whether the utterance ends here; else the last `delay` samples are missing.
-            phase: rounding of the source's phase, see `StreamConfig`.
+            phase: rounding of the source's phase, see `frame_sines`.
 
         Returns:
             (B, samples): samples_per_frame for every frame, less the delay.
@@ -289,7 +289,7 @@ class HiFT(nn.Module):
             mel: (B, bands, T) the next frames.
             noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as late as F0.
             piece: its place in the utterances.
-            phase: rounding of the source's phase, see `StreamConfig`.
+            phase: rounding of the source's phase, see `frame_sines`.
             decode: in place of the method.
 
         Returns:

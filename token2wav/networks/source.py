@@ -45,7 +45,7 @@ class HarmonicSource(Streaming):
         Args:
             f0: (B, T) in Hz, one value per mel frame.
             noise: (T * samples_per_frame,) as `merged` gives it; or (B, T * samples_per_frame), one for each row.
-            phase: rounding of the phase, see `StreamConfig`.
+            phase: rounding of the phase, see `frame_sines`.
             piece: their place in the utterances.
         """
         repeat = self.config.samples_per_frame
@@ -163,15 +163,15 @@ def frame_sines(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sine of every harmonic at the end of every frame.
 
-    The increments are the published ones; only how they are summed differs. `reference` rounds every partial sum to
-    float32 before it is scaled to radians, as torch's cumsum does on a CPU; the rounding grows with the sum. `exact`
-    sums in double precision and keeps the phase modulo one cycle, so that it never drifts.
+    The increments are the published ones; only how they are summed differs. `reference`, for whole utterances, rounds
+    every partial sum to float32 before it is scaled to radians, as torch's cumsum does on a CPU; the rounding grows
+    with the sum. `exact` sums in double precision and keeps the phase modulo one cycle, so that it never drifts.
 
     Args:
         increments: (B, T, harmonics) cycles per sample, float32.
         samples_per_frame: samples that an increment lasts.
         phase: see above.
-        carry: (B, harmonics) double: for `reference` the sum of all increments before, for `exact` the phase in cycles.
+        carry: (B, harmonics) double: the phase in cycles before the first frame.
 
     Returns:
         (B, T, harmonics) float32, and the carry after the last frame, (B, harmonics) double.
@@ -179,7 +179,7 @@ def frame_sines(
     if carry is None:
         carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)
     if phase == "reference":
-        total = carry[:, None] + increments.double().cumsum(dim=1)
-        return torch.sin(total.float() * 2 * math.pi * samples_per_frame), total[:, -1]
+        total = increments.double().cumsum(dim=1)
+        return torch.sin(total.float() * 2 * math.pi * samples_per_frame), carry
     cycles = (carry[:, None] + (increments.double() * samples_per_frame).cumsum(dim=1)) % 1
     return torch.sin(cycles * (2 * math.pi)).float(), cycles[:, -1]

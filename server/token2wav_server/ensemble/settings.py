@@ -42,7 +42,9 @@ class Settings:
         return cls(Path(folder), load_server_config(Path(file) if file else None))
 
     def model_config(self) -> ModelConfig:
-        return ModelConfig.read(self.folder).served(self.server.stream)
+        config = ModelConfig.read(self.folder)
+        config.flow.check(self.server.stream)
+        return config
 
     def flow_engine(self) -> FlowEngine:
         return self._load(self.server).pipeline.flow
@@ -53,6 +55,6 @@ class Settings:
 
     def _load(self, server: ServerConfig) -> Token2Wav:
         """Loads the model on half of the threads, because flow and vocoder work at the same time, in a process each."""
-        threads = max(1, (server.runtime.threads or torch.get_num_threads()) // 2)
+        torch.set_num_threads(max(1, torch.get_num_threads() // 2))
         with told_if_slow():
-            return Token2Wav.load(self.folder, stream=server.stream, runtime=replace(server.runtime, threads=threads))
+            return Token2Wav.load(self.folder, stream=server.stream, runtime=server.runtime)

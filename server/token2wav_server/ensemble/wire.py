@@ -25,7 +25,7 @@ from token2wav.errors import (
 from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.request import AudioChunk
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
 from token2wav_server.ensemble.stages import FlowContent

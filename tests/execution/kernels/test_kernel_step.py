@@ -29,8 +29,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
@@ -85,16 +84,16 @@ def a_runner(step: KernelStep) -> Runner:
 
 def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
-    config = dataclasses.replace(ModelConfig.read(TINY), flow=flow.config)
-    schedule = HopSchedule.of(StreamConfig(hop_tokens=BLOCK, max_hop_tokens=LONGEST), flow.config)
+    schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), flow.config)
     random = np.random.default_rng(0)
-    sessions = []
+    utterances = []
     for prompt, length in UTTERANCES:
         voice = Voice(
             some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
         )
-        sessions.append((Session(voice, config, schedule, engine.open(voice), 0), some(random, length)))
-    return mels_together(engine, sessions)
+        chunker = Chunker(voice.prompt_tokens, flow.config, schedule)
+        utterances.append((engine.open(voice), chunker, some(random, length)))
+    return mels_together(engine, utterances)
 
 
 def some(random: np.random.Generator, count: int) -> Tokens:

@@ -9,7 +9,7 @@ from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flo
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.guided import guided_biases, guided_mask
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 
 # Paper: 22 layers, counted from 1.
 SR = GuidedAttention.assigned(22, backward=(7, 14), forward=(1,))
@@ -83,36 +83,16 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
         assert config.lookahead_tokens == future * BLOCK
         assert config.lookbehind_tokens == 2 * BLOCK
         assert HopSchedule.of(StreamConfig(), config) == HopSchedule("growing", 2 * BLOCK, 2 * BLOCK, BLOCK)
-        solution = config.served(StreamConfig(reach="solution"))
-        assert solution.lookahead_tokens == 4 * future * BLOCK  # 4 steps
-        assert solution.lookbehind_tokens == 4 * 2 * BLOCK
 
 
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
         (StreamConfig(left_blocks=3), "stream.left_blocks: 3 does not go with guided attention"),
-        (StreamConfig(tail="full"), "stream.tail: full does not go with guided attention"),
-        (StreamConfig(block_tokens=12), "stream.block_tokens: 12 does not go with guided attention"),
+        (StreamConfig(reference=True), "stream.reference: True does not go with guided attention"),
         (StreamConfig(hop="lead", max_hop_tokens=24), "stream.hop: lead would make the audio depend on time"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(stream: StreamConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        flow_config().served(stream)
-
-
-def test_reach_is_for_guided_attention() -> None:
-    estimator = flow_config().estimator
-    causal = flow_config().__class__(
-        vocab_size=40,
-        input_size=BANDS,
-        spk_embed_dim=6,
-        token_mel_ratio=2,
-        pre_lookahead_len=3,
-        pre_lookahead_channels=8,
-        inference_cfg_rate=0.7,
-        estimator=estimator.__class__(**{**estimator.__dict__, "guided": None}),
-    )
-    with pytest.raises(ConfigError, match=r"stream\.reach: 'solution' is for models with guided attention"):
-        causal.served(StreamConfig(reach="solution"))
+        flow_config().check(stream)

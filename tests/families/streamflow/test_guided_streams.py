@@ -21,13 +21,7 @@ from tests.families.streamflow.rig import (
 from token2wav import StreamConfig
 from token2wav.execution.stages import FlowChunk
 
-SOLUTION = StreamConfig(reach="solution")
 ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]
-
-
-@pytest.fixture(scope="module")
-def exact() -> Parts:
-    return Parts.random(flow_config(), SOLUTION)
 
 
 @pytest.mark.parametrize(("backward", "forward"), ASSIGNMENTS)
@@ -47,34 +41,6 @@ def test_one_evaluation_in_a_window_is_that_of_the_whole(backward: tuple[int, ..
     assert off(stream_mel(parts, portions(tokens, 7), voice), parts.by_hand(tokens, voice)) <= MEL
 
 
-@pytest.mark.parametrize(("backward", "forward"), ASSIGNMENTS)
-def test_streams_with_the_reach_of_all_steps_are_the_whole(backward: tuple[int, ...], forward: tuple[int, ...]) -> None:
-    parts = Parts.random(flow_config(backward=backward, forward=forward), SOLUTION)
-    tokens, voice = some_tokens(25 * BLOCK + 2), a_voice()
-    assert off(stream_mel(parts, portions(tokens, 11), voice, SOLUTION), parts.by_hand(tokens, voice)) <= MEL
-
-
-@pytest.mark.parametrize("count", [1, BLOCK, 3 * BLOCK, 6 * BLOCK, 6 * BLOCK + 1, 50])
-def test_any_length(exact: Parts, count: int) -> None:
-    tokens, voice = some_tokens(count), a_voice()
-    mel = stream_mel(exact, portions(tokens, 5), voice, SOLUTION)
-    assert mel.shape[1] == RATIO * count
-    assert off(mel, exact.by_hand(tokens, voice)) <= MEL
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        StreamConfig(reach="solution", hop="fixed", hop_tokens=BLOCK),
-        StreamConfig(reach="solution", hop_tokens=BLOCK, max_hop_tokens=8 * BLOCK),
-        StreamConfig(reach="solution", hop="lead", hop_tokens=BLOCK, max_hop_tokens=4 * BLOCK),
-    ],
-)
-def test_hops_make_no_difference_to_the_whole(exact: Parts, stream: StreamConfig) -> None:
-    tokens, voice = some_tokens(22 * BLOCK + 5), a_voice()
-    assert off(stream_mel(exact, [tokens], voice, stream), exact.by_hand(tokens, voice)) <= MEL
-
-
 def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
     """Blocks in reach of one evaluation go through all steps beside the chunk, as if nothing were beyond them."""
     parts = Parts.random(flow_config())
@@ -92,23 +58,36 @@ def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
     by_window = np.concatenate(expected, axis=1)
     for size in (1, 5, 29, count):
         assert off(stream_mel(parts, portions(tokens, size), voice), by_window) <= MEL
-    # What the reach of all steps is for.
+    # All steps together depend on more than the window holds.
     assert off(by_window, parts.by_hand(tokens, voice)) > 10 * MEL
 
 
+@pytest.mark.parametrize("count", [1, BLOCK, 3 * BLOCK, 6 * BLOCK, 6 * BLOCK + 1, 50])
+def test_any_length(count: int) -> None:
+    parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(count)
+    mel = stream_mel(parts, portions(tokens, 5), voice)
+    assert mel.shape[1] == RATIO * count
+    assert off(mel, parts.by_hand(tokens, voice)) <= MEL
+
+
+@pytest.mark.parametrize("stream", [StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=8 * BLOCK)])
+def test_hops_make_no_difference_to_one_evaluation(stream: StreamConfig) -> None:
+    parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(22 * BLOCK + 5)
+    assert off(stream_mel(parts, [tokens], voice, stream), parts.by_hand(tokens, voice)) <= MEL
+
+
 def test_every_chunk_costs_the_same() -> None:
-    for stream, width in ((StreamConfig(), 2 + 2 + 1), (SOLUTION, 2 + 4 * (2 + 1))):
-        utterance = GuidedStream(Parts.random(flow_config(), stream), a_voice(), stream)
-        utterance.push(some_tokens(30 * BLOCK))
-        assert set(utterance.windows[5:]) == {width * BLOCK}
-        assert max(utterance.windows) == width * BLOCK
-        utterance.finish()
+    utterance = GuidedStream(Parts.random(flow_config()), a_voice())
+    utterance.push(some_tokens(30 * BLOCK))
+    width = 2 + 2 + 1
+    assert set(utterance.windows[5:]) == {width * BLOCK}
+    assert max(utterance.windows) == width * BLOCK
+    utterance.finish()
 
 
-@pytest.mark.parametrize("stream", [StreamConfig(), SOLUTION])
-def test_first_audio_waits_for_chunk_and_look_ahead(stream: StreamConfig) -> None:
-    utterance = GuidedStream(Parts.random(flow_config(), stream), a_voice(), stream)
-    needed = 2 * BLOCK + BLOCK * (4 if stream is SOLUTION else 1)
+def test_first_audio_waits_for_chunk_and_look_ahead() -> None:
+    utterance = GuidedStream(Parts.random(flow_config()), a_voice())
+    needed = 3 * BLOCK
     for count in range(1, needed + 1):
         utterance.push(some_tokens(1, count))
         assert len(utterance.windows) == (count == needed)

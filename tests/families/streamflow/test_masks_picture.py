@@ -49,10 +49,9 @@ def test_every_mask_frame_by_frame() -> None:
 
 def test_masks_of_a_model_are_those_it_is_served_with() -> None:
     flow = ModelConfig.read(TINY).flow
-    stream = StreamConfig(left_blocks=1, keep_prompt=False, block_tokens=10)
-    pictures, size = masks.masks_of(flow.served(stream), stream, 4)
-    assert size == 20
-    assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (max(0, q - 1), q), 4, 20))
+    pictures, size = masks.masks_of(flow, StreamConfig(), 4)
+    assert size == 50
+    assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))
     kept = StreamConfig(left_blocks=0)
     pictures, _ = masks.masks_of(flow, kept, 4)
     assert pictures["streaming, a prompt of 2 blocks"][-1].nonzero().flatten().tolist() == [

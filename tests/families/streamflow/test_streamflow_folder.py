@@ -72,27 +72,18 @@ def test_a_section_that_cannot_be_is_refused(folder: Path, tmp_path: Path, case:
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "words"),
-    [
-        (RuntimeConfig(device="cpu", engine="onnx"), "runtime.engine: onnx does not run guided attention"),
-        (
-            RuntimeConfig(device="cpu", incremental=False),
-            "runtime.incremental: false does not go with guided attention",
-        ),
-    ],
-)
-def test_engines_that_cannot_run_it_say_so(folder: Path, runtime: RuntimeConfig, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Token2Wav.load(folder, runtime=runtime)
+def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run guided attention"):
+        Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", engine="onnx"))
 
 
 def test_the_folder_is_checked_like_any_other(folder: Path) -> None:
     check_model_folder(folder)
 
 
-def test_streams_with_the_reach_of_the_solution_are_the_whole(folder: Path) -> None:
-    model, voice = Token2Wav.load(folder, stream=StreamConfig(reach="solution"), runtime=CPU), a_voice()
+def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
+    """A window holds all that one evaluation depends on."""
+    model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
     assert isinstance(model.pipeline.flow, WindowFlowEngine)
     with model.stream(voice) as stream:
         chunks = [chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)] + stream.finish()
@@ -104,21 +95,10 @@ def test_streams_with_the_reach_of_the_solution_are_the_whole(folder: Path) -> N
     assert model.pipeline.open_streams == 0
 
 
-def test_streams_with_their_own_steps_are_their_whole(folder: Path) -> None:
-    """The window reaches through the most steps that a stream may have."""
-    model = Token2Wav.load(folder, stream=StreamConfig(reach="solution", steps=(2, 5)), runtime=CPU)
-    assert model.config.flow.lookahead_tokens == 5 * BLOCK_TOKENS
-    engine, voice = model.pipeline.flow, a_voice()
-    for steps in (2, 5):
-        audio = model.synthesize(TOKENS[:70], voice, steps=steps)
-        mel = engine.whole(TOKENS[:70], voice, streaming=True, steps=steps)
-        assert np.abs(audio - model.vocode(mel.numpy())).max() <= AUDIO
-
-
 def test_no_guidance_has_no_unconditional_rows(folder: Path, tmp_path: Path) -> None:
     unguided = written(folder, tmp_path, inference_cfg_rate=0, t_scheduler="linear")
     (tmp_path / "flow.safetensors").symlink_to(folder / "flow.safetensors")
-    model = Token2Wav.load(unguided, stream=StreamConfig(reach="solution"), runtime=CPU)
+    model = Token2Wav.load(unguided, stream=StreamConfig(steps=(1,)), runtime=CPU)
     audio = model.synthesize(TOKENS[:70], a_voice())
     assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], a_voice()))).max() <= AUDIO
 

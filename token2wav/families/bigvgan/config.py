@@ -9,7 +9,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from token2wav.config_values import from_mapping
+from token2wav.config.values import from_mapping
 from token2wav.errors import ConfigError
 from token2wav.networks.configs import BigVGANConfig, MelSettings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 
@@ -49,8 +48,8 @@ def build_engines(
         ConfigError: the engine that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    _check_engine(config, runtime := host.runtime)
-    graphs = choose(host)  # before weights load: it may refuse
+    _check_engine(config, stream, runtime := host.runtime)
+    graphs = Graphs("torch") if stream.reference else choose(host)  # before weights load: it may refuse
     device = host.device
     keep_arithmetic_exact(device)
     flow = load_flow(host.folder, config).to(device)
@@ -67,15 +66,8 @@ def build_engines(
     if config.flow.guided is not None:
         windows = {steps: GuidedSolver(flow.estimator, solver.tables) for steps, solver in solvers.items()}
         return WindowFlowEngine(flow, flow_noise, windows), vocoder_engine, summary
-    if not runtime.incremental:
-        recompute = RecomputeFlowEngine(
-            flow,
-            flow_noise,
-            solvers,
-            tail=stream.tail,
-            left_blocks=stream.left_blocks,
-            keep_prompt=stream.keep_prompt,
-        )
+    if stream.reference:
+        recompute = RecomputeFlowEngine(flow, flow_noise, solvers, full_tail=True, left_blocks=stream.left_blocks)
         return recompute, vocoder_engine, summary
     flow_engine = cached_flow_engine(
         flow,
@@ -86,21 +78,19 @@ def build_engines(
         cache_bytes=cache_bytes(runtime.cache_mib, device),
         storage=host.precision if runtime.cache_storage == "auto" else runtime.cache_storage,
         left_blocks=stream.left_blocks,
-        keep_prompt=stream.keep_prompt,
         longest_hop=config.flow.hops(stream)[1],
-        tail=stream.tail,
     )
     return flow_engine, vocoder_engine, summary
 
 
-def _check_engine(config: ModelConfig, runtime: RuntimeConfig) -> None:
-    """Refuses what there is for causal attention only."""
-    if config.flow.guided is None:
+def _check_engine(config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> None:
+    """Refuses an engine that does not run the model, or not as the reference."""
+    if runtime.engine in ("auto", "torch"):
         return
-    if runtime.engine not in ("auto", "torch"):
+    if config.flow.guided is not None:
         raise ConfigError(f"runtime.engine: {runtime.engine} does not run guided attention; take torch")
-    if not runtime.incremental:
-        raise ConfigError("runtime.incremental: false does not go with guided attention, whose windows keep nothing")
+    if stream.reference:
+        raise ConfigError(f"runtime.engine: {runtime.engine} does not run stream.reference; take torch")
 
 
 def _vocoder_engine(
@@ -108,10 +98,10 @@ def _vocoder_engine(
 ) -> VocoderEngine:
     """That of the vocoder which the model folder names."""
     vocoder = load_vocoder(host.folder, config).to(host.device)
-    if not host.runtime.incremental:
+    if stream.reference:
         if isinstance(vocoder, BigVGAN):
             return RecomputeBigVGANEngine(vocoder)
-        return RecomputeVocoderEngine(vocoder, load_source_noise(host.folder, config), stream.phase)
+        return RecomputeVocoderEngine(vocoder, load_source_noise(host.folder, config), "reference")
     exported = ExportedVocoder(graphs.vocoder, vocoder) if graphs.vocoder else None
     shapes: list[PieceShape] = []
     graphs_of_pieces = pool if exported is None else None
@@ -120,7 +110,7 @@ def _vocoder_engine(
     if isinstance(vocoder, BigVGAN):
         return BigVGANEngine(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
     noise = load_source_noise(host.folder, config)
-    return HiFTEngine(vocoder, noise, stream.phase, exported, shapes=shapes, graphs=graphs_of_pieces)
+    return HiFTEngine(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces)
 
 
 def cached_flow_engine(
@@ -133,9 +123,7 @@ def cached_flow_engine(
     pool: GraphPool | None = None,
     storage: Storage = "float32",
     left_blocks: int = -1,
-    keep_prompt: bool = True,
     longest_hop: int = 100,
-    tail: Literal["streaming", "full"] = "streaming",
 ) -> CachedFlowEngine:
     """The incremental engine, on torch or on an exported graph.
 
@@ -148,7 +136,7 @@ def cached_flow_engine(
         cache_bytes: size of the page pool.
         pool: of the model's CUDA graphs; None runs without.
         storage: type of cached keys and values.
-        left_blocks, keep_prompt, longest_hop, tail: see `CachedFlowEngine`.
+        left_blocks, longest_hop: see `CachedFlowEngine`.
     """
     layout = CacheLayout.of(flow.config, storage, max(solvers))
     device = flow.spk_embed_affine_layer.weight.device
@@ -157,15 +145,5 @@ def cached_flow_engine(
         runners = {
             steps: runner(graphs, flow, solver.tables, cache, longest_hop, pool) for steps, solver in solvers.items()
         }
-    recompute = RecomputeFlowEngine(flow, noise, solvers, tail=tail, left_blocks=left_blocks, keep_prompt=keep_prompt)
-    return CachedFlowEngine(
-        flow,
-        noise,
-        runners,
-        cache,
-        recompute,
-        left_blocks=left_blocks,
-        keep_prompt=keep_prompt,
-        longest_hop=longest_hop,
-        tail=tail,
-    )
+    recompute = RecomputeFlowEngine(flow, noise, solvers, left_blocks=left_blocks)
+    return CachedFlowEngine(flow, noise, runners, cache, recompute, left_blocks=left_blocks, longest_hop=longest_hop)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive
+from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 from token2wav.networks.configs import CodebookConfig, EstimatorConfig, GuidedAttention
 
@@ -28,8 +27,7 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
-    chunk_blocks: int | None = None  # of a first chunk, where the service doesn't say; None: 1
-    window_evaluations: int | None = None  # that a guided chunk's window reaches through; None: 1
+    chunk_blocks: int | None = None  # of a first chunk; None: 1
     codebooks: CodebookConfig | None = None
 
     def __post_init__(self) -> None:
@@ -59,14 +57,14 @@ class FlowConfig:
         """Tokens after a chunk that it depends on and that must be there before it can run."""
         if self.guided is None:
             return self.pre_lookahead_len
-        return self.guided.future_blocks * (self.window_evaluations or 1) * self.block_tokens
+        return self.guided.future_blocks * self.block_tokens
 
     @property
     def lookbehind_tokens(self) -> int:
         """Tokens before a chunk that it is given along."""
         if self.guided is None:
             return self.lookbehind_len
-        return self.guided.past_blocks * (self.window_evaluations or 1) * self.block_tokens
+        return self.guided.past_blocks * self.block_tokens
 
     @property
     def mel_bands(self) -> int:
@@ -83,37 +81,27 @@ class FlowConfig:
         return self.estimator.static_chunk_size // self.token_mel_ratio
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """Returns the tokens of the first and of the longest hop: the service's, or else those that suit the model."""
-        first = stream.hop_tokens or (self.chunk_blocks or 1) * self.block_tokens
+        """Returns the tokens of the first and of the longest hop, which settings may bound."""
+        first = (self.chunk_blocks or 1) * self.block_tokens
         growth = 1 if self.guided else _LONGEST_HOP_BLOCKS
         return first, stream.max_hop_tokens or max(first, growth * self.block_tokens)
 
-    def served(self, stream: StreamConfig) -> FlowConfig:
-        """Returns the flow as a service uses it: with another attention block, or another reach, if it says so."""
-        if self.guided is not None:
-            return self._guided_served(stream)
-        if stream.reach != "evaluation":
-            raise ConfigError(f"stream.reach: '{stream.reach}' is for models with guided attention, which this is not")
-        if not stream.block_tokens:
-            return self
-        frames = stream.block_tokens * self.token_mel_ratio
-        return dataclasses.replace(self, estimator=dataclasses.replace(self.estimator, static_chunk_size=frames))
-
-    def _guided_served(self, stream: StreamConfig) -> FlowConfig:
+    def check(self, stream: StreamConfig) -> None:
+        """Raises ConfigError if settings of streams do not go with guided attention, where the model has it."""
+        if self.guided is None:
+            return
         default = StreamConfig()
-        for key in ("block_tokens", "left_blocks", "tail", "align_prompt"):
+        for key in ("left_blocks", "reference"):
             if (value := getattr(stream, key)) != getattr(default, key):
                 raise ConfigError(
                     f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
                 )
         first, longest = self.hops(stream)
-        if stream.hop == "lead" and longest > first and stream.reach == "evaluation":
+        if stream.hop == "lead" and longest > first:
             raise ConfigError(
                 "stream.hop: lead would make the audio depend on time, because the windows of chunks do; take fixed or "
-                "growing, or reach: solution"
+                "growing"
             )
-        evaluations = max(stream.steps, default=self.n_timesteps) if stream.reach == "solution" else 1
-        return dataclasses.replace(self, window_evaluations=evaluations)
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
         """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the voice alone."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from token2wav.config_values import from_mapping
+from token2wav.config.hyperyaml import HyperYaml
+from token2wav.config.model_node import ModelNode
+from token2wav.config.values import from_mapping
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.families.streamflow.config import StreamFlowSection
-from token2wav.hyperyaml import HyperYaml
-from token2wav.model_node import ModelNode
 from token2wav.networks.configs import CodebookConfig, EstimatorConfig, HiFTConfig, ScheduleConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from token2wav.config_values import all_positive, from_mapping
+from token2wav.config.values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 from token2wav.networks.configs import GuidedAttention
 

@@ -8,8 +8,9 @@ from types import TracebackType
 from numpy.typing import ArrayLike
 
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.request import AudioChunk
 from token2wav.voice import Voice
 
 
@@ -23,8 +24,9 @@ class Stream:
 
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
         self._pipeline = pipeline
-        self._session = pipeline.open(voice, steps)
-        self._forgotten = weakref.finalize(self, pipeline.drop, self._session)
+        self._request = pipeline.request(voice, steps)
+        pipeline.open(self._request)
+        self._forgotten = weakref.finalize(self, pipeline.drop, self._request)
         self._cancelled = False
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
@@ -39,7 +41,7 @@ class Stream:
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
-        self._session.push(tokens)
+        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config.flow))
         return self._run()
 
     def finish(self) -> list[AudioChunk]:
@@ -52,7 +54,7 @@ class Stream:
         """
         self._check_open()
         try:
-            self._session.end()
+            self._request.chunker.push(checked_tokens([], self._pipeline.config.flow), end=True)
             return self._run()
         finally:
             self._close()
@@ -72,7 +74,7 @@ class Stream:
 
     def _close(self) -> None:
         if self._forgotten.detach() is not None:
-            self._pipeline.close(self._session)
+            self._pipeline.close(self._request)
 
     def _check_open(self) -> None:
         if not self._forgotten.alive:
@@ -80,11 +82,14 @@ class Stream:
 
     def _run(self) -> list[AudioChunk]:
         chunks: list[AudioChunk] = []
+        request = self._request
         try:
-            while self._session.next_chunk() is not None:
-                [result] = self._pipeline.advance([self._session])
+            while request.chunker.next_chunk is not None:
+                [result] = self._pipeline.advance([request])
                 if isinstance(result, EngineError):
                     raise result
+                request.playback.sent(len(result.audio) / result.sample_rate)
+                request.chunker.computed()
                 chunks.append(result)
         except BaseException:
             self._close()

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import yaml
 
-from token2wav.config_values import all_positive, from_mapping
+from token2wav.config.values import all_positive, from_mapping
 from token2wav.errors import ConfigError, LimitError
 
-Reach = Literal["evaluation", "solution"]
 MOST_STEPS = 100  # of the ODE
+_PATIENCE = 3  # times the pace of speech
 
 
 @dataclass(frozen=True)
@@ -25,51 +25,27 @@ class StreamConfig:
     """Settings of streams: they say how tokens are cut into chunks, and what each chunk sees.
 
     Attributes:
-        hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps `hop_tokens`;
+        hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps that of the first chunk;
             `lead` takes as many tokens as audio is already ahead of playback.
-        hop_tokens: new tokens of the first chunk (more where the prompt does not end on an attention block); 0 takes
-            the model's own, for CosyVoice3 an attention block.
-        max_hop_tokens: upper bound of a hop; 0 takes the model's own, for CosyVoice3 four blocks.
-        hop_ms, max_hop_ms: the same in milliseconds of audio, instead; 0 for what stands in tokens.
-        tail: attention mask of the last chunk. `streaming`, like every other chunk, makes the audio independent of
-            chunking; `full` repeats the public loop, which runs it under the full mask.
-        phase: rounding of the harmonic source's phase. `exact` keeps it modulo one cycle in double precision;
-            `reference` repeats the public float32 rounding, which drifts (0.4 rad after 300 s).
+        max_hop_tokens: upper bound of a hop, in whole attention blocks; 0 takes the model's own, for CosyVoice3 four
+            blocks.
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
             is exact; 0 or more bounds memory and time, so that streams may have any length.
-        keep_prompt: whether the prompt stays visible beside them; without it a frame of block c sees the blocks
-            max(0, c - left_blocks) to c, the public `num_decoding_left_chunks`.
-        align_prompt: shorten prompts to a multiple of 25 tokens, from their start, so that a first chunk needs 25 + 3
-            tokens and no more.
-        block_tokens: attention block at inference, for models that were trained with changing ones; 0 keeps the
-            model's static chunk size.
-        reach: width of the window of a chunk, for models with guided attention. `evaluation` is the reach of one
-            evaluation of the estimator, as published; `solution` that of all ODE steps, with as many times the
-            look-ahead, and exactly the result of the whole utterance.
         steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
+        reference: compute as the public loop does: every chunk anew from the start, the last one under the full
+            attention mask, the harmonic source's phase with the public float32 rounding, which drifts (0.4 rad after
+            300 s). Otherwise the audio is independent of chunking.
     """
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
-    hop_tokens: int = 0
     max_hop_tokens: int = 0
-    tail: Literal["streaming", "full"] = "streaming"
-    phase: Literal["exact", "reference"] = "exact"
     left_blocks: int = -1
-    keep_prompt: bool = True
-    align_prompt: bool = False
-    block_tokens: int = 0
-    reach: Reach = "evaluation"
     steps: tuple[int, ...] = ()
-    hop_ms: float = 0.0
-    max_hop_ms: float = 0.0
+    reference: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hop_tokens", "max_hop_tokens", "block_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"stream.{name}: {getattr(self, name)} is negative")
-        for name in ("hop_ms", "max_hop_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
+        if self.max_hop_tokens < 0:
+            raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is negative")
         for index, steps in enumerate(self.steps):
             if not 1 <= steps <= MOST_STEPS:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
@@ -77,30 +53,6 @@ class StreamConfig:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
         if self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
-        if not self.keep_prompt and self.left_blocks < 0:
-            raise ConfigError("stream.keep_prompt: false needs left_blocks of 0 or more; -1 keeps all of the past")
-
-    def in_tokens(self, token_rate: float, block_tokens: int) -> StreamConfig:
-        """Returns these settings with hops in tokens of a model.
-
-        Args:
-            token_rate: tokens per second.
-            block_tokens: tokens of an attention block; chunks end on blocks.
-
-        Raises:
-            ConfigError: a hop in milliseconds is not a whole number of blocks.
-        """
-        hops = {}
-        for name in ("hop", "max_hop"):
-            if milliseconds := getattr(self, f"{name}_ms"):
-                blocks = milliseconds * token_rate / 1000 / block_tokens
-                if not math.isclose(blocks, round(blocks), rel_tol=1e-6):
-                    raise ConfigError(
-                        f"stream.{name}_ms: {milliseconds:g} is not a multiple of the attention block, "
-                        f"{1000 * block_tokens / token_rate:g} ms"
-                    )
-                hops[f"{name}_tokens"] = round(blocks) * block_tokens
-        return dataclasses.replace(self, **hops, hop_ms=0.0, max_hop_ms=0.0) if hops else self
 
 
 @dataclass(frozen=True)
@@ -113,10 +65,8 @@ class RuntimeConfig:
             `token2wav-export` made; `auto` takes the fastest for which all is there.
         engines: folder with those graphs; empty for `engines` in the model folder.
         precision: number type of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
-        threads: CPU threads of torch for the whole process; 0 leaves torch's choice.
-        lanes: batches that a server computes at the same time, each on its share of the threads; 0 takes one for each
-            CPU core, up to 4, or a single one on a GPU.
-        incremental: compute every chunk from what is cached of its past; else recompute all of it, as a reference.
+        lanes: batches that a server computes at the same time, each on its share of torch's threads (OMP_NUM_THREADS);
+            0 takes one for each CPU core, up to 4, or a single one on a GPU.
         cache_mib: size of the cache of keys and values in MiB; 0 takes a quarter of the free memory of a CPU, or 80 %
             of a GPU's.
         cache_storage: type of cached keys and values; `auto` is that of `precision`. `float16` halves the cache (error
@@ -127,9 +77,7 @@ class RuntimeConfig:
     engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
-    threads: int = 0
     lanes: int = 0  # the scheduler's workers, under the name that users' settings have
-    incremental: bool = True
     cache_mib: int = 0
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
 
@@ -137,11 +85,7 @@ class RuntimeConfig:
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"runtime.device: '{self.device}' is not auto, cpu, cuda or cuda:N")
-        if not self.incremental and self.engine in ("onnx", "tensorrt"):
-            raise ConfigError(
-                f"runtime.incremental: false recomputes on torch; it does not go with engine {self.engine}"
-            )
-        for name in ("threads", "lanes", "cache_mib"):
+        for name in ("lanes", "cache_mib"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"runtime.{name}: {getattr(self, name)} is negative")
 
@@ -152,17 +96,13 @@ class LimitConfig:
 
     Attributes:
         streams: most utterances open at once.
-        request_tokens: most tokens in one request.
-        stream_tokens: most tokens of one utterance (15000 are 10 minutes).
-        queued_requests: most requests of one utterance that wait to be consumed.
-        prompt_tokens: most tokens of a voice prompt (750 are 30 s).
+        stream_tokens: most tokens of one utterance (15000 are 10 minutes). One that is open for three times as long as
+            these last is dropped.
         idle_seconds: time without tokens after which an utterance is dropped; requests without tokens don't count.
-        stream_seconds: time after which an open utterance is dropped, whatever comes. Three times what an utterance
-            of `stream_tokens` lasts at the pace of speech.
         streams_per_client: most utterances that one client may have open at once, where clients have names
             (docs/security.md); 0 for half of `streams`.
-        voices: most registered voices; beyond it the one is forgotten that was used least recently.
-        voice_mib: their size in MiB (a prompt of 30 s has half a MiB).
+        voices: most registered voices; beyond it the one is forgotten that was used least recently. One of 30 s
+            has half a MiB.
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
         player_buffer_seconds: audio that a listener's player holds before it starts; deadlines count from there. At
             25 tokens a second the second chunk comes 80 ms after the first one's audio has ended: what the vocoder
@@ -170,15 +110,10 @@ class LimitConfig:
     """
 
     streams: int = 64
-    request_tokens: int = 15000
     stream_tokens: int = 15000
-    queued_requests: int = 1024
-    prompt_tokens: int = 750
     idle_seconds: float = 30.0
-    stream_seconds: float = 1800.0
     streams_per_client: int = 0
     voices: int = 256
-    voice_mib: int = 256
     batch_streams: int = 8
     player_buffer_seconds: float = 0.3
 
@@ -189,6 +124,14 @@ class LimitConfig:
     def client_streams(self) -> int:
         """Utterances that one client may have open at once."""
         return self.streams_per_client or math.ceil(self.streams / 2)
+
+    def open_seconds(self, token_rate: float) -> float:
+        """Returns the time after which an open utterance is dropped, whatever comes.
+
+        Args:
+            token_rate: tokens of a second of speech.
+        """
+        return _PATIENCE * self.stream_tokens / token_rate
 
     def check_room(self, owners: Collection[str], client: str) -> None:
         """Raises LimitError if one more utterance is too many.

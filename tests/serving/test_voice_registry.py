@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from token2wav import InputError, Voice
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.voices import VoiceRegistry
 from token2wav_client import ClientVoice
 
 
@@ -37,20 +37,19 @@ def test_the_client_computes_the_same_id(prompt_tokens: int) -> None:
     assert ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding).id == voice.content_hash
 
 
-def test_a_registered_voice_is_found_as_streams_use_it() -> None:
-    registry = VoiceRegistry(2, 1 << 20)
-    sent, prepared = a_voice(0), a_voice(0, 2)
-    assert registry.register(sent, prepared) == sent.content_hash
-    assert registry.get(sent.content_hash) is prepared
+def test_a_registered_voice_is_found_by_its_id() -> None:
+    registry, voice = VoiceRegistry(2), a_voice(0)
+    assert registry.register(voice) == voice.content_hash
+    assert registry.get(voice.content_hash) is voice
 
 
 def test_an_unknown_id_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"^voice_id: 'abc' is not registered here; send the voice itself once$"):
-        VoiceRegistry(2, 1 << 20).get("abc")
+        VoiceRegistry(2).get("abc")
 
 
 def test_the_least_recently_used_voice_goes_first() -> None:
-    registry = VoiceRegistry(2, 1 << 20)
+    registry = VoiceRegistry(2)
     first, second = (registry.register(a_voice(seed)) for seed in (1, 2))
     registry.get(first)
     third = registry.register(a_voice(3))
@@ -60,32 +59,21 @@ def test_the_least_recently_used_voice_goes_first() -> None:
         registry.get(second)
 
 
-def test_size_is_a_bound_of_its_own() -> None:
-    size = a_voice(0).nbytes
-    registry = VoiceRegistry(10, 2 * size)
-    ids = [registry.register(a_voice(seed)) for seed in range(3)]
-    assert len(registry) == 2
-    with pytest.raises(InputError):
-        registry.get(ids[0])
-    registry.register(a_voice(4, prompt_tokens=100))  # larger than all that may be kept
-    assert registry.bytes <= 2 * size
-
-
 def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
-    registry = VoiceRegistry(1, 1 << 20)
-    anna, prepared = a_voice(0), a_voice(0, 2)
-    registry.keep("anna", anna, prepared)
+    registry = VoiceRegistry(1)
+    anna = a_voice(0)
+    registry.keep("anna", anna)
     for seed in range(1, 4):
         registry.register(a_voice(seed))
     assert registry.register(anna) == anna.content_hash  # sent all the same
-    assert registry.named("anna") is prepared
-    assert registry.get(anna.content_hash) is prepared
+    assert registry.named("anna") is anna
+    assert registry.get(anna.content_hash) is anna
     assert registry.get(a_voice(3).content_hash)
     assert len(registry) == 1
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    registry = VoiceRegistry(1, 1 << 20)
+    registry = VoiceRegistry(1)
     with pytest.raises(InputError, match=r"^voice: 'eve' is not known here; voices of this server are none$"):
         registry.named("eve")
     for number in range(23):
@@ -98,8 +86,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 
 def test_registering_again_costs_nothing_from_any_thread() -> None:
-    registry = VoiceRegistry(10, 1 << 20)
+    registry = VoiceRegistry(10)
     with ThreadPoolExecutor(8) as pool:
         ids = set(pool.map(lambda _: registry.register(a_voice(0)), range(100)))
     assert len(ids) == len(registry) == 1
-    assert registry.bytes == a_voice(0).nbytes

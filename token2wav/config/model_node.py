@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from token2wav.config_values import convert
+from token2wav.config.hyperyaml import Tagged
+from token2wav.config.values import convert
 from token2wav.errors import ConfigError
-from token2wav.hyperyaml import Tagged
 
 
 @dataclass(frozen=True)
