@@ -33,7 +33,7 @@ class ChunkBatch:
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
         self.spoken_tokens = self.new_tokens = 0
-        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config.flow
+        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config
         self._random = np.random.default_rng(0)
         self._prompt = len(voice.prompt_tokens)
         self._position = self._config.prefix_tokens(self._prompt)
@@ -49,8 +49,8 @@ class ChunkBatch:
         """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the device's work included."""
         config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + given + hop_tokens
-        left = min(config.lookbehind_len, start)
-        count = left + stop - start + config.pre_lookahead_len
+        left = min(config.lookbehind_tokens, start)
+        count = left + stop - start + config.lookahead_tokens
         tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
         chunk = FlowChunk(tokens, left, start, stop, last=False)
         began = time.perf_counter()

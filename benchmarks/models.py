@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.model_config import ModelConfig
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import BigVGANConfig, HiFTConfig
 from token2wav.networks.hift import HiFT
@@ -182,7 +182,7 @@ def codebook_model(
 
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     torch.manual_seed(seed)
     save_file(Flow(config.flow).state_dict(), folder / "flow.safetensors")
     if isinstance(config.vocoder, HiFTConfig):

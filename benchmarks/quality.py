@@ -45,7 +45,7 @@ from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.execution.backends import Host
 from token2wav.families.cosyvoice3.build import build_engines
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_client import Client, ClientVoice
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
@@ -92,9 +92,11 @@ class Mode:
 
     def load(self, folder: Path) -> Token2Wav:
         """Loads the model of a folder, to be run like this."""
-        config = ModelConfig.read(folder)
+        config = CosyVoice3Config.read(folder)
         if self.steps:
-            config = dataclasses.replace(config, flow=dataclasses.replace(config.flow, n_timesteps=self.steps))
+            config = dataclasses.replace(
+                config, ode_steps=self.steps, flow=dataclasses.replace(config.flow, n_timesteps=self.steps)
+            )
         host = Host(folder, self.runtime, torch.device("cpu"))
         return Token2Wav(config, *build_engines(host, config, self.stream)[:2], self.stream)
 
@@ -167,7 +169,7 @@ def _ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Callable[[Ex
     yield ORIGINAL, lambda _: lambda sentence: [sentence.recording]
     yield VOCODED, lambda _: _vocoded(Mode(WHOLE).load(folder))
     yield WHOLE, lambda _: _whole(Mode(WHOLE).load(folder), voice)
-    own_steps, most = ModelConfig.read(folder).flow.n_timesteps, max(STEPS)
+    own_steps, most = CosyVoice3Config.read(folder).flow.n_timesteps, max(STEPS)
     if own_steps != most:
         yield f"{WHOLE}, {most} steps", lambda _: _whole(Mode(WHOLE, steps=most).load(folder), voice)
     for mode in modes(own_steps):

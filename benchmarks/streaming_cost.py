@@ -101,7 +101,7 @@ def rss_mib() -> float:
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
     model = Token2Wav.load(folder, stream=modes_of(name)[mode])
-    voice = prompt(0 if model.config.flow.guided else PROMPT_TOKENS)
+    voice = prompt(PROMPT_TOKENS if model.config.takes_prompt else 0)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
     pipeline = model.pipeline

@@ -25,7 +25,7 @@ import torch
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import BIGVGAN, SIZES, bigvgan_model, codebook_model, random_model
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -83,27 +83,27 @@ def variants(parent: Path, size: str) -> list[Variant]:
 
 def _stream(variant: Variant) -> StreamConfig:
     """Returns settings with hops up to four seconds, or as near to that as attention blocks are."""
-    config = ModelConfig.read(variant.folder)
+    config = CosyVoice3Config.read(variant.folder)
     return StreamConfig(
         steps=(variant.steps,),
-        max_hop_tokens=config.flow.block_tokens * round(4 / config.block_seconds),
+        max_hop_tokens=config.block_tokens * round(4 / config.block_seconds),
     )
 
 
 def a_voice(model: Token2Wav) -> Voice:
-    flow, rng = model.config.flow, np.random.default_rng(1)
+    flow, rng = model.config, np.random.default_rng(1)
     tokens = round(PROMPT_SECONDS * model.config.token_frame_rate)
     mel = rng.standard_normal((flow.token_mel_ratio * tokens, flow.mel_bands))
     return Voice(
-        rng.integers(0, flow.vocab_size, (tokens, *flow.token_shape)), mel, rng.standard_normal(flow.spk_embed_dim)
+        rng.integers(0, flow.vocab_size, (tokens, *flow.token_shape)), mel, rng.standard_normal(flow.speaker_size)
     )
 
 
 def cost(model: Token2Wav, voice: Voice, seconds: int) -> dict[str, float]:
     """Measures CPU-seconds of both stages for each second of audio."""
     pipeline, count = model.pipeline, round(seconds * model.config.token_frame_rate)
-    shape = (count, *model.config.flow.token_shape)
-    tokens = np.random.default_rng(0).integers(0, model.config.flow.vocab_size, shape)
+    shape = (count, *model.config.token_shape)
+    tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, shape)
     flow, vocoder = pipeline.flow, pipeline.vocoder
     clocks = CpuClock(flow), CpuClock(vocoder)
     pipeline.flow, pipeline.vocoder = clocks  # type: ignore[assignment]

@@ -23,7 +23,7 @@ from token2wav.errors import (
 if TYPE_CHECKING:
     from token2wav.config import RuntimeConfig, StreamConfig
     from token2wav.model import Token2Wav
-    from token2wav.serving.request import AudioChunk
+    from token2wav.serving.audio_output import AudioChunk
     from token2wav.serving.stream import Stream
     from token2wav.voice import Voice
 

@@ -85,27 +85,27 @@ class Voice:
 
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
-        flow = config.flow
         if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
             raise InputError("prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed")
-        if self.prompt_tokens.shape[1:] != flow.token_shape:
-            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, flow.token_shape))
-        check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)
-        if flow.guided is not None and len(self.prompt_tokens):
+        if self.prompt_tokens.shape[1:] != config.token_shape:
+            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, config.token_shape))
+        check_vocabulary("prompt_tokens", self.prompt_tokens, config.vocab_size)
+        if not config.takes_prompt and len(self.prompt_tokens):
             raise InputError(
                 "prompt_tokens",
                 f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker embedding and no prompt",
             )
-        frames = flow.token_mel_ratio * len(self.prompt_tokens)
-        if self.prompt_mel.shape != (frames, flow.mel_bands):
+        ratio, bands = config.token_mel_ratio, config.mel_bands
+        frames = ratio * len(self.prompt_tokens)
+        if self.prompt_mel.shape != (frames, bands):
             raise InputError(
                 "prompt_mel",
-                f"shape {self.prompt_mel.shape}, expected {(frames, flow.mel_bands)}: {flow.token_mel_ratio} frames of "
-                f"{flow.mel_bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
+                f"shape {self.prompt_mel.shape}, expected {(frames, bands)}: {ratio} frames of "
+                f"{bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
             )
-        if self.speaker_embedding.shape != (flow.spk_embed_dim,):
+        if self.speaker_embedding.shape != (config.speaker_size,):
             raise InputError(
-                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({flow.spk_embed_dim},)"
+                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({config.speaker_size},)"
             )
         if not self.speaker_embedding.any():
             raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")

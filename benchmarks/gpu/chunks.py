@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.chunk_batch import ChunkBatch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row, Rows, Settings
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.model_config import ModelConfig
 
 _RESERVED_PAGES = 3  # that a stream takes when it opens
 _FIRST_DRIFTING = 3  # chunk, counted from 1: what comes before has another length, or warms up
@@ -26,11 +26,11 @@ _TOP = 40
 _MOST_TRACE_BYTES = 4_000_000
 
 
-def a_voice(flow: FlowConfig, seed: int = 1, prompt_tokens: int = PROMPT_TOKENS) -> Voice:
+def a_voice(flow: ModelConfig, seed: int = 1, prompt_tokens: int = PROMPT_TOKENS) -> Voice:
     """Random voice that fits a model."""
     random = np.random.default_rng(seed)
     mel = random.standard_normal((flow.token_mel_ratio * prompt_tokens, flow.mel_bands))
-    tokens, speaker = random.integers(0, flow.vocab_size, prompt_tokens), random.standard_normal(flow.spk_embed_dim)
+    tokens, speaker = random.integers(0, flow.vocab_size, prompt_tokens), random.standard_normal(flow.speaker_size)
     return Voice(tokens, mel, speaker)
 
 
@@ -88,7 +88,7 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
     """
     if problem := shortage(model, streams, tokens + hop):
         raise LeftOut(problem)
-    with ChunkBatch(model, streams, a_voice(model.config.flow)) as batch:
+    with ChunkBatch(model, streams, a_voice(model.config)) as batch:
         while batch.spoken_tokens < tokens:
             batch.advance(min(100, tokens - batch.spoken_tokens) if batch.spoken_tokens else 25)
         yield batch
@@ -96,7 +96,7 @@ def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[Ch
 
 def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
     """Why so many streams of such a length would not all stay in the cache; None if they would."""
-    usage, flow = model.pipeline.flow.usage(), model.config.flow
+    usage, flow = model.pipeline.flow.usage(), model.config
     own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
     prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
     needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
@@ -112,7 +112,7 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     def measure() -> Row:
         times = []
         for _ in range(settings.repeats + 1):
-            with ChunkBatch(model, 1, a_voice(model.config.flow)) as batch:
+            with ChunkBatch(model, 1, a_voice(model.config)) as batch:
                 times.append([1000 * sum(batch.advance(25)) for _ in range(settings.drift_chunks)])
         medians = np.median(times[1:], axis=0).round(3).tolist()
         third, last = medians[_FIRST_DRIFTING - 1], medians[-1]

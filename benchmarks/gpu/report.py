@@ -17,7 +17,7 @@ from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES, Row
 from benchmarks.gpu.streams import PACE, UNBROKEN
 from benchmarks.gpu.worker import write_json
 from benchmarks.models import FULL_YAML, TEMPLATE
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 Content = Mapping[str, Any]  # of a results.json, or of several merged
 
@@ -186,7 +186,7 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
     """Rows with the same values as one table each, with their floor, and their long lists after them."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     rates = next((row["rates"] for row in rows_of(content, "floor").values()), None)
-    config = ModelConfig.read((FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent)
+    config = CosyVoice3Config.read((FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent)
     for key, row in rows.items():
         shown = {"": key} | {each: value for each, value in row.items() if each not in _COMMON[:4]}
         if name == "chunks" and "total_ms" in row and rates:

@@ -20,7 +20,7 @@ from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.serving.request import AudioChunk
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.worker import Observer, WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with
@@ -87,7 +87,7 @@ def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     stream, storage = SETTINGS[settings.setting]
     model, loaded = load(folder, settings, stream, cache_storage=storage)
     for seed in range(_VOICES):  # prompts are shared: their cost is nobody's in particular
-        model.synthesize([1, 2, 3], a_voice(model.config.flow, seed))
+        model.synthesize([1, 2, 3], a_voice(model.config, seed))
     yield f"{settings.setting}: the model", lambda: loaded
     keys: dict[int, str] = {}
     while True:
@@ -111,7 +111,7 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and what it took."""
-    batches, flow = _Batches(), model.config.flow
+    batches, flow = _Batches(), model.config
     limits = LimitConfig(streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S)
     workers = WorkerPool(model.pipeline, limits, batches, workers=default_workers(model.engine.device))
     with contextlib.closing(workers):
@@ -139,7 +139,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
 
 def _feed(workers: WorkerPool, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
     """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
-    flow, turns, late_s = model.config.flow, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
+    flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))
     begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)

@@ -12,8 +12,8 @@ from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
 from token2wav.execution.exported_vocoder import SIGNALS, exported_states
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_vocoder
-from token2wav.model_config import ModelConfig
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import DiT
 from token2wav.networks.dit_step import STEP_INPUTS, CachedStep
@@ -98,7 +98,7 @@ class Vocoder(nn.Module):
         return list(state.values())
 
 
-def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelConfig) -> nn.Module:
+def load_module(graph: Graph, precision: Precision, folder: Path, config: CosyVoice3Config) -> nn.Module:
     """Loads the module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
 
     Raises:

@@ -86,15 +86,15 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     )
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)
-    vocabulary = reference.config.flow.vocab_size
-    shape, count = reference.config.flow.token_shape, round(seconds * reference.config.token_frame_rate)
+    vocabulary = reference.config.vocab_size
+    shape, count = reference.config.token_shape, round(seconds * reference.config.token_frame_rate)
     tokens = random.integers(0, vocabulary, (count, *shape)).astype(np.int32)
     voice = Voice(
         random.integers(0, vocabulary, (PROMPT_TOKENS, *shape)),
-        random.standard_normal(
-            (reference.config.flow.token_mel_ratio * PROMPT_TOKENS, reference.config.flow.mel_bands)
-        ).astype(np.float32),
-        random.standard_normal(reference.config.flow.spk_embed_dim).astype(np.float32),
+        random.standard_normal((reference.config.token_mel_ratio * PROMPT_TOKENS, reference.config.mel_bands)).astype(
+            np.float32
+        ),
+        random.standard_normal(reference.config.speaker_size).astype(np.float32),
     )
     steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
     mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
@@ -140,7 +140,7 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
             chunker.computed()
     finally:
         flow.close(handle)
-    frames = config.flow.token_mel_ratio * len(tokens)
+    frames = config.token_mel_ratio * len(tokens)
     return torch.cat(mels, dim=1)[:, -frames:].cpu().numpy()
 
 

@@ -56,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     # torch: seconds that neither --help nor a typing error need
-    from token2wav.families.cosyvoice3.weights import check_model_folder
+    from token2wav.families import check_folder
 
-    check_model_folder(options.model)
+    check_folder(options.model)
     check_voices(load_server_config(options.config), options.model)
     server = TritonServer(
         options.model,

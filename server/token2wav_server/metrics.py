@@ -94,6 +94,12 @@ class ServerMetrics(Observer):
         self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
+        self._sound = Family(
+            "first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+            "HISTOGRAM",
+            _SECONDS,
+        )
         self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
         self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
         self._factor = Family(
@@ -142,10 +148,16 @@ class ServerMetrics(Observer):
         factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
         if playback.seconds_sent:
             self._factor().observe(factor)
-        first = None if playback.started is None else round(playback.started - request.admitted, 3)
+        first, sound = (
+            None if since is None else round(since - request.admitted, 3)
+            for since in (playback.started, playback.sound_since)
+        )
+        if sound is not None:
+            self._sound().observe(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s real_time_factor=%.3f underruns=%d",
-            *(request.number, reason, tokens, playback.seconds_sent, first, factor, playback.underruns),
+            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
+            "underruns=%d",
+            *(request.number, reason, tokens, playback.seconds_sent, first, sound, factor, playback.underruns),
         )
 
 

@@ -56,7 +56,7 @@ class Service:
         for name, voice in voices.items():
             self._voices.keep(name, voice)
         _prefill(model, voices.values())
-        self._sequences: dict[int | str, tuple[Request, str]] = {}
+        self._sequences: dict[int | str, Request] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
         workers = config.runtime.lanes or default_workers(model.engine.device)
@@ -103,32 +103,32 @@ class Service:
         if position.start:
             options = Options.of(request)
             utterance = self._open(request, position, options)
-            reply = TritonReply(request, options.audio_format)
+            reply = TritonReply(request)
             self._workers.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
-        utterance, audio_format = self._find(position)
+        utterance = self._find(position)
         utterance.check_open()
         try:
             refuse_voice(request)
         except InputError as error:
             self._workers.cancel(utterance, error)
             raise
-        self._workers.push(utterance, tokens, TritonReply(request, audio_format), end=position.end)
+        self._workers.push(utterance, tokens, TritonReply(request), end=position.end)
 
     def _open(self, request: Any, position: Position, options: Options) -> Request:
         sequence_id = position.sequence_id
-        if not sequence_id:
-            return self._workers.open(self._voice(request, options.voice), steps=options.steps, client=options.client)
-        if sequence_id in self._sequences:
+        if sequence_id and sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
         utterance = self._workers.open(
             self._voice(request, options.voice),
             lambda: self._forget(sequence_id),
             steps=options.steps,
             client=options.client,
+            audio_format=options.audio_format,
         )
-        self._ended.pop(sequence_id, None)
-        self._sequences[sequence_id] = utterance, options.audio_format
+        if sequence_id:
+            self._ended.pop(sequence_id, None)
+            self._sequences[sequence_id] = utterance
         return utterance
 
     def _voice(self, request: Any, name: str) -> Voice:
@@ -140,7 +140,7 @@ class Service:
         self._voices.register(voice)
         return voice
 
-    def _find(self, position: Position) -> tuple[Request, str]:
+    def _find(self, position: Position) -> Request:
         sequence_id = position.sequence_id
         if (found := self._sequences.get(sequence_id)) is not None:
             return found
@@ -155,7 +155,7 @@ class Service:
     def _forget(self, sequence_id: int | str) -> None:
         if (found := self._sequences.pop(sequence_id, None)) is None:
             return
-        self._ended[sequence_id] = found[0].why_closed
+        self._ended[sequence_id] = found.why_closed
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.execution.rig import Parts, RecordedModel
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 
 
 @pytest.fixture(scope="session")
@@ -12,11 +12,11 @@ def parts() -> Parts:
 
 
 @pytest.fixture(scope="session")
-def engine(parts: Parts) -> CachedFlowEngine:
+def engine(parts: Parts) -> CachedFlow:
     """An incremental engine with room for all; for tests that look at mels only."""
     return parts.incremental()
 
 
 @pytest.fixture(scope="session")
-def model(parts: Parts, engine: CachedFlowEngine) -> RecordedModel:
+def model(parts: Parts, engine: CachedFlow) -> RecordedModel:
     return parts.model(engine)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.cache.paged_kv_cache import CacheLayout, Storage
-from token2wav.execution.cached_flow import CachedFlowEngine
-from token2wav.execution.hift_stage import HiFTEngine
-from token2wav.execution.recompute import RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.execution.stages import FlowEngine, MelChunk, VocoderEngine
-from token2wav.families.cosyvoice3.build import cached_flow_engine
+from token2wav.cache.paged_kv_cache import Storage
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
+from token2wav.families.cosyvoice3.build import cache_layout, cached_flow, recomputed_hift, streaming_hift
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.model_config import ModelConfig
@@ -43,7 +43,7 @@ Utterance = tuple[int, int]  # prompt tokens, tokens
 class Parts:
     """The tiny model, loaded once; engines of any kind are made from it."""
 
-    config: ModelConfig
+    config: CosyVoice3Config
     flow: Flow
     hift: HiFT
     flow_noise: FlowNoise
@@ -52,9 +52,9 @@ class Parts:
 
     @classmethod
     def load(cls) -> Parts:
-        config = ModelConfig.read(TINY)
+        config = CosyVoice3Config.read(TINY)
         flow = load_flow(TINY, config)
-        solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
+        solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
         return cls(
             config,
             flow,
@@ -72,12 +72,13 @@ class Parts:
         left_blocks: int = -1,
         longest_hop: int = 100,
         solver: CountingSolver | CheapSolver | None = None,
-    ) -> CachedFlowEngine:
-        engine = cached_flow_engine(
+    ) -> CachedFlow:
+        engine = cached_flow(
+            self.config,
             self.flow,
             self.flow_noise,
-            {self.config.flow.n_timesteps: self.solver},
-            cache_bytes=pages * CacheLayout.of(self.config.flow, storage).page_bytes,
+            {self.config.ode_steps: self.solver},
+            cache_bytes=pages * cache_layout(self.config.flow, storage).page_bytes,
             storage=storage,
             left_blocks=left_blocks,
             longest_hop=longest_hop,
@@ -86,9 +87,9 @@ class Parts:
             solver.watch(engine)
         return engine
 
-    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlowEngine:
-        solvers = {self.config.flow.n_timesteps: self.solver}
-        return RecomputeFlowEngine(self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
+    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlow:
+        solvers = {self.config.ode_steps: self.solver}
+        return RecomputeFlow(self.config, self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""
@@ -96,11 +97,11 @@ class Parts:
 
     def vocode(self, mel: Mel) -> NDArray[np.float32]:
         """The audio of a mel computed at once: the oracle."""
-        return RecomputeVocoderEngine(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
+        return recomputed_hift(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
 
-    def model(self, flow: FlowEngine, stream: StreamConfig | None = None) -> RecordedModel:
+    def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
-        recorder = MelRecorder(HiFTEngine(self.hift, self.source_noise))
+        recorder = MelRecorder(streaming_hift(self.hift, self.source_noise))
         return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
 
 
@@ -111,7 +112,7 @@ class CountingSolver:
         self.calls = 0
         self._before = before
 
-    def watch(self, engine: CachedFlowEngine) -> None:
+    def watch(self, engine: CachedFlow) -> None:
         def watched(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(given: Any, *args: Any) -> Any:
                 if len(given):
@@ -127,7 +128,7 @@ class CountingSolver:
 class CheapSolver:
     """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
 
-    def watch(self, engine: CachedFlowEngine) -> None:
+    def watch(self, engine: CachedFlow) -> None:
         _replace(engine, lambda function: self._compute)
 
     def _compute(self, given: Any, *_: object) -> Any:
@@ -136,7 +137,7 @@ class CheapSolver:
         return [torch.zeros_like(chunk.noise) for chunk in given]
 
 
-def _replace(engine: CachedFlowEngine, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Puts something else in the place of what computes chunks, from the cache and without it."""
     runners: dict[int, Any] = engine._runners
     solvers: dict[int, Any] = engine._recompute._solvers
@@ -148,7 +149,7 @@ def _replace(engine: CachedFlowEngine, other: Callable[[Callable[..., Any]], Cal
 class MelRecorder:
     """A vocoder engine that passes every mel on to another and keeps it."""
 
-    def __init__(self, engine: VocoderEngine) -> None:
+    def __init__(self, engine: VocoderStage) -> None:
         self._engine = engine
         self._mels: dict[int, list[torch.Tensor]] = {}
 
@@ -200,13 +201,13 @@ class FlowStream:
     """
 
     def __init__(
-        self, engine: FlowEngine, voice: Voice, config: ModelConfig, stream: StreamConfig | None = None
+        self, engine: FlowStage, voice: Voice, config: ModelConfig, stream: StreamConfig | None = None
     ) -> None:
         self._engine = engine
         self.handle = engine.open(voice)
-        schedule = HopSchedule.of(stream or StreamConfig(), config.flow)
-        self._chunker = Chunker(voice.prompt_tokens, config.flow, schedule)
-        self._skip = 2 * (len(voice.prompt_tokens) - config.flow.prefix_tokens(len(voice.prompt_tokens)))
+        schedule = HopSchedule.of(stream or StreamConfig(), config)
+        self._chunker = Chunker(voice.prompt_tokens, config, schedule)
+        self._skip = 2 * (len(voice.prompt_tokens) - config.prefix_tokens(len(voice.prompt_tokens)))
         self._mels: list[torch.Tensor] = []
 
     @property
@@ -233,7 +234,7 @@ class FlowStream:
 
 
 def flow_mel(
-    parts: Parts, engine: FlowEngine, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None
+    parts: Parts, engine: FlowStage, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None
 ) -> Mel:
     """Mel of an utterance whose tokens are pushed in portions; the stream is closed."""
     utterance = FlowStream(engine, voice, parts.config, stream)
@@ -274,20 +275,20 @@ def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
     return float(np.abs(value - reference).max())
 
 
-def unreferenced_evicted(engine: CachedFlowEngine) -> int:
+def unreferenced_evicted(engine: CachedFlow) -> int:
     """Pages in use after every prompt that no stream refers to was evicted."""
     while engine.prefixes.evict():
         pass
     return engine.pool.used
 
 
-def run_together(parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance]) -> list[np.ndarray]:
+def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
-    schedule = HopSchedule.of(StreamConfig(), parts.config.flow)
+    schedule = HopSchedule.of(StreamConfig(), parts.config)
     streams = []
     for seed, (prompt, length) in enumerate(utterances):
         voice = a_voice(prompt)
-        chunker = Chunker(voice.prompt_tokens, parts.config.flow, schedule)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
         streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
     mels = mels_together(engine, streams)
     return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

@@ -10,7 +10,7 @@ from tests.support.packing import pad_batches
 from token2wav import StreamConfig
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
@@ -24,16 +24,14 @@ UTTERANCES: list[list[Utterance]] = [
 
 
 @pytest.fixture(params=["row", "packed", "prepared"])
-def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlowEngine:
+def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlow:
     if request.param == "row":
         return parts.incremental()
     return pad_batches(parts.incremental(), PREPARED if request.param == "prepared" else [])
 
 
 @pytest.mark.parametrize("utterances", UTTERANCES)
-def test_a_batch_equals_its_streams_alone(
-    parts: Parts, batching: CachedFlowEngine, utterances: list[Utterance]
-) -> None:
+def test_a_batch_equals_its_streams_alone(parts: Parts, batching: CachedFlow, utterances: list[Utterance]) -> None:
     together = run_together(parts, batching, utterances)
     for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
         alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
@@ -48,13 +46,13 @@ def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_block
             assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
 
 
-def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlowEngine) -> None:
-    healthy, flow = a_voice(28), parts.config.flow
-    schedule = HopSchedule.of(StreamConfig(), flow)
+def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlow) -> None:
+    healthy, config = a_voice(28), parts.config
+    schedule = HopSchedule.of(StreamConfig(), config)
     handles = [batching.open(healthy) for _ in range(3)]
     with torch.inference_mode():
         batching._streams[handles[1]].conv_state.fill_(torch.nan)
-    chunkers = [Chunker(healthy.prompt_tokens, flow, schedule) for _ in handles]
+    chunkers = [Chunker(healthy.prompt_tokens, config, schedule) for _ in handles]
     for length, chunker in zip((60, 140, 60), chunkers, strict=True):
         chunker.push(some_tokens(length), end=True)
     for _ in range(2):  # what it left in pages for padding must not reach the second batch

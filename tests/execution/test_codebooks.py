@@ -24,8 +24,9 @@ from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import config_hash
 from token2wav.execution.artifacts import fingerprint
-from token2wav.families.cosyvoice3.weights import check_model_folder, load_flow
-from token2wav.model_config import ModelConfig
+from token2wav.families import check_folder
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import load_flow
 
 MEL, SNR_DB = 2e-5, 60.0
 CODES = some_codes(75)
@@ -37,8 +38,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
-    config = ModelConfig.read(folder)
-    check_model_folder(folder)
+    config = CosyVoice3Config.read(folder)
+    check_folder(folder)
     flow = load_flow(folder, config)
     tables = flow.input_embedding.weight.split(VOCABULARY)
     assert len(tables) == CODEBOOKS
@@ -100,7 +101,7 @@ def test_what_is_refused(folder: Path) -> None:
 
 
 def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
-    assert ModelConfig.read(folder).flow.hops(StreamConfig()) == (12, 48)
+    assert CosyVoice3Config.read(folder).hops(StreamConfig()) == (12, 48)
     with pytest.raises(
         ConfigError, match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens"
     ):
@@ -126,13 +127,13 @@ def test_a_folder_that_cannot_be(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "model")
     edit_yaml(folder, old, new)
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.read(folder)
+        CosyVoice3Config.read(folder)
     assert message in one_line(caught.value)
 
 
 def test_what_others_exported_stays_usable() -> None:
     """The hash of a configuration without codebooks is what it was before there were any."""
-    flow = ModelConfig.read(TINY).flow
+    flow = CosyVoice3Config.read(TINY).flow
     assert flow.codebooks is None
     assert fingerprint(TINY, "flow").startswith(config_hash(flow))
     assert config_hash(flow) == "d01a060dbc11"

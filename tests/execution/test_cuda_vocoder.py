@@ -13,9 +13,9 @@ from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.execution.hift_stage import HiFTEngine
 from token2wav.execution.stages import MelChunk
-from token2wav.execution.vocoder import likely_pieces
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.serving.pipeline import _on_host
 
 pytestmark = [
@@ -36,12 +36,12 @@ def on_gpu() -> Iterator[Parts]:
 
 
 @pytest.fixture(scope="module")
-def vocoders(on_gpu: Parts) -> dict[bool, HiFTEngine]:
+def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
     """By whether they are captured."""
-    flow = on_gpu.config.flow
-    shapes = likely_pieces(on_gpu.hift.lookahead_frames, flow, flow.hops(StreamConfig()), 4)
+    config = on_gpu.config
+    shapes = likely_pieces(on_gpu.hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
     return {
-        capture: HiFTEngine(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        capture: streaming_hift(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
 
@@ -55,7 +55,7 @@ def utterances() -> list[Utterance]:
     ]
 
 
-def test_replay_equals_eager(vocoders: dict[bool, HiFTEngine]) -> None:
+def test_replay_equals_eager(vocoders: dict[bool, StreamingVocoder]) -> None:
     eager, captured = utterances(), utterances()
     run(vocoders[False], eager)
     run(vocoders[True], captured)
@@ -63,8 +63,8 @@ def test_replay_equals_eager(vocoders: dict[bool, HiFTEngine]) -> None:
         assert float((torch.cat(one.audio) - torch.cat(other.audio)).abs().max()) <= AUDIO
 
 
-def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, HiFTEngine]) -> None:
-    oracle, streams = HiFTEngine(parts.hift, parts.source_noise), utterances()
+def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVocoder]) -> None:
+    oracle, streams = streaming_hift(parts.hift, parts.source_noise), utterances()
     run(vocoders[True], streams)
     for each in streams:
         expected = oracle.whole(each.mel.cpu()).numpy()
@@ -72,7 +72,7 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, HiFTEngine]
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_nothing_waits_for_the_device(vocoders: dict[bool, HiFTEngine], capture: bool) -> None:
+def test_nothing_waits_for_the_device(vocoders: dict[bool, StreamingVocoder], capture: bool) -> None:
     vocoder = vocoders[capture]
     run(vocoder, utterances())  # draws noise, which waits, and takes memory
     handles, mels = [vocoder.open() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
@@ -89,12 +89,12 @@ def test_nothing_waits_for_the_device(vocoders: dict[bool, HiFTEngine], capture:
 def test_a_model_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = RuntimeConfig(device="cuda", engine="torch", cache_mib=512)
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
-    assert isinstance(engine, HiFTEngine)
+    assert isinstance(engine, StreamingVocoder)
     assert engine._lengths
-    assert all(isinstance(plan.run, CudaGraph) for plan in engine._plans._prepared.values())
+    assert all(isinstance(compute, CudaGraph) for _, compute in engine._prepared.values())
     monkeypatch.setenv(SWITCH, "0")
     engine = Token2Wav.load(TINY, runtime=runtime).pipeline.vocoder
-    assert isinstance(engine, HiFTEngine)
+    assert isinstance(engine, StreamingVocoder)
     assert not engine._lengths
 
 

@@ -23,7 +23,7 @@ from token2wav.execution.device import (
     keep_arithmetic_exact,
 )
 from token2wav.families.cosyvoice3 import build
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.lookahead import as_product
 
 ROUNDINGS = {"cudnn TF32", "matmul TF32", "float16 sums"}
@@ -61,7 +61,7 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "load_flow", load)
     host = Host(TINY, RuntimeConfig(engine="torch"), torch.device("cuda"))
     with pytest.raises(InterruptedError):
-        build.build_engines(host, ModelConfig.read(TINY), StreamConfig())
+        build.build(host, CosyVoice3Config.read(TINY), StreamConfig())
 
 
 def test_work_goes_to_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:

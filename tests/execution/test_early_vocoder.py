@@ -9,8 +9,9 @@ import torch
 
 from tests.networks.test_symmetric_hift import BANDS, CONFIG, FRAME_SAMPLES
 from tests.support.random_weights import fill
-from token2wav.execution.hift_stage import HiFTEngine
 from token2wav.execution.stages import MelChunk
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source_noise import NormalNoise
 
@@ -25,27 +26,27 @@ def hift() -> HiFT:
     return hift
 
 
-def engine(hift: HiFT, hold_frames: int) -> HiFTEngine:
-    return HiFTEngine(hift, NormalNoise(9), hold_frames=hold_frames)
+def stage(hift: HiFT, hold_frames: int) -> StreamingVocoder:
+    return streaming_hift(hift, NormalNoise(9), hold_frames=hold_frames)
 
 
-def spoken(engine: HiFTEngine, mels: Sequence[torch.Tensor], stops: Sequence[int]) -> list[list[torch.Tensor]]:
+def spoken(stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]) -> list[list[torch.Tensor]]:
     """Audio of every chunk of utterances that run side by side."""
-    handles, chunks, start = [engine.open() for _ in mels], [], 0
+    handles, chunks, start = [stage.open() for _ in mels], [], 0
     for stop in stops:
         last = stop == stops[-1]
         batch = [(handle, MelChunk(mel[:, start:stop], last)) for handle, mel in zip(handles, mels, strict=True)]
-        chunks.append(engine.advance(batch))
+        chunks.append(stage.advance(batch))
         start = stop
     for handle in handles:
-        engine.close(handle)
-    assert engine.open_streams == engine.store.used == 0
+        stage.close(handle)
+    assert stage.open_streams == stage.store.used == 0
     return [list(pieces) for pieces in zip(*chunks, strict=True)]
 
 
 def test_only_the_ends_of_chunks_differ(hift: HiFT) -> None:
     mel = torch.randn(BANDS, STOPS[-1])
-    exact, early = engine(hift, 0), engine(hift, HOLD)
+    exact, early = stage(hift, 0), stage(hift, HOLD)
     whole, [pieces] = exact.whole(mel), spoken(early, [mel], STOPS)
     sent = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(len(pieces))]
     assert sent == [(stop - HOLD) * FRAME_SAMPLES for stop in STOPS[:-1]] + [STOPS[-1] * FRAME_SAMPLES]
@@ -60,16 +61,16 @@ def test_only_the_ends_of_chunks_differ(hift: HiFT) -> None:
 
 def test_holding_more_is_closer(hift: HiFT) -> None:
     mel = torch.randn(BANDS, 100)
-    whole = engine(hift, 0).whole(mel)
+    whole = stage(hift, 0).whole(mel)
     errors = []
     for hold in (4, 12, 20):
-        first = spoken(engine(hift, hold), [mel], (60, 100))[0][0]
+        first = spoken(stage(hift, hold), [mel], (60, 100))[0][0]
         errors.append(float((first - whole[: len(first)]).abs().max()))
     assert errors[0] > 10 * errors[1] > 100 * errors[2]
 
 
 def test_batched_is_alone(hift: HiFT) -> None:
     mels = [torch.randn(BANDS, STOPS[-1]) for _ in range(3)]
-    early = engine(hift, HOLD)
+    early = stage(hift, HOLD)
     for mel, pieces in zip(mels, spoken(early, mels, STOPS), strict=True):
         torch.testing.assert_close(torch.cat(pieces), torch.cat(spoken(early, [mel], STOPS)[0]), atol=1e-5, rtol=0)

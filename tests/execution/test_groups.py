@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from token2wav.execution.groups import groups_of, in_groups
+from token2wav.execution.batch import groups_of, in_groups
 
 
 def test_groups_appear_in_the_order_of_their_first_items() -> None:

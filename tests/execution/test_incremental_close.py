@@ -11,7 +11,7 @@ import pytest
 from tests.execution.rig import CountingSolver, FlowStream, Parts, a_voice, some_tokens, unreferenced_evicted
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import StreamClosedError
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 
 
 class Held:
@@ -43,7 +43,7 @@ def held(parts: Parts) -> Iterator[Held]:
 
 
 def test_pages_are_released_once_and_after_the_computation(parts: Parts, held: Held) -> None:
-    engine: CachedFlowEngine = held.engine
+    engine: CachedFlow = held.engine
     stream = FlowStream(engine, a_voice(41), parts.config)
     used = engine.pool.used
     with ThreadPoolExecutor(1) as thread:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.execution.rig import Parts, a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
-from token2wav.execution.hift_stage import HiFTEngine
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 SECONDS = 40
@@ -23,7 +23,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     chunker, slots = request.chunker, request.slots
     assert slots is not None
     vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
-    assert isinstance(vocoder, HiFTEngine)
+    assert isinstance(vocoder, StreamingVocoder)
     flow, tokens = engine._streams[slots.flow], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
@@ -52,7 +52,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
 @pytest.mark.parametrize("push", [1, 25, 400])
 def test_chunker_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
     tokens = some_tokens(20_000)
-    chunker = Chunker(tokens[:41], parts.config.flow, HopSchedule("fixed", 25, 25, 25))
+    chunker = Chunker(tokens[:41], parts.config, HopSchedule("fixed", 25, 25, 25))
     for at in range(41, len(tokens), push):
         chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
         while (chunk := chunker.next_chunk) is not None:

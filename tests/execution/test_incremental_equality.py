@@ -21,32 +21,32 @@ from tests.execution.rig import (
 from tests.support.golden import TINY, snr_db
 from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 
 # Around the ends of blocks, the 3 look-ahead tokens, and the 4 frames that the vocoder holds back.
 LENGTHS = [1, 2, 3, 4, 5, 22, 23, 24, 25, 26, 27, 28, 29, 47, 48, 49, 50, 51, 52, 53, 54, 75, 77, 78, 79, 100, 103]
 PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 
 
-def mel_of(parts: Parts, engine: CachedFlowEngine, prompt: int, length: int, sizes: list[int]) -> float:
+def mel_of(parts: Parts, engine: CachedFlow, prompt: int, length: int, sizes: list[int]) -> float:
     """How far the mel of a stream is from that of the whole."""
     voice, tokens = a_voice(prompt), some_tokens(length)
     return off(flow_mel(parts, engine, portions(tokens, sizes), voice), parts.whole(tokens, voice))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_mel_of_every_length(parts: Parts, engine: CachedFlowEngine, length: int) -> None:
+def test_mel_of_every_length(parts: Parts, engine: CachedFlow, length: int) -> None:
     assert mel_of(parts, engine, 41, length, [length]) <= MEL
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_mel_after_every_prompt(parts: Parts, engine: CachedFlowEngine, prompt: int) -> None:
+def test_mel_after_every_prompt(parts: Parts, engine: CachedFlow, prompt: int) -> None:
     for length in (1, 25 - prompt % 25, 28, 60):
         assert mel_of(parts, engine, prompt, length, [length]) <= MEL, f"{length} tokens"
 
 
 @pytest.mark.parametrize("sizes", [[1], [2, 0, 5], [3], [25], [28, 25], [7, 61]], ids=str)
-def test_mel_of_every_portioning(parts: Parts, engine: CachedFlowEngine, sizes: list[int]) -> None:
+def test_mel_of_every_portioning(parts: Parts, engine: CachedFlow, sizes: list[int]) -> None:
     assert mel_of(parts, engine, 28, 90, sizes) <= MEL
 
 
@@ -60,12 +60,12 @@ def test_mel_of_every_portioning(parts: Parts, engine: CachedFlowEngine, sizes: 
     ],
     ids=lambda config: f"{config.hop}-{config.max_hop_tokens}",
 )
-def test_mel_of_every_schedule(parts: Parts, engine: CachedFlowEngine, stream: StreamConfig) -> None:
+def test_mel_of_every_schedule(parts: Parts, engine: CachedFlow, stream: StreamConfig) -> None:
     voice, tokens = a_voice(41), some_tokens(160)
     assert off(flow_mel(parts, engine, [tokens], voice, stream), parts.whole(tokens, voice)) <= MEL
 
 
-def test_mel_of_a_long_stream(parts: Parts, engine: CachedFlowEngine) -> None:
+def test_mel_of_a_long_stream(parts: Parts, engine: CachedFlow) -> None:
     voice, tokens = a_voice(41), some_tokens(430)
     assert off(flow_mel(parts, engine, portions(tokens, [13]), voice), parts.whole(tokens, voice)) <= MEL
 

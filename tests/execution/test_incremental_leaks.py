@@ -19,7 +19,7 @@ from tests.execution.rig import (
     unreferenced_evicted,
 )
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 
 Ending = Callable[[Stream], None]
 
@@ -64,7 +64,7 @@ ENDINGS = [
 ]
 
 
-def held(model: Token2Wav, engine: CachedFlowEngine) -> list[int]:
+def held(model: Token2Wav, engine: CachedFlow) -> list[int]:
     """Open utterances, voices in use, pages of streams."""
     return [
         model.pipeline.open_streams,

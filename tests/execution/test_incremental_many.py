@@ -13,7 +13,7 @@ from tests.execution.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, 
 from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 
 Utterance = tuple[int, int, int]  # prompt tokens, tokens, tokens per push
 
@@ -25,7 +25,7 @@ UTTERANCES = st.lists(
 @settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(utterances=UTTERANCES, data=st.data())
 def test_interleaved_streams(
-    parts: Parts, engine: CachedFlowEngine, utterances: list[Utterance], data: st.DataObject
+    parts: Parts, engine: CachedFlow, utterances: list[Utterance], data: st.DataObject
 ) -> None:
     streams = [FlowStream(engine, a_voice(prompt), parts.config) for prompt, _, _ in utterances]
     waiting = [portions(some_tokens(length, seed), [size]) for seed, (_, length, size) in enumerate(utterances)]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from tests.execution.rig import MEL, Parts, a_voice, off, some_tokens
 from tests.support.golden import TINY
 from token2wav import RuntimeConfig, Token2Wav
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.families.cosyvoice3.flow import Flow
 
 
 def test_loaded_model_holds_no_time_weights(parts: Parts) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=8))
     engine = model.pipeline.flow
-    assert isinstance(engine, CachedFlowEngine)
-    before, after = dict(parts.flow.named_parameters()), dict(engine._flow.named_parameters())
+    assert isinstance(engine, CachedFlow)
+    loaded = engine._encoder
+    assert isinstance(loaded, Flow)
+    before, after = dict(parts.flow.named_parameters()), dict(loaded.named_parameters())
     gone = set(before) - set(after)
     depth = parts.config.flow.estimator.depth
     assert {name.split("estimator.")[1].rsplit(".", 1)[0] for name in gone} == {

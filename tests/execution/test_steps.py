@@ -21,8 +21,8 @@ from tests.support.packing import pad_batches
 from tests.support.recomputing import recomputing
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise
-from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.ode import solver_times, time_grid
 from token2wav_export.verify import stream_mel
@@ -41,7 +41,7 @@ def edited(folder: Path, scheduler: str = COSINE, guidance: float = 0.7) -> Path
 
 def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice) -> Mel:
     """The mel of an utterance by the public call of the estimator, row by row, and Euler's rule."""
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     flow, noise = load_flow(folder, config), load_flow_noise(folder, config)
     with torch.inference_mode():
         mu = flow.condition(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS))))[None]
@@ -91,7 +91,7 @@ def test_streams_are_the_public_arithmetic_at_those_times(
 
 
 def test_the_usual_schedule_is_untouched() -> None:
-    assert ModelConfig.read(TINY).schedule == ScheduleConfig()
+    assert CosyVoice3Config.read(TINY).schedule == ScheduleConfig()
     assert torch.equal(time_grid(10), time_grid(10, ScheduleConfig("cosine")))
     assert time_grid(4, ScheduleConfig("linear")).tolist() == [0, 0.25, 0.5, 0.75, 1]
     times, widths = solver_times(2, ScheduleConfig(times=(0, 0.25, 1)))

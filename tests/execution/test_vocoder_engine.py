@@ -21,12 +21,12 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.errors import StreamClosedError
 from token2wav.execution import backends as choice
-from token2wav.execution.hift_stage import HiFTEngine
 from token2wav.execution.stages import MelChunk
-from token2wav.execution.vocoder import PieceShape, likely_pieces
+from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3 import build
+from token2wav.families.cosyvoice3.build import streaming_hift
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_hift, load_source_noise
-from token2wav.model_config import ModelConfig
 from token2wav.networks.f0 import F0_LOOKAHEAD
 from token2wav.networks.source import frame_sines
 from token2wav.networks.streaming import Piece, state_specs
@@ -40,14 +40,13 @@ def a_mel(frames: int, seed: int = 0) -> torch.Tensor:
 
 
 def prepared(parts: Parts, streams: int = 4) -> list[PieceShape]:
-    flow = parts.config.flow
-    return likely_pieces(parts.hift.lookahead_frames, flow, flow.hops(StreamConfig()), streams)
+    return likely_pieces(parts.hift.lookahead_frames, parts.config, parts.config.hops(StreamConfig()), streams)
 
 
 @pytest.fixture(scope="module", params=["own lengths", PREPARED])
-def engine(parts: Parts, request: pytest.FixtureRequest) -> HiFTEngine:
+def engine(parts: Parts, request: pytest.FixtureRequest) -> StreamingVocoder:
     shapes = prepared(parts) if request.param == PREPARED else []
-    return HiFTEngine(parts.hift, parts.source_noise, shapes=shapes)
+    return streaming_hift(parts.hift, parts.source_noise, shapes=shapes)
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Utterance:
         return MelChunk(self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1)
 
 
-def run(engine: HiFTEngine, utterances: Sequence[Utterance]) -> None:
+def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
     """Vocodes utterances side by side; whoever is at its end is closed."""
     handles: dict[int, int] = {}
     for turn in range(max(each.start + len(each.lengths) for each in utterances)):
@@ -86,9 +85,9 @@ def run(engine: HiFTEngine, utterances: Sequence[Utterance]) -> None:
                 engine.close(handles.pop(index))
 
 
-def check(engine: HiFTEngine, utterances: Sequence[Utterance]) -> None:
+def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
     """Every piece has given what it makes possible, and all together the samples of the whole."""
-    hift = engine._hift
+    hift = engine._net
     for each in utterances:
         frames = sent = 0
         for index, (length, audio) in enumerate(zip(each.lengths, each.audio, strict=True)):
@@ -102,14 +101,14 @@ def check(engine: HiFTEngine, utterances: Sequence[Utterance]) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 8, 50])
 def test_any_pieces_equal_the_whole(parts: Parts, size: int) -> None:
-    engine = HiFTEngine(parts.hift, parts.source_noise)
+    engine = streaming_hift(parts.hift, parts.source_noise)
     utterance = Utterance([size] * (100 // size) + [100 % size])
     run(engine, [utterance])
     check(engine, [utterance])
 
 
 @pytest.mark.parametrize("lengths", [[1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]])
-def test_any_lengths(engine: HiFTEngine, lengths: list[int]) -> None:
+def test_any_lengths(engine: StreamingVocoder, lengths: list[int]) -> None:
     utterance = Utterance(lengths)
     run(engine, [utterance])
     check(engine, [utterance])
@@ -117,20 +116,20 @@ def test_any_lengths(engine: HiFTEngine, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 5, 6, 30])
 @pytest.mark.parametrize("last", [1, 2, 5])
-def test_any_end(engine: HiFTEngine, first: int, last: int) -> None:
+def test_any_end(engine: StreamingVocoder, first: int, last: int) -> None:
     """Shorter than what is held back, and without samples of its own before."""
     utterance = Utterance([first, last])
     run(engine, [utterance])
     check(engine, [utterance])
 
 
-def test_an_end_that_is_longer_than_prepared_lengths(engine: HiFTEngine) -> None:
+def test_an_end_that_is_longer_than_prepared_lengths(engine: StreamingVocoder) -> None:
     utterance = Utterance([50, 333])
     run(engine, [utterance])
     check(engine, [utterance])
 
 
-def test_mixed_batches(engine: HiFTEngine) -> None:
+def test_mixed_batches(engine: StreamingVocoder) -> None:
     """Starts, middles and ends of all hops together; prepared numbers of streams that are full, in part, exceeded."""
     utterances = [
         Utterance([50, 100, 31], start=0, seed=0),
@@ -148,10 +147,10 @@ def test_mixed_batches(engine: HiFTEngine) -> None:
 
 def test_another_geometry() -> None:
     """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half a frame."""
-    config = ModelConfig.read(DEMO)
+    config = CosyVoice3Config.read(DEMO)
     hift, noise = load_hift(DEMO, config), load_source_noise(DEMO, config)
-    shapes = likely_pieces(hift.lookahead_frames, config.flow, config.flow.hops(StreamConfig()), 2)
-    for engine in (HiFTEngine(hift, noise), HiFTEngine(hift, noise, shapes=shapes)):
+    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
+    for engine in (streaming_hift(hift, noise), streaming_hift(hift, noise, shapes=shapes)):
         utterances = [Utterance([50, 100, 31], seed=0), Utterance([50, 2], seed=1), Utterance([5, 1], seed=2)]
         run(engine, utterances)
         check(engine, utterances)
@@ -201,7 +200,7 @@ def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
 
 def test_slots_are_used_again(parts: Parts) -> None:
     """More streams than there are slots at first, and many after them in the slots of those that ended."""
-    engine = HiFTEngine(parts.hift, parts.source_noise)
+    engine = streaming_hift(parts.hift, parts.source_noise)
     held = [engine.open() for _ in range(62)]
     utterances = [Utterance([40, 9 + index], start=index // 3, seed=index) for index in range(12)]
     run(engine, utterances)
@@ -212,7 +211,7 @@ def test_slots_are_used_again(parts: Parts) -> None:
     assert SCRATCH_SLOT not in slots
 
 
-def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine: HiFTEngine) -> None:
+def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine: StreamingVocoder) -> None:
     broken, sound = engine.open(), Utterance([50, 50], seed=1)
     other, nan = engine.open(), torch.full((80, 50), torch.nan)
     slot = engine._streams[broken].slot
@@ -234,7 +233,7 @@ def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine
     assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= AUDIO
 
 
-def test_handles(engine: HiFTEngine) -> None:
+def test_handles(engine: StreamingVocoder) -> None:
     handle, mel = engine.open(), a_mel(77)
     audio = [*engine.advance([(handle, MelChunk(mel[:, :50], last=False))])]
     audio += engine.advance([(handle, MelChunk(mel[:, 50:], last=True))])
@@ -263,7 +262,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
-    engine, counts = HiFTEngine(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
+    engine, counts = streaming_hift(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
     assert engine._noise is not None
     engine._noise.prepare(6)
     for streams in (1, 3, 4):
@@ -307,7 +306,7 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
     parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts with any part of the prompt's last block, all hops, ends of any length, and more streams than prepared."""
-    engine = HiFTEngine(parts.hift, parts.source_noise, shapes=prepared(parts))
+    engine = streaming_hift(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
     def note(parts: Sequence[Any]) -> Sequence[Any]:
@@ -346,11 +345,11 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "runner", lambda *given: choice.runner(*given[:5]))
     runtime = RuntimeConfig(device="cpu", engine="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
-    assert isinstance(captured.pipeline.vocoder, HiFTEngine)
+    assert isinstance(captured.pipeline.vocoder, StreamingVocoder)
     assert captured.pipeline.vocoder._lengths
     monkeypatch.undo()
     exact = Token2Wav.load(TINY, runtime=runtime)
-    assert isinstance(exact.pipeline.vocoder, HiFTEngine)
+    assert isinstance(exact.pipeline.vocoder, StreamingVocoder)
     assert not exact.pipeline.vocoder._lengths
     assert np.abs(captured.synthesize(tokens, voice) - exact.synthesize(tokens, voice)).max() <= AUDIO
     assert captured.pipeline.open_streams == 0

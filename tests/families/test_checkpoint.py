@@ -20,21 +20,16 @@ from torch import nn
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
+from token2wav.families import check_folder
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import (
-    check_model_folder,
-    load_flow,
-    load_flow_noise,
-    load_hift,
-    load_source_noise,
-)
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.networks.hift import HiFT
 
 
 @pytest.fixture(scope="module")
-def config() -> ModelConfig:
-    return ModelConfig.read(TINY)
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
 
 
 @pytest.fixture
@@ -49,18 +44,18 @@ def small(folder: Path) -> Path:
     text = path.read_text(encoding="utf-8").replace("[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]")
     text = text.replace("    resblock_kernel_sizes: [3, 7, 11]", "    resblock_kernel_sizes: [3]")
     path.write_text(text.replace(" resblock_dilation_sizes: [[1], [1], [1]]", " resblock_dilation_sizes: [[1]]"))
-    save_file(HiFT(ModelConfig.read(folder).hift).state_dict(), folder / "hift.safetensors")
+    save_file(HiFT(CosyVoice3Config.read(folder).hift).state_dict(), folder / "hift.safetensors")
     return folder
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, dict[str, torch.Tensor]]:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     return {"flow": load_flow(TINY, config).state_dict(), "hift": load_hift(TINY, config).state_dict()}
 
 
 def loaded(folder: Path, stem: str) -> dict[str, torch.Tensor]:
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     module: nn.Module = load_flow(folder, config) if stem == "flow" else load_hift(folder, config)
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
@@ -76,7 +71,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints(stem: str) -> None:
-    config = ModelConfig.read(FULL_SIZE)
+    config = CosyVoice3Config.read(FULL_SIZE)
     with torch.device("meta"):
         module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.hift)
     ours = {name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()}
@@ -315,7 +310,7 @@ def test_a_broken_folder_is_refused_by_check_and_load_with_one_sentence(
 ) -> None:
     break_it(small)
     with pytest.raises(Token2WavError) as checked:
-        check_model_folder(small)
+        check_folder(small)
     with pytest.raises(Token2WavError) as load:
         Token2Wav.load(small, runtime=RuntimeConfig(device="cpu"))
     message = one_line(load.value)
@@ -326,13 +321,13 @@ def test_a_broken_folder_is_refused_by_check_and_load_with_one_sentence(
 
 
 def test_a_good_folder_passes_the_check(folder: Path, small: Path) -> None:
-    check_model_folder(folder)
-    check_model_folder(small)
-    check_model_folder(TINY)
+    check_folder(folder)
+    check_folder(small)
+    check_folder(TINY)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    for load in (check_model_folder, Token2Wav.load):
+    for load in (check_folder, Token2Wav.load):
         with pytest.raises(Token2WavError, match="no such model folder"):
             load(tmp_path / "nowhere")
 
@@ -344,7 +339,7 @@ def test_everything_that_does_not_fit_is_listed_in_one_error(folder: Path) -> No
     weights["decoder.estimator.extra.weight"] = torch.ones(1)
     replace_weights(folder, "flow", weights)
     with pytest.raises(CheckpointError) as caught:
-        check_model_folder(folder)
+        check_folder(folder)
     message = one_line(caught.value)
     assert "1 missing: input_embedding.weight" in message
     assert "1 unexpected: decoder.estimator.extra.weight" in message
@@ -354,7 +349,7 @@ def test_everything_that_does_not_fit_is_listed_in_one_error(folder: Path) -> No
 def test_a_long_list_of_misfits_is_counted_and_cut(folder: Path) -> None:
     replace_weights(folder, "flow", {"one": torch.ones(1)})
     with pytest.raises(CheckpointError) as caught:
-        check_model_folder(folder)
+        check_folder(folder)
     message = one_line(caught.value)
     count = len(tiny_weights("flow"))
     assert f"{count} missing" in message
@@ -393,7 +388,7 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(
         path.write_bytes(pickle.dumps(weights))
     else:
         torch.save(weights, path, _use_new_zipfile_serialization=form == "torch")
-    for load in (check_model_folder, Token2Wav.load):
+    for load in (check_folder, Token2Wav.load):
         with pytest.raises(CheckpointError) as caught:
             load(small)
         message = one_line(caught.value)
@@ -417,7 +412,7 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
     torch.save(weights, legacy, _use_new_zipfile_serialization=False)
     originals = [(".safetensors", safetensors.read_bytes()), (".pt", legacy.read_bytes())]
     safetensors.unlink()
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     generator = torch.Generator().manual_seed(0)
     for suffix, original in originals:
         path = folder / f"flow{suffix}"
@@ -432,7 +427,7 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
         path.unlink()
 
 
-def test_noise_of_the_folder_replaces_the_first_samples(folder: Path, config: ModelConfig) -> None:
+def test_noise_of_the_folder_replaces_the_first_samples(folder: Path, config: CosyVoice3Config) -> None:
     given = load_file(TINY / "noise.safetensors")
     stock_flow, stock_source = load_flow_noise(folder, config), load_source_noise(folder, config)
     flow, source = load_flow_noise(TINY, config), load_source_noise(TINY, config)

@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.material import FULL_SIZE, TINY, one_line
 from token2wav import ConfigError
-from token2wav.families.cosyvoice3.config import FlowConfig
-from token2wav.families.cosyvoice3.weights import check_model_folder
-from token2wav.model_config import ModelConfig
+from token2wav.families import check_folder
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.networks.configs import EstimatorConfig, HiFTConfig
 
 FULL_FLOW = FlowConfig(
@@ -64,29 +63,29 @@ FULL_HIFT = HiFTConfig(
 
 
 def test_a_full_file_of_the_public_layout_is_read_in_full() -> None:
-    assert ModelConfig.read(FULL_SIZE) == ModelConfig(FULL_FLOW, FULL_HIFT, token_frame_rate=25)
+    assert CosyVoice3Config.read(FULL_SIZE) == CosyVoice3Config.of(FULL_FLOW, FULL_HIFT, token_frame_rate=25)
 
 
 def test_the_arithmetic_of_a_stream_follows_from_the_file() -> None:
-    config = ModelConfig.read(FULL_SIZE)
-    assert config.flow.block_tokens == 25
-    assert config.flow.mel_bands == 80
+    config = CosyVoice3Config.read(FULL_SIZE)
+    assert config.block_tokens == 25
+    assert config.mel_bands == 80
     assert config.hift.samples_per_frame == 480
     assert config.samples_per_token == 960
     assert config.sample_rate == 24000
 
 
 def test_the_tiny_model_differs_in_sizes_only() -> None:
-    tiny, full = ModelConfig.read(TINY), ModelConfig.read(FULL_SIZE)
+    tiny, full = CosyVoice3Config.read(TINY), CosyVoice3Config.read(FULL_SIZE)
     estimator = dataclasses.replace(full.flow.estimator, dim=64, depth=2, heads=2, dim_head=32)
     flow = dataclasses.replace(full.flow, pre_lookahead_channels=64, estimator=estimator)
     hift = dataclasses.replace(full.hift, base_channels=32, f0_channels=32)
-    assert tiny == ModelConfig(flow, hift, 25)
+    assert tiny == CosyVoice3Config.of(flow, hift, 25)
 
 
 def test_a_configuration_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        ModelConfig.read(TINY).flow.vocab_size = 1  # type: ignore[misc]
+        CosyVoice3Config.read(TINY).flow.vocab_size = 1  # type: ignore[misc]
 
 
 # One change to the tiny file each: what is replaced, by what, and what the message must say.
@@ -250,13 +249,13 @@ def test_a_file_that_does_not_hold_together_is_refused_by_name(
     path = tmp_path / "cosyvoice3.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.read(tmp_path)
+        CosyVoice3Config.read(tmp_path)
     message = one_line(caught.value)
     assert message.count(str(path)) == 1
     for word in words:
         assert word in message
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_model_folder(tmp_path)
+        check_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -276,15 +275,15 @@ def test_what_serving_does_not_need_may_be_anything_and_is_not_executed(tmp_path
     text = (TINY / "cosyvoice3.yaml").read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "cosyvoice3.yaml").write_text(text.replace(old, new.format(bait=bait)), encoding="utf-8")
-    assert ModelConfig.read(tmp_path) == ModelConfig.read(TINY)
+    assert CosyVoice3Config.read(tmp_path) == CosyVoice3Config.read(TINY)
     assert not bait.exists()
 
 
 def test_a_folder_that_is_no_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such model folder"):
-        ModelConfig.read(tmp_path / "nowhere")
+        CosyVoice3Config.read(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"cosyvoice3\.yaml is missing"):
-        ModelConfig.read(tmp_path)
+        CosyVoice3Config.read(tmp_path)
     shutil.copy(TINY / "cosyvoice3.yaml", tmp_path / "file")
     with pytest.raises(ConfigError, match="no such model folder"):
-        ModelConfig.read(tmp_path / "file")
+        CosyVoice3Config.read(tmp_path / "file")

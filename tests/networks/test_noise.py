@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.material import DATA, FULL_SIZE, TINY
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import draws_before_source
 from token2wav.networks.noise import PAGE_FRAMES, FlowNoise
-from token2wav.networks.source_noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, SourceNoise, draws_before_source
+from token2wav.networks.source_noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, SourceNoise
 
 BANDS, HARMONICS = 80, 9
 BLOCK = _BLOCK_SAMPLES
@@ -28,14 +29,14 @@ def public(name: str) -> dict[str, Any]:
 
 @cache
 def stock_source() -> SourceNoise:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     return SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
 
 
 @cache
 def first_samples() -> torch.Tensor:
     """The first blocks of the tiny model's source noise, drawn in one go as a stock model does."""
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     generator = torch.Generator().manual_seed(0)
     torch.rand(draws_before_source(config.flow, config.hift), generator=generator)
     return torch.rand(4 * BLOCK, HARMONICS, generator=generator)
@@ -51,7 +52,7 @@ def test_the_flow_noise_is_the_public_one() -> None:
 
 
 def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
-    config = ModelConfig.read(FULL_SIZE)
+    config = CosyVoice3Config.read(FULL_SIZE)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
     digest, step = hashlib.sha256(), 10 * BLOCK
     samples = public("sine_waves")["shape"][1]
@@ -77,7 +78,7 @@ def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int,
 @given(st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6))
 @settings(max_examples=20, deadline=None)
 def test_source_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
     for start, count in windows:
         found = noise.window(start, start + count)
@@ -95,7 +96,7 @@ def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
 
 
 def test_source_noise_is_safe_to_share_between_threads() -> None:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
     wrong: list[int] = []
 
@@ -184,7 +185,7 @@ def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_fr
 
 @pytest.mark.parametrize("samples", [1, 480, BLOCK + 7])
 def test_a_source_table_comes_first_and_the_stock_noise_goes_on_behind_it(samples: int) -> None:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     skip = draws_before_source(config.flow, config.hift)
     noise = SourceNoise(HARMONICS, skip, torch.full((samples, HARMONICS), 0.25))
     window = noise.window(max(0, samples - 3), samples + 4)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tests.unit.material import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.execution.stages import FlowChunk
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
 
-CONFIG = ModelConfig.read(TINY)
+CONFIG = CosyVoice3Config.read(TINY)
 LOOKAHEAD = 3
 BLOCK = 25
 NOTHING = np.zeros(0, np.int32)
@@ -40,7 +40,7 @@ class FakeClock:
 
 
 def chunker_of(prompt: int, stream: StreamConfig | None = None, playback: Playback | None = None) -> Chunker:
-    return Chunker(demo_voice(prompt).prompt_tokens, CONFIG.flow, schedule_of(CONFIG, stream), playback)
+    return Chunker(demo_voice(prompt).prompt_tokens, CONFIG, schedule_of(CONFIG, stream), playback)
 
 
 def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
@@ -165,7 +165,7 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
 
 
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
-    prefixes = {prompt: CONFIG.flow.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
+    prefixes = {prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 
 
@@ -220,7 +220,7 @@ def test_every_hop_is_whole_blocks_within_its_bounds(index: int, lead: float, po
 )
 def test_a_hop_off_the_block_grid_is_refused(stream: StreamConfig, field: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"^{field}: {value} is not a multiple .* 25 tokens$"):
-        HopSchedule.of(stream, CONFIG.flow)
+        HopSchedule.of(stream, CONFIG)
 
 
 # The rules of a chunker.
@@ -251,7 +251,7 @@ def test_a_message_is_consumed_when_the_next_chunk_needs_more_than_its_tokens() 
 def test_tokens_are_checked_once() -> None:
     for bad in ([5, -1], [6561], [[1]], [1.5]):
         with pytest.raises(InputError, match=r"^tokens: "):
-            checked_tokens(bad, CONFIG.flow)
+            checked_tokens(bad, CONFIG)
 
 
 def test_a_stream_that_would_end_without_tokens_goes_on() -> None:

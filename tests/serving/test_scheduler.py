@@ -11,12 +11,13 @@ from tests.serving.replies import FIRST, LIMITS, SECOND, FakeClock, RecordingRep
 from tests.unit.material import TINY, demo_tokens, demo_voice, schedule_of
 from token2wav import LimitError, StreamClosedError
 from token2wav.errors import IdleError
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker, Playback
 from token2wav.serving.request import Request, Slots, Status
 from token2wav.serving.scheduler import Scheduler
 
-CONFIG = ModelConfig.read(TINY)
+CONFIG = CosyVoice3Config.read(TINY)
 WORKER = 7
 
 
@@ -27,8 +28,8 @@ class Rig:
 
     def admitted(self) -> Request:
         voice, playback = demo_voice(25), Playback(self.clock)
-        chunker = Chunker(voice.prompt_tokens, CONFIG.flow, schedule_of(CONFIG), playback)
-        self.scheduler.admit(request := Request(voice, 10, chunker, playback))
+        chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
+        self.scheduler.admit(request := Request(voice, 10, chunker, playback, AudioOutput(CONFIG)))
         return request
 
     def opened(self) -> Request:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.execution.stages import FlowEngine
+from token2wav import AudioChunk
+from token2wav.execution.stages import FlowStage
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
@@ -25,7 +26,7 @@ def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens
     while running := [index for index, request in enumerate(requests) if request.chunker.next_chunk]:
         chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
-            assert not isinstance(chunk, Exception)
+            assert isinstance(chunk, AudioChunk)
             audio[index].append(chunk.audio)
             requests[index].chunker.computed()
     for request in requests:
@@ -33,7 +34,7 @@ def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens
     return [np.concatenate(pieces) for pieces in audio]
 
 
-def mels_together(engine: FlowEngine, utterances: Sequence[tuple[int, Chunker, Tokens]]) -> list[NDArray[np.float32]]:
+def mels_together(engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]) -> list[NDArray[np.float32]]:
     """As `spoken_together`, mels (bands, frames) of open streams of a flow engine, with what is computed of prompts."""
     for _, chunker, tokens in utterances:
         chunker.push(tokens, end=True)

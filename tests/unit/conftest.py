@@ -9,15 +9,15 @@ import torch
 from tests.serving.replies import Expected
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.build import cached_flow_engine
+from token2wav.families.cosyvoice3.build import cached_flow
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
-from token2wav.model_config import ModelConfig
 from token2wav.networks.ode import EulerSolver
 
 
 @pytest.fixture(scope="session")
-def config() -> ModelConfig:
-    return ModelConfig.read(TINY)
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +46,12 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 
 
 @pytest.fixture(scope="session")
-def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
+def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
     flow = load_flow(TINY, config)
-    solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-    engine = cached_flow_engine(flow, flow_noise, {config.flow.n_timesteps: solver}, cache_bytes=64 << 20)
+    solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
+    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, cache_bytes=64 << 20)
     return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
 
 

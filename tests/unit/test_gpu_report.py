@@ -22,13 +22,13 @@ from benchmarks.gpu.streams import longest_gap, next_number
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
-from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.stages import CacheUsage
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig
 
-FULL = ModelConfig.read(FULL_YAML.parent)
+FULL = CosyVoice3Config.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
 INPUT = (80 + 80 + 80 + 80) * 1024 + 2 * 1024 * 64 * 31
 RATES = {"copy": 4.8e12, "triad": 4.0e12, "float16": 800e12, "float32": 60e12, "float64": 60e12}
@@ -237,7 +237,7 @@ def test_a_planted_error_is_beyond_the_bound(
 
 
 def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     utterances = [utterance(config, index) for index in range(12)]
     assert len({(len(each.voice.prompt_tokens), len(each.tokens)) for each in utterances}) == 12
 
@@ -273,7 +273,7 @@ def test_a_chunk_costs_some_two_milliseconds() -> None:
 
 
 def test_the_flow_against_torchs_counter() -> None:
-    config = ModelConfig.read(TINY).flow
+    config = CosyVoice3Config.read(TINY).flow
     estimator, frames = Flow(config).eval().requires_grad_(False).estimator, config.estimator.static_chunk_size
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
@@ -282,7 +282,7 @@ def test_the_flow_against_torchs_counter() -> None:
         estimator.velocity(x, mu, speaker, cond, modulation, rope, None)
     work = flow_work(config, "float32", 1, frames, 0)
     conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
-    assert counter.get_total_flops() == work.single / CacheLayout.of(config, "float32").steps - conditions / 10
+    assert counter.get_total_flops() == work.single / cache_layout(config, "float32").steps - conditions / 10
 
 
 def test_the_vocoder_of_the_full_size() -> None:

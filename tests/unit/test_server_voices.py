@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tests.unit.material import TINY, demo_voice
 from token2wav import ConfigError
 from token2wav.config import ServerConfig
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.voices import check_voices, voices_in
 
 
@@ -24,7 +24,7 @@ def saved(path: Path, length: int = 4, **changes: Any) -> str:
 
 def test_voices_have_the_names_of_their_files(tmp_path: Path) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / "Bob 2.safetensors", 8)
-    voices = voices_in(ServerConfig(voices=files), ModelConfig.read(TINY))
+    voices = voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
     assert {name: len(voice.prompt_tokens) for name, voice in voices.items()} == {"anna": 4, "Bob 2": 8}
 
 

@@ -24,8 +24,8 @@ from typing import Any, Literal
 from token2wav.config import config_hash
 from token2wav.config.values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
-from token2wav.model_config import ModelConfig
-from token2wav.model_folder import Stem
+from token2wav.families import read_config
+from token2wav.model_config import Stem
 
 Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
 Precision = Literal["float32", "float16"]
@@ -95,14 +95,14 @@ def fingerprint(model_folder: Path, stem: Stem) -> str:
         ConfigError: the folder's YAML cannot be used.
         CheckpointError: there are no weights, or they cannot be read.
     """
-    config = ModelConfig.read(model_folder)
+    config = read_config(model_folder)
     path = config.weights_file(model_folder, stem)
     try:
         status = path.stat()
         digest = _digest(path.resolve(), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    return f"{config_hash(config.flow if stem == 'flow' else config.vocoder)}-{digest}"
+    return f"{config_hash(config.part(stem))}-{digest}"
 
 
 def stem_of(graph: Graph) -> Stem:

@@ -1,4 +1,4 @@
-"""Selection of the engine that runs a model here: the one that is configured, or the fastest for which all is there."""
+"""Selection of the backend that runs a model: the one that is configured, or the fastest for which all is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -18,21 +17,17 @@ from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.exported_step import ExportedStep, StepGraph
 from token2wav.execution.exported_vocoder import VocoderGraph
 from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.stages import BackendName
+from token2wav.execution.step import StepFactory, StepGraph
 from token2wav.execution.tensorrt import PACKAGES, TensorRTGraph, package, target_of
-from token2wav.execution.torch_step import TorchStep
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.configs import EstimatorConfig
-from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
 
-EngineName = Literal["torch", "onnx", "tensorrt"]
 # Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
 # than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
-_ORDER: dict[str, tuple[EngineName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
+_ORDER: dict[str, tuple[BackendName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
 
 
 # Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in parts. A table's room
@@ -47,17 +42,8 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 
 @dataclass(frozen=True)
-class EngineSummary:
-    """Summary of what a model runs on, for reports and logs."""
-
-    name: EngineName
-    precision: Precision
-    device: str
-
-
-@dataclass(frozen=True)
 class Host:
-    """Host that an engine is chosen for.
+    """Host that a backend is chosen for.
 
     Attributes:
         folder: of the model.
@@ -82,29 +68,29 @@ class Host:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graphs that were found for an engine.
+    """Graphs that were found for a backend.
 
     Attributes:
-        engine: that runs them.
+        backend: that runs them.
         step: of the estimator; None for torch.
         vocoder: of the vocoder; None where torch runs it.
     """
 
-    engine: EngineName
+    backend: BackendName
     step: StepGraph | None = None
     vocoder: VocoderGraph | None = None
 
 
 def choose(host: Host) -> Graphs:
-    """The engine of a host, with its graphs loaded.
+    """The backend of a host, with its graphs loaded.
 
     Args:
         host: model, configuration and device.
 
     Raises:
-        ConfigError: the engine that the configuration names cannot run here.
+        ConfigError: the backend that the configuration names cannot run here.
     """
-    loaders: dict[EngineName, Callable[[], Graphs]] = {
+    loaders: dict[BackendName, Callable[[], Graphs]] = {
         "torch": lambda: Graphs("torch"),
         "onnx": lambda: _onnx(host),
         "tensorrt": lambda: _tensorrt(host),
@@ -125,29 +111,26 @@ def choose(host: Host) -> Graphs:
 
 
 def runner(
-    graphs: Graphs, flow: Flow, tables: OdeTables, cache: PagedKVCache, longest_hop: int, pool: GraphPool | None = None
+    graphs: Graphs, steps: StepFactory, cache: PagedKVCache, longest_blocks: int, pool: GraphPool | None = None
 ) -> Runner:
-    """Runner of chunks on the engine that was chosen.
+    """Runner of chunks on the backend that was chosen.
 
     Args:
         graphs: from `choose`.
-        flow: on the device.
-        tables: of the ODE's schedule.
+        steps: makes step functions of the estimator.
         cache: of keys and values.
-        longest_hop: see `CachedFlowEngine`.
+        longest_blocks: blocks of the longest hop.
         pool: of the model's CUDA graphs; None runs without.
     """
-    parts = (flow, tables, cache)
-    if graphs.engine == "onnx":
-        return Runner(ExportedStep(*parts, graphs.step))
+    if graphs.backend == "onnx":
+        return Runner(steps.exported(graphs.step))
     if pool is None:
-        return Runner(TorchStep(*parts) if graphs.step is None else ExportedStep(*parts, graphs.step))
-    if graphs.step is None and _kernels_run(flow.config.estimator, cache.device):
-        from token2wav.execution.kernel_step import KernelStep  # Triton-language kernels
-
-        return GraphRunner(KernelStep(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
-    buckets = exported_buckets(longest_hop // flow.config.block_tokens, _CAPTURED_PAST, _CAPTURED_STREAMS)
-    return GraphRunner(ExportedStep(*parts, graphs.step), buckets, pool)
+        return Runner(steps.eager() if graphs.step is None else steps.exported(graphs.step))
+    if graphs.step is None and kernels_run(cache) and (step := steps.kernels()) is not None:
+        return GraphRunner(step, [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
+    return GraphRunner(
+        steps.exported(graphs.step), exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS), pool
+    )
 
 
 def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
@@ -171,12 +154,12 @@ def _powers_of_two(first: int, last: int) -> list[int]:
     return values
 
 
-def _kernels_run(config: EstimatorConfig, device: torch.device) -> bool:
+def kernels_run(cache: PagedKVCache) -> bool:
     """Whether there is the Triton language, and what its kernels ask of GPU and model."""
     return (
         importlib.util.find_spec("triton") is not None
-        and torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
-        and config.dim_head in _HEAD_SIZES
+        and torch.cuda.get_device_capability(cache.device) >= _LEAST_CAPABILITY
+        and cache.layout.dim_head in _HEAD_SIZES
     )
 
 

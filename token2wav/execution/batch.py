@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.block_table import HEADER
-from token2wav.networks.configs import EstimatorConfig
-from token2wav.networks.dit import CONTEXT_FRAMES
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +25,8 @@ class ChunkInput:
         speaker: (bands,).
         start: position of the first frame, counted from the start of the prompt, a multiple of the block.
         tables: pages that each block sees in order, its own last.
-        conv_state: (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES) last inputs of the position convolutions
-            before the chunk; replaced in place by those at its end.
+        conv_state: (steps, *layout.conv_state) what the estimator keeps beside keys and values before the chunk;
+            replaced in place by that at its end.
     """
 
     noise: torch.Tensor
@@ -104,10 +106,9 @@ class Batch:
 
     Args:
         size: room.
-        config: of the estimator.
         layout: of the cache.
-        conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps, 2, branches,
-            dim, CONTEXT_FRAMES); its device is that of the batch.
+        conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps,
+            *layout.conv_state); its device is that of the batch.
 
     Attributes:
         blocks: of the batch, in rows of its tensors; there may be fewer than rows.
@@ -117,13 +118,13 @@ class Batch:
         table: (rows, columns) int32, see `block_table`.
     """
 
-    def __init__(self, size: BatchSize, config: EstimatorConfig, layout: CacheLayout, conv_state: torch.Tensor) -> None:
+    def __init__(self, size: BatchSize, layout: CacheLayout, conv_state: torch.Tensor) -> None:
         self.size = size
         self.block_frames = layout.block_frames
         self.blocks: list[Block] = []
-        device, shape = conv_state.device, (size.blocks, config.mel_dim, layout.block_frames)
+        device, shape = conv_state.device, (size.blocks, layout.bands, layout.block_frames)
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
-        self.speakers = torch.zeros(size.blocks, config.spk_dim, device=device)
+        self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
         self.conv_state = conv_state[: size.rows]
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
         # Copied from memory that the device reads by itself, so that the host need not wait for what runs there.
@@ -191,6 +192,24 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
     ]
 
 
-def conv_states(chunks: int, config: EstimatorConfig, layout: CacheLayout, device: torch.device) -> torch.Tensor:
+def conv_states(chunks: int, layout: CacheLayout, device: torch.device) -> torch.Tensor:
     """Tensor that `Batch` takes as `conv_state`."""
-    return torch.zeros(*(chunks, layout.steps, 2, layout.branches, config.dim, CONTEXT_FRAMES), device=device)
+    return torch.zeros(chunks, layout.steps, *layout.conv_state, device=device)
+
+
+def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
+    """Indices of items with equal keys, in the order in which they appear."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
+    return list(groups.values())
+
+
+def in_groups(
+    items: Sequence[Item], key: Callable[[Item], Hashable], run: Callable[[list[Item]], Sequence[Result]]
+) -> list[Result]:
+    """Results of all items, in order, where `run` takes those with equal keys together and returns one for each."""
+    results: dict[int, Result] = {}
+    for members in groups_of(items, key):
+        results.update(zip(members, run([items[index] for index in members]), strict=True))
+    return [results[index] for index in range(len(items))]

@@ -1,8 +1,8 @@
-"""The incremental flow engine: every chunk costs only itself.
+"""Incremental flow stage: every chunk costs only itself.
 
 Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
-prompt are computed once per voice and shared. The result is that of `RecomputeFlowEngine` up to float rounding. This
-module decides what is kept and for whom; the arithmetic is a `Runner`'s.
+prompt are computed once per voice and shared. The result is that of `RecomputeFlow` up to float rounding. This module
+decides what is kept and for whom; the arithmetic is that of a `Runner` and of the family's `Encoder`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,11 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.cache.prefix_cache import Prefix, PrefixCache
 from token2wav.cache.stream_blocks import StreamBlocks
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution.batch import ChunkInput
-from token2wav.execution.groups import in_groups
-from token2wav.execution.handles import HandleTable
-from token2wav.execution.recompute import RecomputeFlowEngine
+from token2wav.execution.batch import ChunkInput, in_groups
+from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import CacheUsage, FlowChunk
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.dit import CONTEXT_FRAMES
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
+from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise
 from token2wav.voice import Voice
@@ -39,7 +37,8 @@ _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothin
 class _Prompt:
     """Prefix that all streams of a voice and a number of ODE steps share."""
 
-    conv_state: torch.Tensor  # (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES)
+    conv_state: torch.Tensor  # (steps, *layout.conv_state)
+    encoder_state: Any
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
     pages: list[int] = field(default_factory=list)
@@ -55,14 +54,15 @@ class _Stream:
     prompt: _Prompt
     blocks: StreamBlocks
     conv_state: torch.Tensor
+    encoder_state: Any
     next_frame: int
     tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
-    recomputing: int | None = None  # handle in the recompute engine, once it had to
+    recomputing: int | None = None  # handle in the recompute stage, once it had to
     busy: bool = False
     closed: bool = False
 
 
-class CachedFlowEngine:
+class CachedFlow:
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
@@ -70,7 +70,8 @@ class CachedFlowEngine:
     number of pages, all taken when it opens.
 
     Args:
-        flow: on the device that is to be used.
+        config: of the model.
+        encoder: of the flow, on the device that is to be used.
         noise: of the flow.
         runners: compute chunks, by number of ODE steps; the usual number comes first.
         cache: of keys and values, the same that all of them use.
@@ -81,17 +82,19 @@ class CachedFlowEngine:
 
     def __init__(
         self,
-        flow: Flow,
+        config: ModelConfig,
+        encoder: Encoder,
         noise: FlowNoise,
         runners: Mapping[int, Runner],
         cache: PagedKVCache,
-        recompute: RecomputeFlowEngine,
+        recompute: RecomputeFlow,
         *,
         left_blocks: int = -1,
         longest_hop: int = 100,
     ) -> None:
-        self._flow = flow
-        self._device = flow.spk_embed_affine_layer.weight.device
+        self._config = config
+        self._encoder = encoder
+        self._device = encoder.device
         self._noise = noise.to(self._device)
         self._runners = dict(runners)
         self._usual = next(iter(runners))
@@ -133,7 +136,8 @@ class CachedFlowEngine:
             self.prefixes.release(prefix)
             raise
         next_frame = len(prompt.pages) * self._layout.block_frames
-        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, prompt.conv_state.clone(), next_frame))
+        states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state)
+        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -161,7 +165,7 @@ class CachedFlowEngine:
         if self._left_blocks < 0:
             return 3
         # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the look-ahead tokens.
-        return max(1, self._left_blocks) + self._longest_hop // self._flow.config.block_tokens + 2
+        return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
         """The streams of a batch; until `_leave`, who closes one leaves its pages to this thread."""
@@ -182,7 +186,10 @@ class CachedFlowEngine:
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
-        inputs = [self._next_input(*each) for each in zip(streams, chunks, self._conditions(chunks), strict=True)]
+        running = zip((stream.encoder_state for stream in streams), chunks, strict=True)
+        inputs = [
+            self._next_input(*each) for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
+        ]
         ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
         computed = iter(in_groups(ready, lambda each: each[0], self._run))
         mels = []
@@ -202,7 +209,7 @@ class CachedFlowEngine:
 
     def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
         """Input of a chunk's computation, or None if the stream must go on without the cache."""
-        first_frame = self._flow.config.token_mel_ratio * chunk.start
+        first_frame = self._config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
             raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
         if stream.recomputing is not None:
@@ -216,7 +223,7 @@ class CachedFlowEngine:
         self, chunk: FlowChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
     ) -> ChunkInput:
         """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
-        start, frames = self._flow.config.token_mel_ratio * chunk.start, mu.shape[1]
+        start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
         cond = torch.zeros_like(mu)
         given = prompt.prompt_mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
@@ -224,34 +231,23 @@ class CachedFlowEngine:
         noise = self._noise.window(start, start + frames)
         return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state)
 
-    def _conditions(self, chunks: Sequence[FlowChunk]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) that the tokens of every chunk make."""
-        if self._device.type == "cpu":
-            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
-            return [self._conditions_alike([chunk])[0] for chunk in chunks]
-        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._conditions_alike)
-
-    def _conditions_alike(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
-        tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self._device)
-        return list(self._flow.conditions(tokens, left=alike[0].left, last=alike[0].last))
-
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
-        config, size = self._flow.config, self._flow.config.block_tokens
-        state = (self._layout.steps, 2, self._layout.branches, config.estimator.dim, CONTEXT_FRAMES)
+        config, size = self._config, self._config.block_tokens
         prompt = _Prompt(
-            conv_state=torch.zeros(state, device=self._device),
+            conv_state=torch.zeros(self._layout.steps, *self._layout.conv_state, device=self._device),
+            encoder_state=self._encoder.start(),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
-            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+            speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
         blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), prefix // size)
         try:
             for start in range(0, prefix, _PREFILL_BLOCKS * size):
-                stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_len, start)
-                window = voice.prompt_tokens[start - left : stop + config.pre_lookahead_len]
+                stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_tokens, start)
+                window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
                 chunk = FlowChunk(window, left, start, stop, last=False)
-                [mu] = self._conditions([chunk])
+                [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
                 self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
         except BaseException:
             blocks.release()
@@ -268,8 +264,8 @@ class CachedFlowEngine:
     def _start_over(self, stream: _Stream, chunk: FlowChunk) -> int:
         """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
         stream.blocks.release()
-        prefix = self._flow.config.prefix_tokens(len(stream.voice.prompt_tokens))
-        ahead = chunk.tokens[chunk.left :][: self._flow.config.pre_lookahead_len]
+        prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
+        ahead = chunk.tokens[chunk.left :][: self._config.lookahead_tokens]
         tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
         stream.tokens.clear()
         return self._recompute.resume(stream.voice, tokens if chunk.start else None, stream.steps)

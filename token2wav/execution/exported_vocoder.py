@@ -1,4 +1,4 @@
-"""Vocoders as exported graphs: pieces inside of streams, with what layers keep as inputs and outputs."""
+"""Vocoders on exported graphs: pieces inside of streams, with what layers keep as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VocoderGraph(Protocol):
     """Executes an exported graph."""
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """One evaluation; tensors by name, contiguous, on the device of the engine."""
+        """One evaluation; tensors by name, contiguous, on the device of the stage."""
 
 
 def exported_states(vocoder: HiFT | BigVGAN) -> dict[Streaming, StateSpec]:

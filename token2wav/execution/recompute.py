@@ -1,26 +1,21 @@
-"""Engines that recompute the whole history for every chunk: simple, and the oracle of any other engine."""
+"""Stages that recompute the whole history for every chunk: simple, and the oracle of any other stage."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.handles import HandleTable
-from token2wav.execution.stages import CacheUsage, FlowChunk, MelChunk
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.hift import HiFT
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable, MelChunk, Solver
+from token2wav.execution.vocoder import VocoderNetwork
+from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.ode import EulerSolver
-from token2wav.networks.source_noise import SourceNoise
 from token2wav.voice import Voice
 
 
@@ -30,16 +25,18 @@ class _History:
 
     steps: int  # of the ODE
     kept_blocks: int  # of the prompt, that always stay visible
+    encoder_state: Any
     mu: torch.Tensor  # (bands, frames)
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
 
 
-class RecomputeFlowEngine:
+class RecomputeFlow:
     """Runs every chunk as one call of the estimator on the utterance so far.
 
     Args:
-        flow: on the device that is to be used.
+        config: of the model.
+        encoder: of the flow, on the device that is to be used.
         noise: of the flow.
         solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
         full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
@@ -48,15 +45,17 @@ class RecomputeFlowEngine:
 
     def __init__(
         self,
-        flow: Flow,
+        config: ModelConfig,
+        encoder: Encoder,
         noise: FlowNoise,
-        solvers: Mapping[int, EulerSolver],
+        solvers: Mapping[int, Solver],
         *,
         full_tail: bool = False,
         left_blocks: int = -1,
     ) -> None:
-        self._flow = flow
-        self._device = flow.spk_embed_affine_layer.weight.device
+        self._config = config
+        self._encoder = encoder
+        self._device = encoder.device
         self._noise = noise.to(self._device)
         self._full_tail = full_tail
         self._left_blocks = left_blocks
@@ -66,9 +65,9 @@ class RecomputeFlowEngine:
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        config = self._flow.config
+        config = self._config
         prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        return self.resume(voice, voice.prompt_tokens[: prefix + config.pre_lookahead_len] if prefix else None, steps)
+        return self.resume(voice, voice.prompt_tokens[: prefix + config.lookahead_tokens] if prefix else None, steps)
 
     @torch.inference_mode()
     def resume(self, voice: Voice, tokens: NDArray[np.int32] | None, steps: int = 0) -> int:
@@ -80,8 +79,11 @@ class RecomputeFlowEngine:
                 next chunk is at the very start.
             steps: of the ODE, 0 for the usual number.
         """
-        mu = None if tokens is None else self._condition(tokens, left=0, last=False)
-        return self._streams.add(self._history(voice, mu, steps))
+        history = self._history(voice, steps)
+        if tokens is not None:
+            stop = len(tokens) - self._config.lookahead_tokens
+            self._extend(history, FlowChunk(tokens, left=0, start=0, stop=stop, last=False))
+        return self._streams.add(history)
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -100,30 +102,31 @@ class RecomputeFlowEngine:
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
-        mu = self._condition(np.concatenate((voice.prompt_tokens, tokens)), left=0, last=True)
-        history = self._history(voice, mu, steps)
+        history, tokens = self._history(voice, steps), np.concatenate((voice.prompt_tokens, tokens))
+        self._extend(history, FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True))
         return self._solve(history, full=not streaming)[:, history.prompt_mel.shape[1] :]
 
-    def _history(self, voice: Voice, mu: torch.Tensor | None, steps: int) -> _History:
+    def _history(self, voice: Voice, steps: int) -> _History:
         prompt_mel = torch.tensor(voice.prompt_mel, device=self._device).T
-        prefix = self._flow.config.prefix_tokens(len(voice.prompt_tokens)) // self._flow.config.block_tokens
+        prefix = self._config.prefix_tokens(len(voice.prompt_tokens)) // self._config.block_tokens
         return _History(
             steps=steps or self._usual,
             kept_blocks=prefix,
-            mu=prompt_mel.new_empty(len(prompt_mel), 0) if mu is None else mu,
+            encoder_state=self._encoder.start(),
+            mu=prompt_mel.new_empty(len(prompt_mel), 0),
             prompt_mel=prompt_mel,
-            speaker=self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+            speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
         )
 
-    def _condition(self, tokens: NDArray[np.int32], *, left: int, last: bool) -> torch.Tensor:
-        return self._flow.condition(torch.tensor(tokens, device=self._device), left=left, last=last)
+    def _extend(self, history: _History, chunk: FlowChunk) -> None:
+        [mu] = self._encoder.encode([(history.encoder_state, chunk)])
+        history.mu = torch.cat((history.mu, mu), dim=1)
 
     def _advance_one(self, history: _History, chunk: FlowChunk) -> torch.Tensor:
-        first_frame = self._flow.config.token_mel_ratio * chunk.start
+        first_frame = self._config.token_mel_ratio * chunk.start
         if history.mu.shape[1] != first_frame:
             raise EngineError(f"chunk starts at frame {first_frame}, but {history.mu.shape[1]} were computed")
-        mu = self._condition(chunk.tokens, left=chunk.left, last=chunk.last)
-        history.mu = torch.cat((history.mu, mu), dim=1)
+        self._extend(history, chunk)
         return self._solve(history, full=chunk.last and self._full_tail)[:, first_frame:]
 
     def _solve(self, history: _History, *, full: bool) -> torch.Tensor:
@@ -135,7 +138,9 @@ class RecomputeFlowEngine:
         noise = self._noise.window(0, frames)
         mask = None
         if not full:
-            block_mask = BlockMask(self._flow.estimator.block_frames, self._left_blocks, history.kept_blocks)
+            block_mask = BlockMask(
+                self._config.block_tokens * self._config.token_mel_ratio, self._left_blocks, history.kept_blocks
+            )
             mask = block_mask.whole(frames, self._device)
         solver = self._solvers[history.steps]
         return solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
@@ -147,28 +152,22 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class _RecomputeVocoder(ABC):
+class RecomputeVocoder:
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
-        bands: of the mel.
-        device: that is to be used.
-        lookahead_frames: at the end of an unfinished mel that yield no audio yet.
+        network: on the device that is to be used.
+        vocode: makes audio (samples,) of a mel (bands, frames) that starts with its utterance.
     """
 
-    def __init__(self, bands: int, device: torch.device, lookahead_frames: int) -> None:
-        self._bands = bands
-        self._device = device
-        self._lookahead_frames = lookahead_frames
+    def __init__(self, network: VocoderNetwork, vocode: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._net, self._vocode = network, vocode
         self._streams: HandleTable[_Mel] = HandleTable()
 
-    @abstractmethod
-    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        """Audio (samples,) of a mel (bands, frames), without what is held back unless `final`."""
-
     def open(self) -> int:
-        return self._streams.add(_Mel(torch.empty(self._bands, 0, device=self._device)))
+        return self._streams.add(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
 
+    @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
 
@@ -179,50 +178,16 @@ class _RecomputeVocoder(ABC):
     def open_streams(self) -> int:
         return len(self._streams)
 
+    @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         """Audio of a whole mel (bands, frames) in one call, (samples,)."""
-        return self._vocode(mel.to(self._device), final=True)
+        return self._vocode(mel.to(self._net.device))
 
     def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
-        history.mel = torch.cat((history.mel, chunk.mel.to(self._device)), dim=1)
-        if not chunk.last and history.mel.shape[1] <= self._lookahead_frames:
+        history.mel = torch.cat((history.mel, chunk.mel.to(self._net.device)), dim=1)
+        if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
             return history.mel.new_empty(0)
-        audio = self._vocode(history.mel, final=chunk.last)[history.speech_offset :]
+        audio = self._vocode(history.mel)
+        audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.delay)]
         history.speech_offset += len(audio)
         return audio
-
-
-class RecomputeVocoderEngine(_RecomputeVocoder):
-    """HiFT.
-
-    Args:
-        hift: on the device that is to be used.
-        noise: of the harmonic source.
-        phase: rounding of the source's phase, see `frame_sines`.
-    """
-
-    def __init__(self, hift: HiFT, noise: SourceNoise, phase: Literal["exact", "reference"] = "exact") -> None:
-        super().__init__(hift.config.in_channels, hift.device, hift.lookahead_frames)
-        self._hift = hift
-        self._noise = noise
-        self._phase = phase
-
-    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        return self._hift.vocode(mel[None], self._noise, final=final, phase=self._phase)[0]
-
-
-class RecomputeBigVGANEngine(_RecomputeVocoder):
-    """BigVGAN.
-
-    Args:
-        bigvgan: on the device that is to be used.
-    """
-
-    def __init__(self, bigvgan: BigVGAN) -> None:
-        super().__init__(bigvgan.config.num_mels, bigvgan.device, bigvgan.lookahead_frames)
-        self._bigvgan = bigvgan
-
-    @torch.inference_mode()
-    def _vocode(self, mel: torch.Tensor, *, final: bool) -> torch.Tensor:
-        audio = self._bigvgan(mel[None])[0, 0]
-        return audio if final else audio[: -self._bigvgan.delay]

@@ -1,21 +1,27 @@
-"""Protocols of engines: what streams hand to them, and what they answer.
+"""Stages between tokens and audio: what the pipeline hands to them, and what a family gives them.
 
-The protocol is at the level of chunks, not of layers, so that an engine may run all ODE steps as one captured graph.
-An engine owns tensors (weights, histories); the handle that `open` returns is the only claim on what it keeps for one
-stream, and `close` the only release.
+A stage works on chunks, not on layers, so that it may run all ODE steps as one captured graph. It owns tensors
+(weights, states of streams); the handle that `open` returns is the only claim on what it keeps for one stream, and
+`close` the only release.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.errors import StreamClosedError
 from token2wav.voice import Voice
+
+BackendName = Literal["torch", "onnx", "tensorrt"]
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +59,7 @@ class MelChunk:
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Use of an engine's cache.
+    """Use of a stage's cache.
 
     Attributes:
         capacity: pages in all.
@@ -71,15 +77,15 @@ class CacheUsage:
     prompt_misses: int = 0
 
 
-class FlowEngine(Protocol):
-    """Tokens to mel."""
+class FlowStage(Protocol):
+    """Stage from tokens to mel."""
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         """Starts an utterance and computes what depends on its voice alone; returns a handle.
 
         Args:
             voice: of the speaker.
-            steps: of the ODE, one of the numbers that the engine was made for; 0 for the usual one.
+            steps: of the ODE, one of the numbers that the stage was made for; 0 for the usual one.
         """
 
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -89,7 +95,7 @@ class FlowEngine(Protocol):
         """Frees an utterance; a handle that is not open is ignored."""
 
     def usage(self) -> CacheUsage:
-        """Of the cache now; all zero for an engine that has none."""
+        """Of the cache now; all zero for a stage that has none."""
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, ratio * tokens): under the streaming mask or the full one."""
@@ -99,8 +105,8 @@ class FlowEngine(Protocol):
         """Utterances that hold memory."""
 
 
-class VocoderEngine(Protocol):
-    """Mel to audio."""
+class VocoderStage(Protocol):
+    """Stage from mel to audio."""
 
     def open(self) -> int:
         """Starts an utterance; returns a handle."""
@@ -117,3 +123,83 @@ class VocoderEngine(Protocol):
     @property
     def open_streams(self) -> int:
         """Utterances that hold memory."""
+
+
+class Encoder(Protocol):
+    """Part of a flow that turns tokens into conditions. What it keeps of a stream is its own: the stage hands it on."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self) -> Any:
+        """State of a stream that begins; None if nothing is kept."""
+
+    def fork(self, state: Any) -> Any:
+        """Copy of a state, for a stream that goes on from a prefix which others share."""
+
+    def encode(self, batch: Sequence[tuple[Any, FlowChunk]]) -> list[torch.Tensor]:
+        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends."""
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Vector (bands,) of a speaker embedding."""
+
+
+class Solver(Protocol):
+    """ODE of a flow over whole sequences that start with their prompt."""
+
+    def solve(
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        cond: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Noise to mel, see `EulerSolver`."""
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """Summary of what the stages of a model run on, for reports and logs."""
+
+    name: BackendName
+    precision: str
+    device: str
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """Stages of a model, in the order in which a chunk passes them."""
+
+    flow: FlowStage
+    vocoder: VocoderStage
+    summary: StageSummary
+
+
+class HandleTable(Generic[State]):
+    """Maps handles to states; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+        self._next = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def add(self, state: State) -> int:
+        with self._lock:
+            handle = next(self._next)
+            self._states[handle] = state
+            return handle
+
+    def __getitem__(self, handle: int) -> State:
+        try:
+            return self._states[handle]
+        except KeyError:
+            raise StreamClosedError(f"stream {handle}: it has ended") from None
+
+    def remove(self, handle: int) -> State | None:
+        """The state that a handle stood for, or None if it stood for none."""
+        with self._lock:
+            return self._states.pop(handle, None)
+
+    def __len__(self) -> int:
+        return len(self._states)

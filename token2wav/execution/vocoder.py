@@ -1,4 +1,4 @@
-"""Vocoder engine: every chunk costs only itself, as the network's layers keep what they need of all before.
+"""Vocoder stage in pieces: every chunk costs only itself, as the network's layers keep what they need of all before.
 
 Chunks of one length at one place in their streams, at the start, inside or at the end, go through the network together.
 Where lengths were prepared, as on a GPU, where each is a CUDA graph, a chunk is cut into pieces of these: nothing is
@@ -8,7 +8,6 @@ padded, all streams of a batch go through the lengths together, the longest firs
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,10 +18,8 @@ import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.handles import HandleTable
-from token2wav.execution.plans import Plan, Plans
-from token2wav.execution.stages import MelChunk
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.execution.stages import HandleTable, MelChunk
+from token2wav.model_config import ModelConfig
 from token2wav.networks.noise_table import NoiseTable
 from token2wav.networks.streaming import Piece, state_specs
 
@@ -56,7 +53,7 @@ class PieceShape:
 
 
 def likely_pieces(
-    lookahead_frames: int, flow: FlowConfig, hops: tuple[int, int], most_streams: int
+    lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
 ) -> list[PieceShape]:
     """Shapes that make up every chunk, for powers of two of streams.
 
@@ -65,11 +62,11 @@ def likely_pieces(
 
     Args:
         lookahead_frames: that the vocoder holds back.
-        flow: whose chunks they are.
+        config: of the model whose chunks they are.
         hops: tokens of the first and of the longest hop.
         most_streams: in a batch, a power of two.
     """
-    first, longest = (flow.token_mel_ratio * hop for hop in hops)
+    first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {longest}
     powers = {1 << doublings for doublings in range(first.bit_length())}
     shortest = 1 << lookahead_frames.bit_length()  # a start must be longer than what is held back
@@ -107,7 +104,7 @@ class _Part:
 
 
 class VocoderNetwork(Protocol):
-    """Vocoder as the engine sees it: its sizes, and how late its audio is in pieces (see `Streaming`).
+    """Vocoder as its stage sees it: its sizes, and how late its audio is in pieces (see `Streaming`).
 
     Attributes:
         bands: of the mel.
@@ -177,11 +174,16 @@ class _Batch:
         self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
 
 
-class StreamingVocoderEngine(ABC):
-    """`VocoderEngine` of a network that runs in pieces. The result is that of the whole mel up to float rounding.
+Run = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
+
+
+class StreamingVocoder:
+    """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
 
     Args:
         network: on the device that is to be used.
+        run: makes audio (B, samples) of a piece of mel (B, bands, T) and noise (B, samples).
+        whole: makes audio (samples,) of a whole mel (bands, frames).
         noise: of its source; None if it has none.
         shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any number of threads.
         graphs: where these are captured as CUDA graphs; None for none.
@@ -192,13 +194,15 @@ class StreamingVocoderEngine(ABC):
     def __init__(
         self,
         network: VocoderNetwork,
+        run: Run,
+        whole: Callable[[torch.Tensor], torch.Tensor],
         noise: NoiseTable | None = None,
         *,
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
         hold_frames: int = 0,
     ) -> None:
-        self._net, self._noise = network, noise
+        self._net, self._run, self._whole, self._noise = network, run, whole, noise
         self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
         self.store = StateStore(state_specs(network), network.device)  # type: ignore[arg-type]
         self._streams: HandleTable[_Stream] = HandleTable()
@@ -206,16 +210,17 @@ class StreamingVocoderEngine(ABC):
         self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
         if graphs and noise:
             noise.prepare(_PREPARED_BLOCKS)
-        self._rows = self.store.rows(max((shape.streams for shape in shapes), default=0))
-        self._plans = Plans(self._plan, shapes, graphs)
+        self._most_streams = max((shape.streams for shape in shapes), default=None)
+        self._rows = self.store.rows(self._most_streams or 0)
+        self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
+        for shape in sorted(shapes, reverse=True):  # so that all graphs find room in what the first one took
+            batch = self._batch(shape)
+            self._prepared[shape] = batch, graphs.capture(batch.compute) if graphs else batch.compute
 
-    @abstractmethod
-    def _run(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Audio (B, samples) of a piece of mel (B, bands, T) and noise (B, samples)."""
-
-    @abstractmethod
+    @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         """Audio of a whole mel (bands, frames) in one call, (samples,)."""
+        return self._whole(mel.to(self._net.device))
 
     def open(self) -> int:
         return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._net.device)))
@@ -289,17 +294,22 @@ class StreamingVocoderEngine(ABC):
         return parts
 
     def _together(self, parts: Sequence[_Part], *, keep: bool = True) -> list[torch.Tensor]:
-        return [audio for group in self._plans.parts(parts) for audio in self._run_group(group, keep)]
+        most = self._most_streams or len(parts)
+        groups = (parts[first : first + most] for first in range(0, len(parts), most))
+        return [audio for group in groups for audio in self._run_group(group, keep)]
 
     def _run_group(self, parts: Sequence[_Part], keep: bool) -> list[torch.Tensor]:
         place = parts[0].shape
         shape = PieceShape(place.first, place.inside, place.frames, len(parts))
-        plan = self._plans.of(shape) if self._lengths else self._plan(shape)
-        batch = plan.batch
+        if fitting := [other for other in self._prepared if shape.fits(other)]:
+            batch, compute = self._prepared[min(fitting, key=PieceShape.volume)]
+        else:
+            batch = self._batch(shape)
+            compute = batch.compute
         batch.fill(parts, self._noise)
         if not shape.first:
             self.store.read(batch.slots, batch.rows)
-        plan.run()
+        compute()
         if shape.inside and keep:
             self.store.write(batch.slots, batch.rows)
         first = self._net.delay if shape.first else 0
@@ -315,11 +325,11 @@ class StreamingVocoderEngine(ABC):
         counts = [sum(len(samples) for samples in stream) for stream in audio]
         return list(torch.cat(parts).split(counts))
 
-    def _plan(self, shape: PieceShape) -> Plan[_Batch]:
+    @torch.inference_mode()
+    def _batch(self, shape: PieceShape) -> _Batch:
         # Prepared ones run one at a time, so they share their rows.
         rows = self._rows if self._lengths else self.store.rows(shape.streams)
         rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
         beyond = 0 if shape.inside else self._net.lookahead_frames
         piece = Piece(self.store.views(rows), shape.first, shape.frames, beyond)
-        batch = _Batch(shape, self._net, rows, lambda mel, noise: self._run(mel, noise, piece))
-        return Plan(batch, batch.compute)
+        return _Batch(shape, self._net, rows, lambda mel, noise: self._run(mel, noise, piece))

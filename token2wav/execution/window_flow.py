@@ -1,4 +1,4 @@
-"""The flow engine of models with guided attention: every chunk in a window of its own, and nothing is kept.
+"""Flow stage of models whose attention is bounded on both sides: every chunk in a window of its own, and nothing kept.
 
 What a chunk depends on is bounded on both sides, so its window, cut by the accumulator, holds all of it. Cost and
 memory of a chunk are the same wherever it is.
@@ -12,31 +12,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.execution.groups import in_groups
-from token2wav.execution.handles import HandleTable
-from token2wav.execution.stages import CacheUsage, FlowChunk
-from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.execution.batch import in_groups
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
+from token2wav.model_config import ModelConfig
 from token2wav.networks.guided import GuidedSolver
 from token2wav.networks.noise import FlowNoise
 from token2wav.voice import Voice
 
 
-class WindowFlowEngine:
+class WindowFlow:
     """Sliding windows on torch.
 
     Args:
-        flow: with guided attention, on the device that is to be used.
+        config: of the model.
+        encoder: of the flow, on the device that is to be used; it keeps nothing of streams.
         noise: of the flow.
         solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
     """
 
-    def __init__(self, flow: Flow, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]) -> None:
-        self._flow = flow
-        self._device = flow.spk_embed_affine_layer.weight.device
+    def __init__(
+        self, config: ModelConfig, encoder: Encoder, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]
+    ) -> None:
+        self._encoder = encoder
+        self._device = encoder.device
         self._noise = noise.to(self._device)
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
-        self._ratio = flow.config.token_mel_ratio
+        self._ratio = config.token_mel_ratio
         self._streams: HandleTable[tuple[int, torch.Tensor]] = HandleTable()  # steps, speaker
 
     @torch.inference_mode()
@@ -69,14 +71,16 @@ class WindowFlowEngine:
             self.close(handle)
 
     def _speaker(self, voice: Voice) -> torch.Tensor:
-        return self._flow.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+        return self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
 
     def _solve(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """Mels (bands, frames) of chunks with as many steps, whose windows have one shape."""
         _, left, tokens = _shape(batch[0][1])
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
-        mu = self._flow.conditions(torch.tensor(np.stack([chunk.tokens for _, chunk in batch]), device=self._device))
+        # What stands around a chunk in its window has conditions too.
+        windows = [(None, FlowChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True)) for _, chunk in batch]
+        mu = torch.stack(self._encoder.encode(windows))
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts])
         streams = [self._streams[handle] for handle, _ in batch]

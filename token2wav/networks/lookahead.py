@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.families.cosyvoice3.config import FlowConfig
-
 
 class PreLookahead(nn.Module):
     """Lets every token see the next `lookahead` ones: the only part of the flow that looks ahead of an attention block.
@@ -83,11 +81,3 @@ class CodebookEmbedding(nn.Embedding):
         """(..., codebooks) integers to (..., size)."""
         each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
         return each.flatten(-2) if self._concat else each.sum(dim=-2)
-
-
-def token_embedding(config: FlowConfig) -> nn.Embedding:
-    """Embedding of a flow's tokens; its one parameter is called `weight`."""
-    books = config.codebooks
-    if books is None:
-        return nn.Embedding(config.vocab_size, config.input_size)
-    return CodebookEmbedding(books.count, config.vocab_size, config.input_size, concat=books.merge == "concat")

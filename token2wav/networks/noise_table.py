@@ -27,15 +27,16 @@ class NoiseTable:
         source: that merges them; on the device where the table is to be.
 
     Attributes:
+        late: frames by which the source's F0 is late in pieces, and its noise with it.
         rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
-        late: frames that the source is behind the mel in pieces.
         lock: to be held from `find` until its rows have been read, where there are several threads.
     """
 
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
         self._noise = noise
         self._source = source
-        self._samples, self.late = source.config.samples_per_frame, source.delay
+        self.late = source.delay
+        self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
         self._place = np.full(_FIRST_BLOCKS, -1)  # of every block of an utterance: in the table, or nowhere
         self._holds = np.full(_FIRST_BLOCKS, -1)  # of every place: the block that is there

@@ -7,36 +7,11 @@ from collections import OrderedDict
 
 import torch
 
-from token2wav.families.cosyvoice3.config import FlowConfig
-from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.noise import PAGE_FRAMES, PUBLIC_SEED
+from token2wav.networks.noise import PUBLIC_SEED
 
 _BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics
 _PUBLIC_BLOCKS = 300
 _BLOCKS_KEPT = 8
-
-
-def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
-    """Random numbers that a stock deployment has drawn when it comes to the source's noise.
-
-    The public code seeds all generators with 0 while it builds the flow and draws the flow's noise; every layer that
-    is built after it then consumes as many numbers as it has parameters, in the order of `cosyvoice3.yaml`.
-    """
-    channels = hift.f0_channels
-    f0_layers = [(hift.in_channels, 4)] + [(channels, 3)] * 4  # (input channels, kernel) of the F0 predictor
-    return (
-        _normal_draws(flow.mel_bands * PAGE_FRAMES)
-        + _normal_draws(flow.vocab_size * flow.input_size)
-        + (flow.spk_embed_dim + 1) * flow.mel_bands
-        + sum((inputs * kernel + 1) * channels for inputs, kernel in f0_layers)
-        + (channels + 1)
-        + (hift.nb_harmonics + 1)  # rand_ini, which has no effect on the audio
-    )
-
-
-def _normal_draws(count: int) -> int:
-    """torch fills a normal tensor 16 values at a time and draws the last 16 again if they don't come out even."""
-    return count + (16 if count % 16 else 0)
 
 
 class SourceNoise:
@@ -48,7 +23,7 @@ class SourceNoise:
 
     Args:
         harmonics: sines per sample, the fundamental included.
-        skip: numbers to draw before the first sample (`draws_before_source`).
+        skip: numbers to draw before the first sample (`draws_before_source` of CosyVoice3).
         table: (N, harmonics) that replaces the first N samples, for models that were built with other noise; float,
             or (N, harmonics, 3) uint8 for 24-bit integers, low byte first, in units of 2**-24.
     """

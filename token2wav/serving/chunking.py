@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
 from token2wav.execution.stages import FlowChunk
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.model_config import ModelConfig
 from token2wav.voice import check_vocabulary, token_array
 
 
@@ -26,8 +26,10 @@ class Playback:
 
     Attributes:
         started: time at which the first audio was sent; None before.
+        sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
         plays_until: time at which the listener runs out of audio; None before the first.
         seconds_sent: audio sent so far.
+        seconds_trimmed: audio left out before the first that was sent.
         underruns: number of chunks that came after the audio before them had ended.
     """
 
@@ -36,19 +38,29 @@ class Playback:
         self._buffer_seconds = buffer_seconds
         self.started: float | None = None
         self.plays_until: float | None = None
-        self.seconds_sent = 0.0
+        self.sound_since: float | None = None
+        self.seconds_sent = self.seconds_trimmed = 0.0
         self.underruns = 0
 
-    def sent(self, seconds: float) -> float:
-        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it."""
+    def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
+        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it.
+
+        Args:
+            seconds: duration of the audio.
+            sound_s: seconds into it at which the first sound is heard; None where that is not in it.
+            trimmed_s: seconds of audio that were left out before all that was sent.
+        """
         now, late = self._clock(), 0.0
         if self.plays_until is None:
             self.started, self.plays_until = now, now + self._buffer_seconds
         elif now > self.plays_until:
             late, self.plays_until = now - self.plays_until, now
             self.underruns += 1
+        if sound_s is not None:
+            self.sound_since = max(now, self.plays_until - self._buffer_seconds) + sound_s
         self.plays_until += seconds
         self.seconds_sent += seconds
+        self.seconds_trimmed = trimmed_s
         return late
 
     @property
@@ -81,8 +93,8 @@ class HopSchedule:
             raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens")
 
     @classmethod
-    def of(cls, stream: StreamConfig, flow: FlowConfig) -> HopSchedule:
-        return cls(stream.hop, *flow.hops(stream), flow.block_tokens)
+    def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
+        return cls(stream.hop, *config.hops(stream), config.block_tokens)
 
     def first_stop(self, prompt_tokens: int) -> int:
         """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""
@@ -111,7 +123,7 @@ class Chunker:
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
-        flow: shapes and look-ahead of the flow.
+        config: shapes and look-ahead of the model.
         schedule: decides the length of chunks.
         playback: clock of the listener; without one, nothing is heard while the stream lasts.
         token_rate: tokens that a second of audio has.
@@ -127,7 +139,7 @@ class Chunker:
     def __init__(
         self,
         prompt_tokens: NDArray[np.int32],
-        flow: FlowConfig,
+        config: ModelConfig,
         schedule: HopSchedule,
         playback: Playback | None = None,
         token_rate: float = 25.0,
@@ -138,12 +150,12 @@ class Chunker:
         self.received = 0
         self.ended = False
         self.done = False
-        self._flow = flow
+        self._config = config
         self._schedule = schedule
         self._playback = playback or Playback()
         self._token_rate = token_rate
-        self._start = flow.prefix_tokens(self.prompt_tokens)
-        self._tokens = np.empty((2 * len(prompt_tokens) + 4 * flow.block_tokens, *flow.token_shape), np.int32)
+        self._start = config.prefix_tokens(self.prompt_tokens)
+        self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)
         self._first = 0  # position of `_tokens[0]`
         self._append(prompt_tokens)
 
@@ -180,24 +192,25 @@ class Chunker:
     def needs(self, received: int) -> bool:
         """Says whether the next chunk needs more tokens than those before position `received`."""
         chunk = self.next_chunk
-        return chunk is None or chunk.last or received < chunk.stop + self._flow.lookahead_tokens
+        return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
 
     def _decided(self) -> FlowChunk | None:
         stop = self._next_stop()
-        if self.received >= stop + self._flow.lookahead_tokens:
+        if self.received >= stop + self._config.lookahead_tokens:
             return self._window(stop, last=False)
         return self._window(self.received, last=True) if self.ended else None
 
     def _next_stop(self) -> int:
         if not self.chunks:
             return self._schedule.first_stop(self.prompt_tokens)
-        lead = self._start - self.prompt_tokens - self._playback.seconds_since_start * self._token_rate
+        gone = self._playback.seconds_since_start + self._playback.seconds_trimmed
+        lead = self._start - self.prompt_tokens - gone * self._token_rate
         return self._start + self._schedule.hop(self.chunks, lead)
 
     def _window(self, stop: int, *, last: bool) -> FlowChunk:
         """Cuts out the tokens up to `stop` with their context on both sides."""
-        left = min(self._flow.lookbehind_tokens, self._start)
-        right = 0 if last else self._flow.lookahead_tokens
+        left = min(self._config.lookbehind_tokens, self._start)
+        right = 0 if last else self._config.lookahead_tokens
         window = self._tokens[self._start - left - self._first : stop + right - self._first].copy()
         return FlowChunk(window, left, self._start, stop, last)
 
@@ -210,23 +223,23 @@ class Chunker:
 
     def _make_room(self, count: int) -> None:
         """Forgets what is not needed; grows only if the rest would fill more than half."""
-        needed = max(0, self._start - self._flow.lookbehind_tokens)
+        needed = max(0, self._start - self._config.lookbehind_tokens)
         kept = self._tokens[needed - self._first : self.received - self._first]
         self._tokens = np.empty((max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), np.int32)
         self._tokens[: len(kept)] = kept
         self._first = needed
 
 
-def checked_tokens(tokens: ArrayLike, flow: FlowConfig) -> NDArray[np.int32]:
+def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[np.int32]:
     """Converts tokens of a model to an array: the one check that they pass on their way.
 
     Args:
         tokens: (n,) integers, or (n, codebooks).
-        flow: shape and vocabulary of the model's tokens.
+        config: of the model.
 
     Raises:
         InputError: another shape, not integers or out of the vocabulary.
     """
-    array = token_array("tokens", tokens, flow.token_shape)
-    check_vocabulary("tokens", array, flow.vocab_size)
+    array = token_array("tokens", tokens, config.token_shape)
+    check_vocabulary("tokens", array, config.vocab_size)
     return array

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from token2wav.config import StreamConfig
 from token2wav.errors import EngineError
 from token2wav.execution.device import check_device, entered
-from token2wav.execution.stages import FlowEngine, MelChunk, VocoderEngine
+from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
+from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, Playback
-from token2wav.serving.request import AudioChunk, Request, Slots
+from token2wav.serving.request import Request, Slots
 from token2wav.voice import Voice, check_steps
 
 Timed = Callable[[float, float], None]
@@ -40,8 +41,8 @@ class Pipeline:
     def __init__(
         self,
         config: ModelConfig,
-        flow: FlowEngine,
-        vocoder: VocoderEngine,
+        flow: FlowStage,
+        vocoder: VocoderStage,
         stream: StreamConfig,
         device: str = "cpu",
     ) -> None:
@@ -49,7 +50,8 @@ class Pipeline:
         self.flow = flow
         self.vocoder = vocoder
         self.steps = config.allowed_steps(stream.steps)
-        self._schedule = HopSchedule.of(stream, config.flow)
+        self._schedule = HopSchedule.of(stream, config)
+        self._trim_silence_ms = stream.trim_silence_ms
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
 
@@ -59,6 +61,7 @@ class Pipeline:
         steps: int = 0,
         clock: Callable[[], float] = time.monotonic,
         buffer_seconds: float = 0.0,
+        audio_format: AudioFormat | None = None,
     ) -> Request:
         """Makes a request, which holds nothing of the engines yet.
 
@@ -67,14 +70,16 @@ class Pipeline:
             steps: number of ODE steps, one of `steps`; 0 for the usual number.
             clock: returns monotonic seconds.
             buffer_seconds: audio that its listener's player holds before it starts.
+            audio_format: of what is sent; None for float32 at the model's rate.
 
         Raises:
-            InputError: steps are not allowed.
+            InputError: steps are not allowed, or the model cannot have that sample rate.
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock, buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, config.flow, self._schedule, playback, config.token_frame_rate)
-        return Request(voice, steps or self.steps[0], chunker, playback)
+        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, config.token_frame_rate)
+        output = AudioOutput(config, audio_format, self._trim_silence_ms)
+        return Request(voice, steps or self.steps[0], chunker, playback, output)
 
     def open(self, request: Request) -> None:
         """Takes what a request needs of the engines, and computes what depends on its voice alone.
@@ -111,7 +116,7 @@ class Pipeline:
         while self._dropped:
             self.close(self._dropped.popleft())
 
-    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError]:
+    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
         """Runs the next chunk of every request, in one batch. Each must be open and have one.
 
         Several threads may do so at once, for different requests.
@@ -121,7 +126,8 @@ class Pipeline:
             timed: takes the seconds that flow and vocoder took.
 
         Returns:
-            For every request its audio, or why it cannot go on: its own numbers are broken, which harms no other.
+            For every request the audio to send, None where nothing of it is to be sent yet, or why it cannot go on: its
+            own numbers are broken, which harms no other.
 
         Raises:
             EngineError: an engine failed as a whole; none of the requests can go on.
@@ -129,27 +135,26 @@ class Pipeline:
         """
         self._close_dropped()
         batch = [
-            (request.slots, request.chunker, chunk)
+            (request, request.slots, chunk)
             for request in requests
             if request.slots is not None and (chunk := request.chunker.next_chunk) is not None
         ]
         start = time.perf_counter()
         with self.running():
-            mels = self.flow.advance([(slots.flow, chunk) for slots, _, chunk in batch])
+            mels = self.flow.advance([(slots.flow, chunk) for _, slots, chunk in batch])
             between = time.perf_counter()
             new = [
-                (slots.vocoder, MelChunk(mel[:, self._prompt_frames(chunker) :], chunk.last))
-                for (slots, chunker, chunk), mel in zip(batch, mels, strict=True)
+                (slots.vocoder, MelChunk(mel[:, self._prompt_frames(request.chunker) :], chunk.last))
+                for (request, slots, chunk), mel in zip(batch, mels, strict=True)
             ]
             audio = _on_host(self.vocoder.advance(new))
         if timed:
             timed(between - start, time.perf_counter() - between)
-        rates = self.config.sample_rate, self.config.samples_per_token
         return [
-            AudioChunk(samples, chunker.chunks, chunk.last, *rates)
+            request.output.take(samples, last=chunk.last)
             if np.isfinite(samples).all()
             else EngineError("engine: the model produced NaN or infinite audio")
-            for (_, chunker, chunk), samples in zip(batch, audio, strict=True)
+            for (request, _, chunk), samples in zip(batch, audio, strict=True)
         ]
 
     @contextmanager
@@ -171,7 +176,7 @@ class Pipeline:
     def _prompt_frames(self, chunker: Chunker) -> int:
         """Counts the frames at the start of a next chunk that belong to the prompt's last, incomplete block."""
         start = chunker.next_chunk.start if chunker.next_chunk else 0
-        return max(0, chunker.prompt_tokens - start) * self.config.flow.token_mel_ratio
+        return max(0, chunker.prompt_tokens - start) * self.config.token_mel_ratio
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

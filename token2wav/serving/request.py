@@ -1,4 +1,4 @@
-"""Request for one utterance, from its admission to its last sample, and the messages and chunks that belong to it."""
+"""Request for one utterance, from its admission to its last sample, and the messages that belong to it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from token2wav.errors import StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.serving.chunking import Chunker, Playback
 from token2wav.voice import Voice
-
-
-@dataclass(frozen=True, eq=False)
-class AudioChunk:
-    """Chunk of audio, as it is sent.
-
-    Attributes:
-        audio: (samples,) float32, mono.
-        index: 0, 1, 2 ... within the utterance.
-        final: whether the utterance ends with it.
-        sample_rate: samples per second.
-        samples_per_token: samples that an utterance has for each of its tokens, once it is over.
-    """
-
-    audio: NDArray[np.float32]
-    index: int
-    final: bool
-    sample_rate: int
-    samples_per_token: int
 
 
 class Reply(Protocol):
@@ -93,6 +72,7 @@ class Request:
         ode_steps: number of its ODE steps.
         chunker: its tokens, and the chunk that runs next.
         playback: clock of its listener.
+        output: makes of its audio what is sent.
         slots: what it holds in the engines; None before it is opened, and when it is closed.
         number: 1, 2, 3 ... in the order of admission, for logs.
         client: name of the client it belongs to, or empty.
@@ -113,6 +93,7 @@ class Request:
     ode_steps: int
     chunker: Chunker
     playback: Playback
+    output: AudioOutput
     slots: Slots | None = None
     number: int = 0
     client: str = ""

@@ -8,18 +8,18 @@ from types import TracebackType
 from numpy.typing import ArrayLike
 
 from token2wav.errors import EngineError, StreamClosedError
+from token2wav.serving.audio_output import AudioChunk
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import AudioChunk
 from token2wav.voice import Voice
 
 
 class Stream:
     """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it; one thread at a time.
 
-    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
-    context manager it is cancelled on the way out; what it holds is freed when it ends or is
-    cancelled, or, after it was dropped, with the next call of any stream.
+    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones, less the
+    silence that `StreamConfig.trim_silence_ms` lets it drop. As a context manager it is cancelled on the way out; what
+    it holds is freed when it ends or is cancelled, or, after it was dropped, with the next call of any stream.
     """
 
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
@@ -41,7 +41,7 @@ class Stream:
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
-        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config.flow))
+        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config))
         return self._run()
 
     def finish(self) -> list[AudioChunk]:
@@ -54,7 +54,7 @@ class Stream:
         """
         self._check_open()
         try:
-            self._request.chunker.push(checked_tokens([], self._pipeline.config.flow), end=True)
+            self._request.chunker.push(checked_tokens([], self._pipeline.config), end=True)
             return self._run()
         finally:
             self._close()
@@ -88,9 +88,10 @@ class Stream:
                 [result] = self._pipeline.advance([request])
                 if isinstance(result, EngineError):
                     raise result
-                request.playback.sent(len(result.audio) / result.sample_rate)
+                if result is not None:
+                    request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
+                    chunks.append(result)
                 request.chunker.computed()
-                chunks.append(result)
         except BaseException:
             self._close()
             raise

@@ -14,9 +14,10 @@ from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
 from token2wav.errors import DeviceLostError, EngineError, LimitError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.pipeline import Pipeline
-from token2wav.serving.request import AudioChunk, Reply, Request
+from token2wav.serving.request import Reply, Request
 from token2wav.serving.scheduler import Scheduler
 from token2wav.voice import Voice
 
@@ -95,7 +96,13 @@ class WorkerPool:
         return len(self._scheduler.requests)
 
     def open(
-        self, voice: Voice, on_close: Callable[[], None] = lambda: None, *, steps: int = 0, client: str = ""
+        self,
+        voice: Voice,
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        steps: int = 0,
+        client: str = "",
+        audio_format: AudioFormat | None = None,
     ) -> Request:
         """Admits a request; nothing is computed yet.
 
@@ -104,12 +111,14 @@ class WorkerPool:
             on_close: is called once, from any thread, when the request is over for any reason.
             steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
             client: name of the client it belongs to; empty if that is not known.
+            audio_format: of what is sent; None for float32 at the model's rate.
 
         Raises:
-            InputError: steps are not allowed.
+            InputError: steps are not allowed, or the model cannot have that sample rate.
             LimitError: there are too many requests, at all or of this client.
         """
-        request = self._pipeline.request(voice, steps, self._clock, self._limits.player_buffer_seconds)
+        buffer_seconds = self._limits.player_buffer_seconds
+        request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
         request.on_close, request.client = on_close, client
         with self._wake:
             self._scheduler.admit(request)
@@ -136,7 +145,7 @@ class WorkerPool:
         """
         request.check_open()
         try:
-            array = checked_tokens(tokens, self._pipeline.config.flow)
+            array = checked_tokens(tokens, self._pipeline.config)
             with self._wake:
                 finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
                 self._wake.notify()
@@ -223,7 +232,7 @@ class WorkerPool:
         """Runs the next chunk of every request and sends what comes out."""
         start, tokens = self._clock(), sum(request.chunker.next_tokens for request in batch)
         waited = [start - request.ready_since for request in batch]
-        results: Sequence[AudioChunk | Token2WavError]
+        results: Sequence[AudioChunk | Token2WavError | None]
         try:
             results = self._pipeline.advance(batch, partial(self._observer.computed, waited))
         except Exception as error:  # of the engines as a whole: nobody can go on
@@ -236,17 +245,17 @@ class WorkerPool:
             self._idle_workers += 1
             self._scheduler.computed(tokens, took)
 
-    def _send(self, request: Request, result: AudioChunk | Token2WavError) -> None:
+    def _send(self, request: Request, result: AudioChunk | Token2WavError | None) -> None:
         if isinstance(result, Token2WavError):
             raise result
-        with self._wake:
-            if request.over:
-                return
-            reply = request.messages[0].reply
-            seconds = len(result.audio) / result.sample_rate
-            late = request.playback.sent(seconds)
-        reply.send(result)
-        self._observer.sent(request, seconds, late)
+        if result is not None:
+            with self._wake:
+                if request.over:
+                    return
+                reply = request.messages[0].reply
+                late = request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
+            reply.send(result)
+            self._observer.sent(request, result.duration_s, late)
         with self._wake:
             if not request.over:
                 self._scheduler.sent(request)

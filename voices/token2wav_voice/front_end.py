@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.model_config import MODEL_FILE, ModelConfig
+from token2wav.families import read_config
+from token2wav.families.cosyvoice3.config import MODEL_FILE
 from token2wav_voice.errors import ModelError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,
@@ -106,6 +107,6 @@ def _vocabulary(folder: Path) -> int:
     if not (folder / MODEL_FILE).is_file():
         return PUBLIC_VOCABULARY
     try:
-        return ModelConfig.read(folder).flow.vocab_size
+        return read_config(folder).vocab_size
     except ConfigError as error:
         raise ModelError(str(error)) from None

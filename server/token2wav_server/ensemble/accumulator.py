@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
 from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
@@ -78,7 +79,7 @@ class Accumulator:
         self._config = settings.model_config()
         self._limits = settings.server.limits
         self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
-        self._schedule = HopSchedule.of(settings.server.stream, self._config.flow)
+        self._schedule = HopSchedule.of(settings.server.stream, self._config)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
         self._voices = VoiceRegistry(self._limits.voices)
         for name, voice in voices_in(settings.server, self._config).items():
@@ -110,7 +111,7 @@ class Accumulator:
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
-        sender = ToFlow(request, self._config.flow)
+        sender = ToFlow(request, self._config)
         try:
             if not position.start:
                 refuse_voice(request)
@@ -130,15 +131,14 @@ class Accumulator:
         options = Options.of(request)
         voice = self._voice(request, options.voice)
         check_steps(options.steps, self._steps)
+        AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
             )
         self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
         playback, now = Playback(), time.monotonic()
-        chunker = Chunker(
-            voice.prompt_tokens, self._config.flow, self._schedule, playback, self._config.token_frame_rate
-        )
+        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback, self._config.token_frame_rate)
         stream = _Stream(secrets.randbits(63), chunker, playback, voice, options, now, now)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
@@ -164,7 +164,7 @@ class Accumulator:
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         given = np.zeros(0, np.int32) if tokens is None else tokens
-        array = checked_tokens(given, self._config.flow)
+        array = checked_tokens(given, self._config)
         if stream.chunker.new_tokens + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"

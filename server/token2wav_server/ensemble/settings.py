@@ -10,7 +10,8 @@ import torch
 
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError
-from token2wav.execution.stages import FlowEngine, VocoderEngine
+from token2wav.execution.stages import FlowStage, VocoderStage
+from token2wav.families import read_config
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
 from token2wav_server.model_process import told_if_slow
@@ -42,14 +43,14 @@ class Settings:
         return cls(Path(folder), load_server_config(Path(file) if file else None))
 
     def model_config(self) -> ModelConfig:
-        config = ModelConfig.read(self.folder)
-        config.flow.check(self.server.stream)
+        config = read_config(self.folder)
+        config.check(self.server.stream)
         return config
 
-    def flow_engine(self) -> FlowEngine:
+    def flow_engine(self) -> FlowStage:
         return self._load(self.server).pipeline.flow
 
-    def vocoder_engine(self) -> VocoderEngine:
+    def vocoder_engine(self) -> VocoderStage:
         """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
         return self._load(replace(self.server, runtime=replace(self.server.runtime, cache_mib=1))).pipeline.vocoder
 

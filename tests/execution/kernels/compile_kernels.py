@@ -30,9 +30,11 @@ from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.cache_writes import store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
-CONFIG = ModelConfig.read(Path(__file__).parents[2] / "data" / "full_size").flow.estimator
+MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
+CONFIG = MODEL.flow.estimator
 TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
 FRAMES = CONFIG.static_chunk_size
 # Blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
@@ -92,9 +94,9 @@ def on_pages(storage: str) -> None:
 def on_positions() -> None:
     """Calls the kernels that work in float32 whatever is kept."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
-    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, FRAMES)
+    layout = cache_layout(MODEL.flow, steps=1)
     for blocks in BATCHES:
-        state = conv_states(blocks, CONFIG, layout, torch.device("cpu"))[:, 0, 1]
+        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
         PositionConvolution(conv)(x, state, a_table(blocks))
 

@@ -15,17 +15,18 @@ from tests.execution.rig import Tokens
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.execution import backends as choice
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.execution import backends
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
-from token2wav.execution.kernel_step import KernelStep
-from token2wav.execution.recompute import RecomputeFlowEngine
+from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphRunner, Runner
-from token2wav.execution.torch_step import TorchStep
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.kernel_step import KernelStep
+from token2wav.families.cosyvoice3.steps import TorchStep
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
@@ -48,7 +49,7 @@ def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_flow(guidance: float = 0.7) -> Flow:
-    config = ModelConfig.read(TINY).flow
+    config = CosyVoice3Config.read(TINY).flow
     estimator = dataclasses.replace(config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK)
     torch.manual_seed(0)
     flow = Flow(dataclasses.replace(config, estimator=estimator, n_timesteps=2, inference_cfg_rate=guidance))
@@ -58,21 +59,26 @@ def a_flow(guidance: float = 0.7) -> Flow:
     return flow.eval().requires_grad_(False).to(DEVICE)
 
 
+def a_model(flow: Flow) -> CosyVoice3Config:
+    config = CosyVoice3Config.read(TINY)
+    return CosyVoice3Config.of(flow.config, config.vocoder, config.token_frame_rate)
+
+
 def an_engine(
     flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, kernels: bool
-) -> CachedFlowEngine:
+) -> CachedFlow:
     """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve on the device."""
-    config = flow.config
+    config, model = flow.config, a_model(flow)
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     if half:
         flow.estimator.halve()
-    cache, noise = PagedKVCache(CacheLayout.of(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
-    parts = (flow, solver.tables, cache)
+    cache, noise = PagedKVCache(cache_layout(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
+    parts = (flow.estimator, solver.tables, cache)
     with torch.inference_mode():
         run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
-    recompute = RecomputeFlowEngine(flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
-    return CachedFlowEngine(
-        flow, noise, {config.n_timesteps: run}, cache, recompute, left_blocks=left_blocks, longest_hop=LONGEST
+    recompute = RecomputeFlow(model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
+    return CachedFlow(
+        model, flow, noise, {config.n_timesteps: run}, cache, recompute, left_blocks=left_blocks, longest_hop=LONGEST
     )
 
 
@@ -82,16 +88,17 @@ def a_runner(step: KernelStep) -> Runner:
     return GraphRunner(step, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
 
 
-def spoken(engine: CachedFlowEngine, flow: Flow) -> list[np.ndarray]:
+def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
-    schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), flow.config)
+    config = a_model(flow)
+    schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), config)
     random = np.random.default_rng(0)
     utterances = []
     for prompt, length in UTTERANCES:
         voice = Voice(
             some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
         )
-        chunker = Chunker(voice.prompt_tokens, flow.config, schedule)
+        chunker = Chunker(voice.prompt_tokens, config, schedule)
         utterances.append((engine.open(voice), chunker, some(random, length)))
     return mels_together(engine, utterances)
 
@@ -124,5 +131,5 @@ def test_they_run_where_gpu_and_model_allow(
     capability: tuple[int, int], dim_head: int, run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    config = dataclasses.replace(ModelConfig.read(TINY).flow.estimator, dim_head=dim_head)
-    assert choice._kernels_run(config, torch.device("cuda")) == run
+    layout = dataclasses.replace(cache_layout(CosyVoice3Config.read(TINY).flow), dim_head=dim_head)
+    assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run

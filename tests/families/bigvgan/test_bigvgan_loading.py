@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, random_bigvgan
 from tests.unit.material import one_line
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.execution.bigvgan_stage import bigvgan_engine
 from token2wav.execution.stages import MelChunk
+from token2wav.families.bigvgan.build import streaming_bigvgan
 from token2wav.families.bigvgan.config import check_mel, read_bigvgan
 from token2wav.families.bigvgan.weights import load_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
@@ -256,7 +256,8 @@ def test_odd_channels_are_halved_as_integers() -> None:
 
 
 def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
-    engine = bigvgan_engine(folder, MelSettings(8000, 8, 10), torch.device("cpu"))
+    check_mel(read_bigvgan(folder), MelSettings(8000, 8, 10))
+    engine = streaming_bigvgan(load_bigvgan(folder))
     [audio] = engine.advance([(engine.open(), MelChunk(torch.zeros(10, 4), last=True))])
     assert audio.shape == (4 * least.config.hop_size,)
 
@@ -273,7 +274,7 @@ def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
 def test_a_vocoder_for_other_mels(folder: Path, flow: MelSettings, words: list[str]) -> None:
     (folder / "generator.safetensors").unlink()  # it is refused before weights are read
     with pytest.raises(ConfigError) as caught:
-        bigvgan_engine(folder, flow, torch.device("cpu"))
+        check_mel(read_bigvgan(folder), flow)
     for word in words:
         assert word in one_line(caught.value)
 

@@ -16,8 +16,8 @@ from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.execution.artifacts import EngineFolder, Precision, fingerprint
-from token2wav.families.cosyvoice3.weights import check_model_folder
-from token2wav.model_config import ModelConfig
+from token2wav.families import check_folder
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_export.making import Maker
 
 AUDIO = 1e-4
@@ -36,11 +36,11 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_rates_follow_from_the_folder(folder: Path) -> None:
-    config = ModelConfig.read(folder)
+    config = CosyVoice3Config.read(folder)
     assert config.vocoder == VOCODER
     assert (config.sample_rate, config.samples_per_token) == (16_000, SAMPLES_PER_TOKEN)
     assert config.token_frame_rate == pytest.approx(100 / 3)
-    check_model_folder(folder)
+    check_folder(folder)
 
 
 @pytest.mark.parametrize("incremental", [True, False])
@@ -157,6 +157,6 @@ def test_other_bands_than_the_flow_makes(copied: Path) -> None:
 
 def test_missing_weights(copied: Path) -> None:
     (copied / "bigvgan" / "generator.safetensors").unlink()
-    for load in (Token2Wav.load, check_model_folder):
+    for load in (Token2Wav.load, check_folder):
         with pytest.raises(CheckpointError, match=r"none of generator\.safetensors, bigvgan_generator\.pt"):
             load(copied)

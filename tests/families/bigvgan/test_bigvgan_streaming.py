@@ -10,10 +10,10 @@ import torch
 from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
 from token2wav.errors import StreamClosedError
-from token2wav.execution.bigvgan_stage import BigVGANEngine
-from token2wav.execution.stages import MelChunk, VocoderEngine
+from token2wav.execution.stages import MelChunk, VocoderStage
 from token2wav.execution.vocoder import likely_pieces
-from token2wav.model_config import ModelConfig
+from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.bigvgan import BigVGAN
 
 AUDIO = 1e-4
@@ -21,7 +21,7 @@ AHEAD = BigVGAN(SMALL).lookahead_frames
 HOP = SMALL.hop_size
 
 
-def streamed(engine: VocoderEngine, mel: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+def streamed(engine: VocoderStage, mel: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Audio of every piece of a mel; the sizes are those of all but the last one."""
     handle = engine.open()
     parts = mel.split([*sizes, mel.shape[1] - sum(sizes)], dim=1)
@@ -39,17 +39,17 @@ def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("size", [1, AHEAD, 50])
 def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
-    engine, mel = BigVGANEngine(small), a_mel(63)
+    engine, mel = streaming_bigvgan(small), a_mel(63)
     assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
 
 
 def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
-    engine, mel = BigVGANEngine(small), a_mel(120)
+    engine, mel = streaming_bigvgan(small), a_mel(120)
     assert off(streamed(engine, mel, [1, 0, 40, 3, 0, 0, 30, 7]), engine.whole(mel)) <= AUDIO
 
 
 def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
-    audio = streamed(BigVGANEngine(bigvgan), golden["mel"][0], [38, 1, 61])
+    audio = streamed(streaming_bigvgan(bigvgan), golden["mel"][0], [38, 1, 61])
     assert off(audio, golden["wav"][0, 0]) <= AUDIO
 
 
@@ -57,7 +57,7 @@ def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict
 @pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
 def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
     """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
-    engine, mel = BigVGANEngine(small), a_mel(first + last)
+    engine, mel = streaming_bigvgan(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
     assert len(head) == (HOP * first - small.delay if first > AHEAD else 0)
     assert len(head) + len(tail) == HOP * (first + last)
@@ -67,7 +67,7 @@ def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
 
 def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     """Streams that start, run, wait for their look-ahead and end in the same calls."""
-    engine = BigVGANEngine(small)
+    engine = streaming_bigvgan(small)
     sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
     mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
     handles = [engine.open() for _ in mels]
@@ -85,8 +85,8 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
 
 def test_prepared_lengths(small: BigVGAN) -> None:
     """As on a GPU, where each is a CUDA graph."""
-    flow = ModelConfig.read(TINY).flow
-    engine = BigVGANEngine(small, shapes=likely_pieces(AHEAD, flow, (25, 50), 2))
+    config = CosyVoice3Config.read(TINY)
+    engine = streaming_bigvgan(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
     for sizes in ([50, 100], [17, 31, 9], [3, 1]):
         mel = a_mel(sum(sizes) + 20)
         assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO
@@ -96,7 +96,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
     """Every piece is of the new frames alone, and equal ones of several streams are one."""
     shapes: list[tuple[int, ...]] = []
     hook = small.conv_post.register_forward_hook(lambda _m, _i, output: shapes.append(tuple(output.shape)))
-    engine, parts = BigVGANEngine(small), a_mel(500).split(50, dim=1)
+    engine, parts = streaming_bigvgan(small), a_mel(500).split(50, dim=1)
     handles = [engine.open() for _ in range(3)]
     for index, part in enumerate(parts):
         engine.advance([(handle, MelChunk(part, index == len(parts) - 1)) for handle in handles])
@@ -105,7 +105,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
 
 
 def test_handles(small: BigVGAN) -> None:
-    engine = BigVGANEngine(small)
+    engine = streaming_bigvgan(small)
     one, two = engine.open(), engine.open()
     assert engine.open_streams == 2
     engine.close(one)

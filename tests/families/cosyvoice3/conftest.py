@@ -7,9 +7,9 @@ import torch
 
 from tests.support.golden import GoldenSet, golden_sets
 from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
-from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.source_noise import SourceNoise
@@ -28,8 +28,8 @@ def folder(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config(folder: Path) -> ModelConfig:
-    return ModelConfig.read(folder)
+def config(folder: Path) -> CosyVoice3Config:
+    return CosyVoice3Config.read(folder)
 
 
 @pytest.fixture(
@@ -45,15 +45,15 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 @pytest.fixture(scope="session")
-def flow(folder: Path, config: ModelConfig, device: torch.device) -> Flow:
+def flow(folder: Path, config: CosyVoice3Config, device: torch.device) -> Flow:
     return load_flow(folder, config).to(device)
 
 
 @pytest.fixture(scope="session")
-def hift(folder: Path, config: ModelConfig, device: torch.device) -> HiFT:
+def hift(folder: Path, config: CosyVoice3Config, device: torch.device) -> HiFT:
     return load_hift(folder, config).to(device)
 
 
 @pytest.fixture(scope="session")
-def noises(folder: Path, config: ModelConfig) -> tuple[FlowNoise, SourceNoise]:
+def noises(folder: Path, config: CosyVoice3Config) -> tuple[FlowNoise, SourceNoise]:
     return load_flow_noise(folder, config), load_source_noise(folder, config)

@@ -6,7 +6,8 @@ import torch
 
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet
-from token2wav.execution.recompute import RecomputeFlowEngine
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.noise import FlowNoise
@@ -108,8 +109,10 @@ def test_padding_does_not_reach_the_frames_before_it(golden: GoldenSet, flow: Fl
     assert not together[..., frames:].any()
 
 
-def test_whole_mel(golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]) -> None:
-    engine = RecomputeFlowEngine(flow, noises[0], {flow.config.n_timesteps: solver_of(flow)})
+def test_whole_mel(
+    golden: GoldenSet, config: CosyVoice3Config, flow: Flow, noises: tuple[FlowNoise, SourceNoise]
+) -> None:
+    engine = RecomputeFlow(config, flow, noises[0], {flow.config.n_timesteps: solver_of(flow)})
     streaming = engine.whole(golden.tokens, golden.voice, streaming=True)
     assert off(streaming, golden["flow.mel.streaming"][0]) <= tolerances.MEL
     full = engine.whole(golden.tokens, golden.voice, streaming=False)

@@ -15,10 +15,10 @@ from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import TINY, GoldenSet, snr_db
 from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.hift_stage import HiFTEngine
-from token2wav.execution.recompute import RecomputeVocoderEngine
+from token2wav.execution.recompute import RecomputeVocoder
 from token2wav.execution.stages import MelChunk
-from token2wav.serving.request import AudioChunk
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.serving.audio_output import AudioChunk
 
 Load = Callable[..., Token2Wav]
 
@@ -30,7 +30,7 @@ class MelRecorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mels: list[torch.Tensor] = []
-        for engine in (HiFTEngine, RecomputeVocoderEngine):
+        for engine in (StreamingVocoder, RecomputeVocoder):
             self._record(engine, monkeypatch)
 
     def _record(self, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav import StreamConfig, Voice
-from token2wav.execution.window_flow import WindowFlowEngine
-from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.execution.window_flow import WindowFlow
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.configs import EstimatorConfig, GuidedAttention
+from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, GuidedAttention
 from token2wav.networks.guided import GuidedSolver
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
@@ -61,6 +62,24 @@ def flow_config(
     )
 
 
+def model_config(flow: FlowConfig) -> CosyVoice3Config:
+    """The configuration of a model with a flow and a vocoder that nobody runs."""
+    vocoder = BigVGANConfig(
+        resblock="1",
+        upsample_rates=(4,),
+        upsample_kernel_sizes=(8,),
+        upsample_initial_channel=8,
+        resblock_kernel_sizes=(3,),
+        resblock_dilation_sizes=((1,),),
+        activation="snake",
+        snake_logscale=False,
+        num_mels=BANDS,
+        hop_size=4,
+        sampling_rate=25 * RATIO * 4,
+    )
+    return StreamFlowConfig.of(flow, vocoder, 25.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """A flow with random weights, as a service uses it."""
@@ -80,9 +99,9 @@ class Parts:
         solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
         return cls(config, flow, FlowNoise(BANDS), solver)
 
-    def engine(self) -> WindowFlowEngine:
+    def engine(self) -> WindowFlow:
         solver = GuidedSolver(self.flow.estimator, self.solver.tables)
-        return WindowFlowEngine(self.flow, self.noise, {self.config.n_timesteps: solver})
+        return WindowFlow(model_config(self.config), self.flow, self.noise, {self.config.n_timesteps: solver})
 
     def by_hand(self, tokens: Tokens, voice: Voice, first_block: int = 0) -> Mel:
         """Mel of tokens that begin with a block, computed as if nothing else were there: one call, masks from loops."""
@@ -119,8 +138,8 @@ class GuidedStream:
     def __init__(self, parts: Parts, voice: Voice, stream: StreamConfig | None = None) -> None:
         self._engine = parts.engine()
         self._handle = self._engine.open(voice)
-        schedule = HopSchedule.of(stream or StreamConfig(), parts.config)
-        self._chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
+        schedule = HopSchedule.of(stream or StreamConfig(), model_config(parts.config))
+        self._chunker = Chunker(voice.prompt_tokens, model_config(parts.config), schedule)
         self._chunks: list[torch.Tensor] = []
         self.windows: list[int] = []
 

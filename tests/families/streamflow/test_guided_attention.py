@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flow_config, mask_by_hand
+from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flow_config, mask_by_hand, model_config
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.guided import guided_biases, guided_mask
@@ -82,7 +82,9 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
         config = flow_config(forward=forward)
         assert config.lookahead_tokens == future * BLOCK
         assert config.lookbehind_tokens == 2 * BLOCK
-        assert HopSchedule.of(StreamConfig(), config) == HopSchedule("growing", 2 * BLOCK, 2 * BLOCK, BLOCK)
+        assert HopSchedule.of(StreamConfig(), model_config(config)) == HopSchedule(
+            "growing", 2 * BLOCK, 2 * BLOCK, BLOCK
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,4 +97,4 @@ def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
 )
 def test_settings_that_do_not_fit_are_refused(stream: StreamConfig, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        flow_config().check(stream)
+        model_config(flow_config()).check(stream)

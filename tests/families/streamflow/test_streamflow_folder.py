@@ -11,9 +11,9 @@ import yaml
 
 from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.execution.window_flow import WindowFlowEngine
-from token2wav.families.cosyvoice3.weights import check_model_folder
-from token2wav.model_config import ModelConfig
+from token2wav.execution.window_flow import WindowFlow
+from token2wav.families import check_folder
+from token2wav.families.streamflow.config import StreamFlowConfig
 from token2wav.networks.configs import GuidedAttention
 
 AUDIO = 1e-4
@@ -40,13 +40,13 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
         "sample_rate: 16000\nflow: {type: streamflow}\nvocoder: {type: bigvgan, folder: bigvgan}\n"
     )
     (tmp_path / "bigvgan").symlink_to(folder / "bigvgan")
-    config = ModelConfig.read(tmp_path)
+    config = StreamFlowConfig.read(tmp_path)
     flow, estimator = config.flow, config.flow.estimator
     assert flow.guided == GuidedAttention.assigned(22, (7, 14), (1,))
     assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (1024, 22, 16, 24)
     assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (10, 0.5, 80, 4)
     assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (16000, 640, 25)
-    assert flow.hops(StreamConfig()) == (12, 12)
+    assert config.hops(StreamConfig()) == (12, 12)
     assert (flow.lookbehind_tokens, flow.lookahead_tokens) == (12, 6)
 
 
@@ -67,7 +67,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_section_that_cannot_be_is_refused(folder: Path, tmp_path: Path, case: str) -> None:
     changes, words = BAD[case]
     with pytest.raises(ConfigError) as caught:
-        ModelConfig.read(written(folder, tmp_path, **changes))
+        StreamFlowConfig.read(written(folder, tmp_path, **changes))
     assert words in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -78,13 +78,13 @@ def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
 
 
 def test_the_folder_is_checked_like_any_other(folder: Path) -> None:
-    check_model_folder(folder)
+    check_folder(folder)
 
 
 def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
     """A window holds all that one evaluation depends on."""
     model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
-    assert isinstance(model.pipeline.flow, WindowFlowEngine)
+    assert isinstance(model.pipeline.flow, WindowFlow)
     with model.stream(voice) as stream:
         chunks = [chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)] + stream.finish()
     audio = np.concatenate([chunk.audio for chunk in chunks])

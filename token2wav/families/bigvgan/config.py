@@ -10,10 +10,11 @@ import json
 from pathlib import Path
 
 from token2wav.config.values import from_mapping
-from token2wav.errors import ConfigError
+from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import BigVGANConfig, MelSettings
 
 CONFIG_FILE = "config.json"
+GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")  # in order of preference
 
 
 def read_bigvgan(folder: Path) -> BigVGANConfig:
@@ -33,6 +34,18 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
         return _config_from(document)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def generator_file(folder: Path) -> Path:
+    """Finds the weights in a BigVGAN folder.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    for name in GENERATOR_FILES:
+        if (path := folder / name).is_file():
+            return path
+    raise CheckpointError(f"{folder}: none of {', '.join(GENERATOR_FILES)} is there")
 
 
 def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:

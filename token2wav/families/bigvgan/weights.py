@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from token2wav.errors import CheckpointError
-from token2wav.families.bigvgan.config import read_bigvgan
-from token2wav.model_folder import generator_file
+from token2wav.families.bigvgan.config import generator_file, read_bigvgan
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
 

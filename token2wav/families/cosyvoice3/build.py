@@ -1,43 +1,49 @@
-"""From a model folder and a configuration to the two engines that serve it."""
+"""CosyVoice3 as stages: its weights are loaded and put on a device, and its networks get what runs them there."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
+from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import EngineSummary, Graphs, Host, choose, runner
-from token2wav.execution.bigvgan_stage import BigVGANEngine
-from token2wav.execution.cached_flow import CachedFlowEngine
+from token2wav.execution.backends import Graphs, Host, choose, runner
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_vocoder import ExportedVocoder
-from token2wav.execution.hift_stage import HiFTEngine
-from token2wav.execution.recompute import RecomputeBigVGANEngine, RecomputeFlowEngine, RecomputeVocoderEngine
-from token2wav.execution.stages import FlowEngine, VocoderEngine
-from token2wav.execution.vocoder import PieceShape, likely_pieces
-from token2wav.execution.window_flow import WindowFlowEngine
+from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
+from token2wav.execution.step import StepFunction, StepGraph
+from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
+from token2wav.families.bigvgan.build import recomputed_bigvgan, streaming_bigvgan
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3.exported_step import ExportedStep
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_source_noise, load_vocoder
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.steps import TorchStep
+from token2wav.families.cosyvoice3.weights import check, load_flow, load_flow_noise, load_source_noise, load_vocoder
 from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.guided import GuidedSolver
+from token2wav.networks.dit import CONTEXT_FRAMES, DiT
+from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.noise import FlowNoise
-from token2wav.networks.ode import EulerSolver
+from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.source import Phase
+from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.streaming import Piece
+
+__all__ = ["build", "check"]
 
 log = logging.getLogger(__name__)
 
 _CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
-def build_engines(
-    host: Host, config: ModelConfig, stream: StreamConfig
-) -> tuple[FlowEngine, VocoderEngine, EngineSummary]:
-    """Loads weights and graphs.
+def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
+    """Makes the stages of a model.
 
     Args:
         host: model folder, runtime configuration and device.
@@ -45,75 +51,67 @@ def build_engines(
         stream: how streams are cut into chunks.
 
     Raises:
-        ConfigError: the engine that the configuration names cannot run here.
+        ConfigError: the backend that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    _check_engine(config, stream, runtime := host.runtime)
+    if stream.reference and host.runtime.engine not in ("auto", "torch"):
+        raise ConfigError(f"runtime.engine: {host.runtime.engine} does not run stream.reference; take torch")
     graphs = Graphs("torch") if stream.reference else choose(host)  # before weights load: it may refuse
-    device = host.device
-    keep_arithmetic_exact(device)
-    flow = load_flow(host.folder, config).to(device)
-    pool = GraphPool(device) if graphs_enabled(device) else None
-    vocoder_engine = _vocoder_engine(host, config, stream, graphs, pool)
-    flow_noise = load_flow_noise(host.folder, config)
+    flow, solvers = loaded_flow(host, config, stream)
+    pool = GraphPool(host.device) if graphs_enabled(host.device) else None
+    vocoder = vocoder_stage(host, config, stream, graphs, pool)
+    noise = load_flow_noise(host.folder, config)
+    summary = StageSummary(graphs.backend, host.precision, str(host.device))
+    log.info("backend %s, %s, on %s", summary.name, summary.precision, summary.device)
+    stage: FlowStage
+    if stream.reference:
+        stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=stream.left_blocks)
+        return Stages(stage, vocoder, summary)
+    stage = cached_flow(
+        config,
+        flow,
+        noise,
+        solvers,
+        graphs,
+        pool=pool,
+        cache_bytes=cache_bytes(host.runtime.cache_mib, host.device),
+        storage=host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage,
+        left_blocks=stream.left_blocks,
+        longest_hop=config.hops(stream)[1],
+    )
+    return Stages(stage, vocoder, summary)
+
+
+def loaded_flow(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> tuple[Flow, dict[int, EulerSolver]]:
+    """Loads the flow onto the device of a host, with solvers by numbers of ODE steps, the usual one first."""
+    keep_arithmetic_exact(host.device)
+    flow = load_flow(host.folder, config).to(host.device)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
     flow.estimator.drop_time_weights()
     if host.precision == "float16":
         flow.estimator.halve()
-    summary = EngineSummary(graphs.engine, host.precision, str(device))
-    log.info("engine %s, %s, on %s", summary.name, summary.precision, summary.device)
-    if config.flow.guided is not None:
-        windows = {steps: GuidedSolver(flow.estimator, solver.tables) for steps, solver in solvers.items()}
-        return WindowFlowEngine(flow, flow_noise, windows), vocoder_engine, summary
-    if stream.reference:
-        recompute = RecomputeFlowEngine(flow, flow_noise, solvers, full_tail=True, left_blocks=stream.left_blocks)
-        return recompute, vocoder_engine, summary
-    flow_engine = cached_flow_engine(
-        flow,
-        flow_noise,
-        solvers,
-        graphs,
-        pool=pool,
-        cache_bytes=cache_bytes(runtime.cache_mib, device),
-        storage=host.precision if runtime.cache_storage == "auto" else runtime.cache_storage,
-        left_blocks=stream.left_blocks,
-        longest_hop=config.flow.hops(stream)[1],
+    return flow, solvers
+
+
+def cache_layout(config: FlowConfig, storage: Storage = "float32", steps: int = 0) -> CacheLayout:
+    """Returns the layout of a model; `steps` are the most that a stream has, 0 for the model's own number."""
+    estimator, branches = config.estimator, BRANCHES if config.inference_cfg_rate else 1
+    return CacheLayout(
+        steps=steps or config.n_timesteps,
+        layers=estimator.depth,
+        heads=estimator.heads,
+        dim_head=estimator.dim_head,
+        block_frames=estimator.static_chunk_size,
+        storage=storage,
+        branches=branches,
+        bands=estimator.mel_dim,
+        conv_state=(2, branches, estimator.dim, CONTEXT_FRAMES),  # inputs of the two position convolutions
     )
-    return flow_engine, vocoder_engine, summary
 
 
-def _check_engine(config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> None:
-    """Refuses an engine that does not run the model, or not as the reference."""
-    if runtime.engine in ("auto", "torch"):
-        return
-    if config.flow.guided is not None:
-        raise ConfigError(f"runtime.engine: {runtime.engine} does not run guided attention; take torch")
-    if stream.reference:
-        raise ConfigError(f"runtime.engine: {runtime.engine} does not run stream.reference; take torch")
-
-
-def _vocoder_engine(
-    host: Host, config: ModelConfig, stream: StreamConfig, graphs: Graphs, pool: GraphPool | None
-) -> VocoderEngine:
-    """That of the vocoder which the model folder names."""
-    vocoder = load_vocoder(host.folder, config).to(host.device)
-    if stream.reference:
-        if isinstance(vocoder, BigVGAN):
-            return RecomputeBigVGANEngine(vocoder)
-        return RecomputeVocoderEngine(vocoder, load_source_noise(host.folder, config), "reference")
-    exported = ExportedVocoder(graphs.vocoder, vocoder) if graphs.vocoder else None
-    shapes: list[PieceShape] = []
-    graphs_of_pieces = pool if exported is None else None
-    if graphs_of_pieces:
-        shapes = likely_pieces(vocoder.lookahead_frames, config.flow, config.flow.hops(stream), _CAPTURED_STREAMS)
-    if isinstance(vocoder, BigVGAN):
-        return BigVGANEngine(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
-    noise = load_source_noise(host.folder, config)
-    return HiFTEngine(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces)
-
-
-def cached_flow_engine(
+def cached_flow(
+    config: CosyVoice3Config,
     flow: Flow,
     noise: FlowNoise,
     solvers: Mapping[int, EulerSolver],
@@ -124,10 +122,11 @@ def cached_flow_engine(
     storage: Storage = "float32",
     left_blocks: int = -1,
     longest_hop: int = 100,
-) -> CachedFlowEngine:
-    """The incremental engine, on torch or on an exported graph.
+) -> CachedFlow:
+    """Makes the incremental flow stage, on torch or on an exported graph.
 
     Args:
+        config: of the model.
         flow: on the device that is to be used.
         noise: of the flow.
         solvers: of the flow's estimator, by number of ODE steps; the usual number comes first. A page has room for the
@@ -136,14 +135,95 @@ def cached_flow_engine(
         cache_bytes: size of the page pool.
         pool: of the model's CUDA graphs; None runs without.
         storage: type of cached keys and values.
-        left_blocks, longest_hop: see `CachedFlowEngine`.
+        left_blocks, longest_hop: see `CachedFlow`.
     """
-    layout = CacheLayout.of(flow.config, storage, max(solvers))
-    device = flow.spk_embed_affine_layer.weight.device
-    cache = PagedKVCache(layout, cache_bytes // layout.page_bytes, device)
+    layout = cache_layout(flow.config, storage, max(solvers))
+    cache = PagedKVCache(layout, cache_bytes // layout.page_bytes, flow.device)
     with torch.inference_mode():
         runners = {
-            steps: runner(graphs, flow, solver.tables, cache, longest_hop, pool) for steps, solver in solvers.items()
+            steps: runner(
+                graphs,
+                DiTSteps(flow.estimator, solver.tables, cache),
+                cache,
+                longest_hop // config.block_tokens,
+                pool,
+            )
+            for steps, solver in solvers.items()
         }
-    recompute = RecomputeFlowEngine(flow, noise, solvers, left_blocks=left_blocks)
-    return CachedFlowEngine(flow, noise, runners, cache, recompute, left_blocks=left_blocks, longest_hop=longest_hop)
+    recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
+    return CachedFlow(config, flow, noise, runners, cache, recompute, left_blocks=left_blocks, longest_hop=longest_hop)
+
+
+def vocoder_stage(
+    host: Host, config: CosyVoice3Config, stream: StreamConfig, graphs: Graphs, pool: GraphPool | None
+) -> VocoderStage:
+    """Makes the stage of the vocoder which the model folder names."""
+    vocoder = load_vocoder(host.folder, config).to(host.device)
+    if stream.reference:
+        if isinstance(vocoder, BigVGAN):
+            return recomputed_bigvgan(vocoder)
+        return recomputed_hift(vocoder, load_source_noise(host.folder, config), "reference")
+    exported = ExportedVocoder(graphs.vocoder, vocoder) if graphs.vocoder else None
+    shapes: list[PieceShape] = []
+    graphs_of_pieces = pool if exported is None else None
+    if graphs_of_pieces:
+        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), _CAPTURED_STREAMS)
+    if isinstance(vocoder, BigVGAN):
+        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
+    noise = load_source_noise(host.folder, config)
+    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces)
+
+
+def streaming_hift(
+    hift: HiFT,
+    noise: SourceNoise,
+    decode: Decode | None = None,
+    *,
+    shapes: Sequence[PieceShape] = (),
+    graphs: GraphPool | None = None,
+    hold_frames: int = 0,
+) -> StreamingVocoder:
+    """Makes the stage in pieces.
+
+    Args:
+        hift: on the device that is to be used.
+        noise: of the harmonic source.
+        decode: runs `HiFT.decode` inside of streams on another backend than torch.
+        shapes, graphs, hold_frames: see `StreamingVocoder`.
+    """
+
+    def run(mel: torch.Tensor, drawn: torch.Tensor, piece: Piece) -> torch.Tensor:
+        return hift(mel, drawn, piece, decode=None if piece.first or piece.beyond else decode)
+
+    def whole(mel: torch.Tensor) -> torch.Tensor:
+        return hift.vocode(mel[None], noise)[0]
+
+    table = NoiseTable(noise, hift.m_source)
+    return StreamingVocoder(hift, run, whole, table, shapes=shapes, graphs=graphs, hold_frames=hold_frames)
+
+
+def recomputed_hift(hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> RecomputeVocoder:
+    """Makes the stage that recomputes everything; `phase` is the rounding of the source's phase."""
+    return RecomputeVocoder(hift, lambda mel: hift.vocode(mel[None], noise, phase=phase)[0])
+
+
+class DiTSteps:
+    """Step functions of a DiT, see `StepFactory`.
+
+    Args:
+        estimator, tables, cache: see `DiTStep`.
+    """
+
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        self._parts = estimator, tables, cache
+
+    def eager(self) -> StepFunction:
+        return TorchStep(*self._parts)
+
+    def kernels(self) -> StepFunction | None:
+        from token2wav.families.cosyvoice3.kernel_step import KernelStep  # Triton-language kernels
+
+        return KernelStep(*self._parts)
+
+    def exported(self, graph: StepGraph | None) -> StepFunction:
+        return ExportedStep(*self._parts, graph)

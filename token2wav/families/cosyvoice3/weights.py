@@ -13,14 +13,13 @@ from torch import nn
 
 from token2wav.errors import CheckpointError
 from token2wav.families.bigvgan.weights import load_bigvgan, read_generator
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.model_config import ModelConfig
-from token2wav.model_folder import weights_file
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
-from token2wav.networks.source_noise import SourceNoise, draws_before_source
+from token2wav.networks.noise import PAGE_FRAMES, FlowNoise
+from token2wav.networks.source_noise import SourceNoise
 from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state, read_tensor
 
 NOISE_FILE = "noise.safetensors"
@@ -29,7 +28,7 @@ _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the w
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def load_flow(folder: Path, config: ModelConfig) -> Flow:
+def load_flow(folder: Path, config: CosyVoice3Config) -> Flow:
     """Loads the flow of a model folder in float32 on the CPU, ready for inference.
 
     Raises:
@@ -37,26 +36,26 @@ def load_flow(folder: Path, config: ModelConfig) -> Flow:
     """
     with Blank():
         module = Flow(config.flow)
-    return _filled(module, weights_file(folder, "flow")).eval().requires_grad_(False)
+    return _filled(module, config.weights_file(folder, "flow")).eval().requires_grad_(False)
 
 
-def load_hift(folder: Path, config: ModelConfig) -> HiFT:
+def load_hift(folder: Path, config: CosyVoice3Config) -> HiFT:
     """Loads the vocoder of a model folder with HiFT, as `load_flow` does."""
     with Blank():
         module = HiFT(config.hift)
-    module = _filled(module, weights_file(folder, "hift"))
+    module = _filled(module, config.weights_file(folder, "hift"))
     module.freeze()
     return module
 
 
-def load_vocoder(folder: Path, config: ModelConfig) -> HiFT | BigVGAN:
+def load_vocoder(folder: Path, config: CosyVoice3Config) -> HiFT | BigVGAN:
     """Loads the vocoder of a model folder, as `load_flow` does."""
     if isinstance(config.vocoder, HiFTConfig):
         return load_hift(folder, config)
     return load_bigvgan(folder / config.vocoder_folder)
 
 
-def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
+def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
     """Loads the flow's noise: `noise.safetensors` where the folder has it, then what a stock model draws.
 
     Raises:
@@ -69,7 +68,7 @@ def load_flow_noise(folder: Path, config: ModelConfig) -> FlowNoise:
     return FlowNoise(bands, _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0])
 
 
-def load_source_noise(folder: Path, config: ModelConfig) -> SourceNoise:
+def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
     """Loads the noise of HiFT's source, as `load_flow_noise` does."""
     harmonics, path = config.hift.nb_harmonics + 1, folder / NOISE_FILE
     source = None
@@ -80,13 +79,12 @@ def load_source_noise(folder: Path, config: ModelConfig) -> SourceNoise:
     return SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source)
 
 
-def check_model_folder(folder: Path) -> None:
-    """Reads configuration and weights of a folder without building anything on a device.
+def check(folder: Path, config: CosyVoice3Config) -> None:
+    """Reads the weights of a folder without building anything on a device.
 
     Raises:
-        Token2WavError: the folder cannot be served, and why.
+        CheckpointError: the folder cannot be served, and why.
     """
-    config = ModelConfig.read(folder)
     with Blank():
         flow, vocoder = modules(config)
     flow_file, vocoder_file = config.weights_file(folder, "flow"), config.weights_file(folder, "hift")
@@ -99,7 +97,7 @@ def check_model_folder(folder: Path) -> None:
     load_flow_noise(folder, config)
 
 
-def modules(config: ModelConfig) -> tuple[Flow, HiFT | BigVGAN]:
+def modules(config: CosyVoice3Config) -> tuple[Flow, HiFT | BigVGAN]:
     """Builds flow and vocoder of a model, without weights of a folder."""
     vocoder = config.vocoder
     return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
@@ -138,3 +136,26 @@ def _shaped(tensor: torch.Tensor, shape: tuple[int, ...], path: Path, name: str,
     if not torch.isfinite(tensor).all():
         raise CheckpointError(f"{path}: NaN or infinite values in {name}")
     return tensor
+
+
+def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
+    """Random numbers that a stock deployment has drawn when it comes to the source's noise.
+
+    The public code seeds all generators with 0 while it builds the flow and draws the flow's noise; every layer that
+    is built after it then consumes as many numbers as it has parameters, in the order of `cosyvoice3.yaml`.
+    """
+    channels = hift.f0_channels
+    f0_layers = [(hift.in_channels, 4)] + [(channels, 3)] * 4  # (input channels, kernel) of the F0 predictor
+    return (
+        _normal_draws(flow.mel_bands * PAGE_FRAMES)
+        + _normal_draws(flow.vocab_size * flow.input_size)
+        + (flow.spk_embed_dim + 1) * flow.mel_bands
+        + sum((inputs * kernel + 1) * channels for inputs, kernel in f0_layers)
+        + (channels + 1)
+        + (hift.nb_harmonics + 1)  # rand_ini, which has no effect on the audio
+    )
+
+
+def _normal_draws(count: int) -> int:
+    """torch fills a normal tensor 16 values at a time and draws the last 16 again if they don't come out even."""
+    return count + (16 if count % 16 else 0)

@@ -1,15 +1,18 @@
-"""Section `flow` of a StreamFlow model's `streamflow.yaml`: it has the published sizes as defaults."""
+"""Configuration of StreamFlow models, which is read from `streamflow.yaml`: the published sizes are its defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from token2wav.config import StreamConfig
+from token2wav.config.hyperyaml import HyperYaml
 from token2wav.config.values import all_positive, from_mapping
 from token2wav.errors import ConfigError
-from token2wav.networks.configs import GuidedAttention
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig, as_integer
+from token2wav.networks.configs import EstimatorConfig, GuidedAttention, ScheduleConfig
 
-STREAMFLOW_FILE = "streamflow.yaml"
+MODEL_FILE = "streamflow.yaml"
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,57 @@ class StreamFlowSection:
             return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
         except ConfigError as error:
             raise ConfigError(f"flow.{error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFlowConfig(CosyVoice3Config):
+    """Configuration of a model whose layers say who sees whom."""
+
+    FILE: ClassVar[str] = MODEL_FILE
+
+    @classmethod
+    def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+        return streamflow_from(document)
+
+    def check(self, stream: StreamConfig) -> None:
+        super().check(stream)
+        default = StreamConfig()
+        for key in ("left_blocks", "reference"):
+            if (value := getattr(stream, key)) != getattr(default, key):
+                raise ConfigError(
+                    f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
+                )
+        first, longest = self.hops(stream)
+        if stream.hop == "lead" and longest > first:
+            raise ConfigError(
+                "stream.hop: lead would make the audio depend on time, because the windows of chunks do; take fixed or "
+                "growing"
+            )
+
+
+def streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+    section = StreamFlowSection.of(document.resolve("flow"))
+    try:
+        schedule = ScheduleConfig(section.t_scheduler, section.times)
+    except ConfigError as error:
+        raise ConfigError(f"flow.{error}") from error
+    bands = section.mel_bands
+    config = FlowConfig(
+        vocab_size=section.vocab_size,
+        input_size=bands,
+        spk_embed_dim=section.spk_embed_dim,
+        token_mel_ratio=section.token_mel_ratio,
+        pre_lookahead_len=0,
+        pre_lookahead_channels=0,
+        inference_cfg_rate=section.inference_cfg_rate,
+        estimator=EstimatorConfig(
+            **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
+            **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+            static_chunk_size=section.block_frames,
+            guided=section.attention(),
+        ),
+        n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
+        lookbehind_len=0,
+        chunk_blocks=section.chunk_blocks,
+    )
+    return config, as_integer(section.input_frame_rate), schedule

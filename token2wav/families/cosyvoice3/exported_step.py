@@ -8,33 +8,18 @@ more reading of the past, and lets streams of any history share a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution import block_table
 from token2wav.execution.batch import Batch
-from token2wav.execution.step import StepFunction, Velocity
-from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.execution.step import StepGraph, Velocity
+from token2wav.families.cosyvoice3.steps import DiTStep
 from token2wav.networks.dit import DiT
 from token2wav.networks.dit_step import CachedStep
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
-
-
-class StepGraph(Protocol):
-    """Executes the step on tensors that stay where they are."""
-
-    @property
-    def cache_type(self) -> torch.dtype:
-        """Of keys and values that go in and come out."""
-
-    def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether the graph was built for inputs of these shapes."""
-
-    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """One evaluation; tensors by the names of `CachedStep`, contiguous, on the device of the engine."""
 
 
 class TorchGraph:
@@ -63,18 +48,18 @@ class TorchGraph:
             outputs[name].copy_(result)
 
 
-class ExportedStep(StepFunction):
+class ExportedStep(DiTStep):
     """Step function that runs an exported graph.
 
     Args:
-        flow, tables, cache: see there.
+        estimator, tables, cache: see `DiTStep`.
         graph: executes the step; None for torch, which runs all that a graph does not take.
     """
 
     aligned = True
 
-    def __init__(self, flow: Flow, tables: OdeTables, cache: PagedKVCache, graph: StepGraph | None = None) -> None:
-        super().__init__(flow, tables, cache)
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache, graph: StepGraph | None = None) -> None:
+        super().__init__(estimator, tables, cache)
         self._torch = TorchGraph(self.estimator)
         self._graph = graph or self._torch
 
@@ -82,7 +67,7 @@ class ExportedStep(StepFunction):
         size, layout = batch.size, self.cache.layout
         frames, past = size.each * layout.block_frames, size.past * layout.block_frames
         rows, inner = layout.branches * size.rows, layout.heads * layout.dim_head
-        taken = self._graph.takes({"x": (rows, self.config.mel_dim, frames), "past_key_0": (rows, past, inner)})
+        taken = self._graph.takes({"x": (rows, layout.bands, frames), "past_key_0": (rows, past, inner)})
         graph = self._graph if taken else self._torch
         given, past_pages, new_pages = self._inputs(batch)
         old, new = (

@@ -14,10 +14,34 @@ from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution import block_table
 from token2wav.execution.batch import Batch, Block
 from token2wav.execution.step import StepFunction, Velocity
-from token2wav.networks.dit import CONTEXT_FRAMES, Attend, Convolution
+from token2wav.networks.dit import CONTEXT_FRAMES, Attend, Convolution, DiT
+from token2wav.networks.ode import OdeTables
 
 
-class TorchStep(StepFunction):
+class DiTStep(StepFunction):
+    """Step function of a DiT, in any way.
+
+    Args:
+        estimator: on the device of the cache; its weights are used, not copied.
+        tables: of the ODE's schedule.
+        cache: of keys and values.
+    """
+
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(tables, cache)
+        self.estimator = estimator
+
+    def of_conditions(self, batch: Batch) -> torch.Tensor:
+        """Share of the conditions in the input projection of all steps, (branches, rows, block_frames, dim)."""
+        embed = self.estimator.input_embed
+        conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
+        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        given[0] = conditional
+        given[1:] = embed.proj.bias  # without conditions only the bias is left
+        return given
+
+
+class TorchStep(DiTStep):
     """Step function on torch."""
 
     def __call__(self, batch: Batch) -> Velocity:

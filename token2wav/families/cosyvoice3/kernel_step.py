@@ -16,20 +16,20 @@ from token2wav.execution.kernels.attention import paged_attention
 from token2wav.execution.kernels.cache_writes import store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.execution.step import StepFunction, Velocity
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.dit import DiTBlock, Rope
+from token2wav.execution.step import Velocity
+from token2wav.families.cosyvoice3.steps import DiTStep
+from token2wav.networks.dit import DiT, DiTBlock, Rope
 from token2wav.networks.ode import OdeTables
 
 
-class KernelStep(StepFunction):
+class KernelStep(DiTStep):
     """Step function on Triton-language kernels. The weights of the position convolutions are copied."""
 
-    def __init__(self, flow: Flow, tables: OdeTables, cache: PagedKVCache) -> None:
-        super().__init__(flow, tables, cache)
-        self._blocks: list[DiTBlock] = list(flow.estimator.transformer_blocks)  # type: ignore[arg-type]
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(estimator, tables, cache)
+        self._blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
         self._projections = [block.attn.projections() for block in self._blocks]
-        positions = flow.estimator.input_embed.conv_pos_embed
+        positions = estimator.input_embed.conv_pos_embed
         self._convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
 
     def __call__(self, batch: Batch) -> Velocity:
