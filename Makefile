@@ -28,7 +28,7 @@ test: lint ## lint, then run all tests, in four processes: half of the time they
 	$(BIN)/pytest -n 4
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
-	$(BIN)/pytest -n 2 $(addprefix tests/,unit cache networks families/streamflow client voice docs)
+	$(BIN)/pytest -n 2 $(addprefix tests/,unit serving cache networks families/streamflow client voice docs)
 
 lint: ## ruff and mypy
 	$(SETUP)

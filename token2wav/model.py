@@ -16,10 +16,10 @@ from token2wav.execution.device import device_named, entered
 from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
 from token2wav.families import builder, read_config
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.stream import Stream
-from token2wav.voice import Voice, check_vocabulary, float_array, token_array
+from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.stream import Stream
+from token2wav.voice import Voice, check_steps, float_array
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Token2Wav:
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(config, flow, vocoder, HopSchedule.of(stream, config), stream.steps, engine.device)
+        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
 
     @classmethod
     def load(
@@ -134,11 +134,10 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens, self.config.token_shape)
-        check_vocabulary("tokens", array, self.config.vocab_size)
+        array = checked_tokens(tokens, self.config)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        self.pipeline.check_steps(steps)
+        check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
             return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 

@@ -27,8 +27,8 @@ from token2wav.execution.stages import MelChunk
 from token2wav.families.cosyvoice3.build import cache_layout
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.request import Slots
 
 # Of the mel's largest error of root mean square relative to its spread, and of the audio of one and the same mel: those
 # of `token2wav-export verify`, the mel's as ratios.
@@ -110,24 +110,25 @@ def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     """Takes utterances through the engines in one batch; the vocoder gets their mels where these are known."""
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio
-    sessions, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    chunkers, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    slots = [Slots(flow.open(one.voice), vocoder.open()) for one in utterances]
     for one in utterances:
         schedule = _Rounds("fixed", block, block, block, turn=one.turn)
-        sessions.append(session := Session(one.voice, config, schedule, flow.open(one.voice), vocoder.open()))
-        session.push(one.tokens)
-        session.end()
-    while ready := [(index, chunk) for index, each in enumerate(sessions) if (chunk := each.next_chunk())]:
-        made = flow.advance([(sessions[index].flow_handle, chunk) for index, chunk in ready])
+        chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
+        chunker.push(one.tokens.astype(np.int32), end=True)
+    while ready := [(index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)]:
+        made = flow.advance([(slots[index].flow, chunk) for index, chunk in ready])
         batch = []
         for (index, chunk), mel in zip(ready, made, strict=True):
-            session, known = sessions[index], utterances[index].mel
-            new = mel[:, ratio * max(0, session.prompt_tokens - chunk.start) :]
+            known = utterances[index].mel
+            new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
             heard = known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]] if known.numel() else new
-            batch.append((session.vocoder_handle, MelChunk(heard, chunk.last)))
-            session.sent(chunk, np.empty(0, np.float32))
+            batch.append((slots[index].vocoder, MelChunk(heard, chunk.last)))
+            chunkers[index].computed()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
             audio[index] = torch.cat((audio[index].to(samples.device), samples))
-    for session in sessions:
-        model.pipeline.close(session)
+    for each in slots:
+        flow.close(each.flow)
+        vocoder.close(each.vocoder)
     return [one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)]

@@ -1,6 +1,6 @@
 """Section streams: how many utterances one device speaks in real time, without a server.
 
-Listeners sit at the scheduler itself: tokens come at the pace of a language model, audio is timed.
+Listeners sit at the workers themselves: tokens come at the pace of a language model, audio is timed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.scheduler import Scheduler, default_workers
-from token2wav.streaming.session import AudioChunk
-from token2wav.utterance import Observer
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.worker import Observer, WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with
 BUFFER_S = 0.5  # of audio, that a player waits for
@@ -36,7 +35,7 @@ _CLOSE = 0.05  # how far the search may end from the largest number
 
 @dataclass(eq=False)
 class Listener:
-    """One utterance as it is heard: the scheduler's `Reply` to all its tokens."""
+    """One utterance as it is heard: the `Reply` to all its tokens."""
 
     starts: float  # second of the monotonic clock when its first token comes
     heard: list[tuple[float, float]] = field(default_factory=list)  # arrival and length of every chunk, in seconds
@@ -114,9 +113,9 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and what it took."""
     batches, flow = _Batches(), model.config
     limits = LimitConfig(streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S)
-    scheduler = Scheduler(model, limits, batches, workers=default_workers(model.engine.device))
-    with contextlib.closing(scheduler):
-        listeners, late_s = _feed(scheduler, model, number, settings.stream_s)
+    workers = WorkerPool(model.pipeline, limits, batches, workers=default_workers(model.engine.device))
+    with contextlib.closing(workers):
+        listeners, late_s = _feed(workers, model, number, settings.stream_s)
         deadline = time.monotonic() + settings.patience_s
         for listener in listeners:
             listener.over.wait(max(0.0, deadline - time.monotonic()))
@@ -138,14 +137,14 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     }
 
 
-def _feed(scheduler: Scheduler, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
+def _feed(workers: WorkerPool, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
     """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
     flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))
     begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
-    utterances = [scheduler.open(voices[index % _VOICES]) for index in range(number)]
+    utterances = [workers.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
     due = [(each.starts + wait, index, turn) for index, each in enumerate(listeners) for turn, wait in enumerate(waits)]
     for at, index, turn in sorted(due):
@@ -154,7 +153,7 @@ def _feed(scheduler: Scheduler, model: Token2Wav, number: int, seconds: float) -
         listener = listeners[index]
         if listener.error is None:
             try:
-                scheduler.push(utterances[index], tokens[index, turn], listener, end=turn == turns - 1)
+                workers.push(utterances[index], tokens[index, turn], listener, end=turn == turns - 1)
             except Token2WavError as error:
                 listener.fail(error)
     return listeners, late_s

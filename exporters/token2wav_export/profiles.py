@@ -9,7 +9,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape

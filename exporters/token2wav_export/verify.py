@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.config import RuntimeConfig
 from token2wav.execution.stages import MelChunk
 from token2wav.model import Token2Wav
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
@@ -133,16 +131,15 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
         steps: number of ODE steps, 0 for the usual number.
     """
     flow, config = model.pipeline.flow, model.config
-    session = Session(voice, config, HopSchedule.of(StreamConfig(), config), flow.open(voice, steps), 0)
+    chunker = model.pipeline.request(voice, steps).chunker
+    handle, mels = flow.open(voice, steps), list[torch.Tensor]()
     try:
-        session.push(tokens)
-        session.end()
-        mels = []
-        while (chunk := session.next_chunk()) is not None:
-            mels += flow.advance([(session.flow_handle, chunk)])
-            session.sent(chunk, np.empty(0, np.float32))
+        chunker.push(tokens, end=True)
+        while (chunk := chunker.next_chunk) is not None:
+            mels += flow.advance([(handle, chunk)])
+            chunker.computed()
     finally:
-        flow.close(session.flow_handle)
+        flow.close(handle)
     frames = config.token_mel_ratio * len(tokens)
     return torch.cat(mels, dim=1)[:, -frames:].cpu().numpy()
 

@@ -16,7 +16,8 @@ import triton_python_backend_utils as pb_utils
 
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.utterance import Observer, Utterance
+from token2wav.serving.request import Request
+from token2wav.serving.worker import Observer
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,12 @@ class ServerMetrics(Observer):
         self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
+        self._sound = Family(
+            "first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+            "HISTOGRAM",
+            _SECONDS,
+        )
         self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
         self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
         self._factor = Family(
@@ -110,7 +117,7 @@ class ServerMetrics(Observer):
         """Counts a request that was answered with an error; messages begin with the field or limit."""
         self._refused(what=str(error).partition(":")[0][:40]).increment(1)
 
-    def changed(self, open_utterances: int) -> None:
+    def changed(self, open_requests: int) -> None:
         usage = self._model.pipeline.flow.usage()
         for state in ("capacity", "used", "shared"):
             self._pages(state=state).set(getattr(usage, state))
@@ -119,7 +126,7 @@ class ServerMetrics(Observer):
         self._voices(result="miss").set(usage.prompt_misses)
         # Last: who reads that nothing is open reads all the rest of it too.
         self._open(holder="engine").set(self._model.pipeline.open_streams)
-        self._open(holder="scheduler").set(open_utterances)
+        self._open(holder="scheduler").set(open_requests)
 
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
         self._batches().observe(len(waited))
@@ -128,22 +135,29 @@ class ServerMetrics(Observer):
         self._stages(stage="flow").observe(flow_seconds)
         self._stages(stage="vocoder").observe(vocoder_seconds)
 
-    def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
+    def sent(self, request: Request, seconds: float, late: float) -> None:
         self._audio().increment(seconds)
         if late > 0:
             self._underruns().increment(1)
-        if utterance.seconds_sent == seconds and utterance.heard_since is not None:
-            self._first().observe(utterance.heard_since - utterance.admitted)
+        if request.playback.seconds_sent == seconds and request.playback.started is not None:
+            self._first().observe(request.playback.started - request.admitted)
 
-    def ended(self, utterance: Utterance, reason: str) -> None:
+    def ended(self, request: Request, reason: str) -> None:
         self._ended(reason=reason).increment(1)
-        factor = utterance.compute_seconds / utterance.seconds_sent if utterance.seconds_sent else 0.0
-        if utterance.seconds_sent:
+        playback, tokens = request.playback, request.chunker.new_tokens
+        factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
+        if playback.seconds_sent:
             self._factor().observe(factor)
-        first = None if utterance.heard_since is None else round(utterance.heard_since - utterance.admitted, 3)
+        first, sound = (
+            None if since is None else round(since - request.admitted, 3)
+            for since in (playback.started, playback.sound_since)
+        )
+        if sound is not None:
+            self._sound().observe(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s real_time_factor=%.3f underruns=%d",
-            *(utterance.number, reason, utterance.tokens, utterance.seconds_sent, first, factor, utterance.underruns),
+            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
+            "underruns=%d",
+            *(request.number, reason, tokens, playback.seconds_sent, first, sound, factor, playback.underruns),
         )
 
 

@@ -1,4 +1,4 @@
-"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/sizing.md works an example."""
+"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/scaling.md works an example."""
 
 from __future__ import annotations
 

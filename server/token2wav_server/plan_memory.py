@@ -27,7 +27,7 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.weights import modules
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")

@@ -1,4 +1,4 @@
-"""Protocol between Triton and the scheduler: it names tensors and parameters, reads requests and sends answers.
+"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and sends answers.
 
 Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
 the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.streaming.session import AudioChunk
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.audio_output import AudioChunk, AudioFormat
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.drain import draining
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
-AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
 _NAME_CHARS = 128
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
@@ -66,7 +65,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Options:
     """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none."""
 
-    audio_format: str = "float32"
+    audio_format: AudioFormat = field(default_factory=AudioFormat)
     keep_open: bool = False
     steps: int = 0
     client: str = ""
@@ -80,9 +79,7 @@ class Options:
             InputError: a parameter of ours has a value that it cannot have.
         """
         given = json.loads(request.parameters() or "{}")
-        audio_format = given.get("audio_format", "float32")
-        if audio_format not in AUDIO_TYPES:
-            raise InputError("audio_format", f"'{audio_format}' is not one of {', '.join(AUDIO_TYPES)}")
+        audio_format = AudioFormat(given.get("audio_format", "float32"), given.get("sample_rate"))
         keep_open = given.get("keep_open", False)
         if not isinstance(keep_open, bool):
             raise InputError("keep_open", f"'{keep_open}' is not a boolean")
@@ -165,23 +162,22 @@ class TritonReply:
 
     Args:
         request: Triton's request.
-        audio_format: sample format, a key of `AUDIO_TYPES`.
     """
 
-    def __init__(self, request: Any, audio_format: str = "float32") -> None:
+    def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._audio_format = audio_format
         # After the last word the server frees what a sender refers to. To ask it then kills tritonserver.
         self._lock = threading.Lock()
         self._over = False
 
     def send(self, chunk: AudioChunk) -> None:
         outputs = {
-            "audio": encoded(chunk.audio, self._audio_format),
+            "audio": chunk.audio,
             "chunk_index": np.array([chunk.index], np.int32),
             "final": np.array([chunk.final]),
             "sample_rate": np.array([chunk.sample_rate], np.int32),
             "samples_per_token": np.array([chunk.samples_per_token], np.int32),
+            "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
         }
         tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
         with self._lock:
@@ -203,13 +199,6 @@ class TritonReply:
         with self._lock:
             self._over = True
             self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def encoded(audio: NDArray[np.float32], audio_format: str) -> NDArray[Any]:
-    """Converts audio to the format that is sent; int16 is rounded, with full scale at 32767."""
-    if audio_format == "int16":
-        return np.rint(audio * 32767).astype(np.int16)
-    return audio
 
 
 def admitted(request: Any) -> bool:

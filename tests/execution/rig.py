@@ -27,8 +27,7 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source_noise import SourceNoise
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 2e-5  # of float32, see tests/families/cosyvoice3/tolerances.py
 AUDIO = 1e-4
@@ -207,7 +206,7 @@ class FlowStream:
         self._engine = engine
         self.handle = engine.open(voice)
         schedule = HopSchedule.of(stream or StreamConfig(), config)
-        self._session = Session(voice, config, schedule, self.handle, 0)
+        self._chunker = Chunker(voice.prompt_tokens, config, schedule)
         self._skip = 2 * (len(voice.prompt_tokens) - config.prefix_tokens(len(voice.prompt_tokens)))
         self._mels: list[torch.Tensor] = []
 
@@ -217,20 +216,20 @@ class FlowStream:
         return torch.cat(self._mels, dim=1)[:, self._skip :].numpy()
 
     def push(self, tokens: Tokens) -> FlowStream:
-        self._session.push(tokens)
+        self._chunker.push(tokens)
         return self._run()
 
     def finish(self) -> FlowStream:
-        self._session.end()
+        self._chunker.push(np.empty(0, np.int32), end=True)
         return self._run()
 
     def close(self) -> None:
         self._engine.close(self.handle)
 
     def _run(self) -> FlowStream:
-        while (chunk := self._session.next_chunk()) is not None:
+        while (chunk := self._chunker.next_chunk) is not None:
             self._mels += self._engine.advance([(self.handle, chunk)])
-            self._session.sent(chunk, np.empty(0, np.float32))
+            self._chunker.computed()
         return self
 
 
@@ -286,8 +285,10 @@ def unreferenced_evicted(engine: CachedFlow) -> int:
 def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
     schedule = HopSchedule.of(StreamConfig(), parts.config)
-    voices = [a_voice(prompt) for prompt, _ in utterances]
-    sessions = [Session(voice, parts.config, schedule, engine.open(voice), 0) for voice in voices]
-    tokens = [some_tokens(length, seed) for seed, (_, length) in enumerate(utterances)]
-    mels = mels_together(engine, list(zip(sessions, tokens, strict=True)))
+    streams = []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
+        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
+    mels = mels_together(engine, streams)
     return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

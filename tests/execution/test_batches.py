@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,8 +11,7 @@ from token2wav import StreamConfig
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
 PREPARED = exported_buckets(longest=4, most_past=8, most_streams=4)
@@ -49,23 +47,22 @@ def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_block
 
 
 def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlow) -> None:
-    config, healthy = parts.config, a_voice(28)
+    healthy, config = a_voice(28), parts.config
     schedule = HopSchedule.of(StreamConfig(), config)
-    sessions = [Session(healthy, config, schedule, batching.open(healthy), 0) for _ in range(3)]
+    handles = [batching.open(healthy) for _ in range(3)]
     with torch.inference_mode():
-        batching._streams[sessions[1].flow_handle].conv_state.fill_(torch.nan)
-    for length, session in zip((60, 140, 60), sessions, strict=True):
-        session.push(some_tokens(length))
-        session.end()
+        batching._streams[handles[1]].conv_state.fill_(torch.nan)
+    chunkers = [Chunker(healthy.prompt_tokens, config, schedule) for _ in handles]
+    for length, chunker in zip((60, 140, 60), chunkers, strict=True):
+        chunker.push(some_tokens(length), end=True)
     for _ in range(2):  # what it left in pages for padding must not reach the second batch
-        chunks = [session.next_chunk() for session in sessions]
-        mels = batching.advance([(s.flow_handle, c) for s, c in zip(sessions, chunks, strict=True) if c])
+        batch = [(h, c.next_chunk) for h, c in zip(handles, chunkers, strict=True) if c.next_chunk]
+        mels = batching.advance(batch)
         assert [bool(torch.isfinite(mel).all()) for mel in mels] == [True, False, True]
-        for session, chunk in zip(sessions, chunks, strict=True):
-            assert chunk is not None
-            session.sent(chunk, np.empty(0, np.float32))
-    for session in sessions:
-        batching.close(session.flow_handle)
+        for chunker in chunkers:
+            chunker.computed()
+    for handle in handles:
+        batching.close(handle)
 
 
 def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:

@@ -16,7 +16,7 @@ from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.build import streaming_hift
-from token2wav.streaming.pipeline import _on_host
+from token2wav.serving.pipeline import _on_host
 
 pytestmark = [
     pytest.mark.gpu,

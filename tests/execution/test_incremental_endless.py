@@ -8,7 +8,7 @@ import pytest
 from tests.execution.rig import Parts, a_voice, some_tokens
 from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.streaming.accumulator import TokenAccumulator
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 SECONDS = 40
 
@@ -18,15 +18,19 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     engine = parts.incremental(pages=16, left_blocks=2, longest_hop=25)
     model: Token2Wav = parts.model(engine, config).model
     pipeline = model.pipeline
-    session = pipeline.open(a_voice(41))
+    request = pipeline.request(a_voice(41))
+    pipeline.open(request)
+    chunker, slots = request.chunker, request.slots
+    assert slots is not None
     vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
     assert isinstance(vocoder, StreamingVocoder)
-    flow, tokens = engine._streams[session.flow_handle], some_tokens(25 * SECONDS)
+    flow, tokens = engine._streams[slots.flow], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
-        session.push(second)
-        while session.next_chunk() is not None:
-            pipeline.advance([session])
+        chunker.push(second)
+        while chunker.next_chunk is not None:
+            pipeline.advance([request])
+            chunker.computed()
         seen.append(
             (
                 engine.pool.used,
@@ -35,28 +39,25 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 len(flow.tokens),
                 flow.conv_state.untyped_storage().nbytes(),
                 vocoder.store.used,
-                vocoder._streams[session.vocoder_handle].held.numel(),
-                len(session._tokens._tokens),
+                vocoder._streams[slots.vocoder].held.numel(),
+                len(chunker._tokens),
             )
         )
-    pipeline.close(session)
-    assert session.tokens_received == 25 * SECONDS
+    pipeline.close(request)
+    assert chunker.new_tokens == 25 * SECONDS
     assert set(seen[8:]) == {seen[8]}
     assert engine._recompute.open_streams == 0
 
 
 @pytest.mark.parametrize("push", [1, 25, 400])
-def test_accumulator_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
+def test_chunker_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
     tokens = some_tokens(20_000)
-    accumulator = TokenAccumulator(tokens[:41], parts.config)
-    start = 25
-    for at in range(41, len(tokens) - push, push):
-        accumulator.append(tokens[at : at + push])
-        while accumulator.covers(start + 25):
-            chunk = accumulator.window(start, start + 25, last=False)
-            assert np.array_equal(chunk.tokens, tokens[start - 2 : start + 28])
-            start += 25
-    assert start > 19_000
-    assert len(accumulator._tokens) <= 2 * (push + 60) + 200
-    tail = accumulator.window(start, accumulator.count, last=True)
-    assert np.array_equal(tail.tokens, tokens[start - 2 : accumulator.count])
+    chunker = Chunker(tokens[:41], parts.config, HopSchedule("fixed", 25, 25, 25))
+    for at in range(41, len(tokens), push):
+        chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
+        while (chunk := chunker.next_chunk) is not None:
+            right = 0 if chunk.last else 3
+            assert np.array_equal(chunk.tokens, tokens[chunk.start - 2 : chunk.stop + right])
+            chunker.computed()
+    assert chunker.done
+    assert len(chunker._tokens) <= 2 * (push + 60) + 200

@@ -45,7 +45,7 @@ def test_interleaved_streams(
 def test_one_batch_of_several_streams(parts: Parts) -> None:
     model = parts.model(parts.incremental()).model
     cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 28), (28, 60), (41, 4))]
-    audio = spoken_together(model.pipeline, [(model.pipeline.open(voice), tokens) for voice, tokens in cases])
+    audio = spoken_together(model.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
     for each, (voice, tokens) in zip(audio, cases, strict=True):
         assert snr_db(each, model.synthesize(tokens, voice)) >= 60
 

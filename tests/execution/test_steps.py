@@ -112,7 +112,7 @@ def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
 
 def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -> None:
     cases = [(a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))]
-    audio = spoken_together(model.pipeline, [(model.pipeline.open(voice, steps), TOKENS) for voice, steps in cases])
+    audio = spoken_together(model.pipeline, [(voice, TOKENS, steps) for voice, steps in cases])
     for each, (voice, steps) in zip(audio, cases, strict=True):
         assert np.abs(each - model.synthesize(TOKENS, voice, steps=steps)).max() <= 1e-3
     assert model.pipeline.open_streams == 0

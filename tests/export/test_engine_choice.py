@@ -70,7 +70,7 @@ def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
     cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))]
-    audio = spoken_together(onnx.pipeline, [(onnx.pipeline.open(voice), tokens) for voice, tokens in cases])
+    audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
     for each, (voice, tokens) in zip(audio, cases, strict=True):
         assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
 

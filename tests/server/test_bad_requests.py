@@ -182,7 +182,7 @@ def test_an_id_in_use_is_refused_to_others(rig: Rig, golden: GoldenSet) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16"),
+        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
         ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
     ],

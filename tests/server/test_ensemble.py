@@ -194,7 +194,7 @@ def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSe
     connection.send([1], golden.voice, parameters={"audio_format": "mp3"})
     errors = connection.answers(requests=5).errors
     assert sorted(error.removeprefix(IN) for error in errors) == [
-        "audio_format: 'mp3' is not one of float32, int16",
+        "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw",
         "prompt_tokens: missing; the first request of an utterance carries it, or a voice_id",
         "tokens: -1 at index 0 is outside the vocabulary 0 to 6560",
         "tokens: the utterance ended without any; at least 1 is needed",

@@ -136,7 +136,14 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", keeping.server.grpc_url, "--quiet"]
     np.save(tmp_path / "tokens.npy", golden.tokens)
-    command += ["--tokens", str(tmp_path / "tokens.npy"), "--out", str(tmp_path / "out.wav"), "--subtype", "FLOAT"]
+    command += [
+        "--tokens",
+        str(tmp_path / "tokens.npy"),
+        "--out",
+        str(tmp_path / "out.wav"),
+        "--audio-format",
+        "float32",
+    ]
     subprocess.run([*command, "--voice-name", "anna"], timeout=PATIENCE_SECONDS, check=True)
     assert np.array_equal(soundfile.read(tmp_path / "out.wav", dtype="float32")[0], by_name)
 

@@ -73,7 +73,7 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(served: Rig, name: str, t
     heard = []
     for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
         command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
-        command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--subtype", "FLOAT", "--json"]
+        command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--audio-format", "float32", "--json"]
         done = subprocess.run(
             command,
             cwd=tmp_path,

@@ -63,7 +63,7 @@ def test_each_stream_has_its_own_number(
 def test_the_command_asks_for_them(served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
-    command += ["--out", "out.wav", "--subtype", "FLOAT", "--json", "--steps"]
+    command += ["--out", "out.wav", "--audio-format", "float32", "--json", "--steps"]
     done = subprocess.run(
         [*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )

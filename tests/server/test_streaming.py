@@ -140,6 +140,7 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "final",
         "sample_rate",
         "samples_per_token",
+        "samples_trimmed",
     }
 
 

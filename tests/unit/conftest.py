@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
 import torch
 
+from tests.serving.replies import Expected
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
-from tests.unit.scheduling import LIMITS, Expected, Make
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.build import cached_flow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.networks.ode import EulerSolver
-from token2wav.scheduler import Scheduler
-from token2wav.utterance import Observer
 
 
 @pytest.fixture(scope="session")
@@ -65,29 +61,3 @@ def faulty(_faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[tuple[Token2Wav
     yield _faulty
     _faulty[1].fault = _faulty[1].open_fault = None
     assert _faulty[0].pipeline.open_streams == 0
-
-
-@pytest.fixture
-def make(model: Token2Wav) -> Iterator[Make]:
-    """Makes schedulers; afterwards each must be empty, and its thread ends."""
-    made: list[Scheduler] = []
-
-    def build(
-        target: Token2Wav = model,
-        clock: Callable[[], float] = time.monotonic,
-        observer: Observer | None = None,
-        **limits: float,
-    ) -> Scheduler:
-        made.append(Scheduler(target, replace(LIMITS, **limits), observer, clock))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    leftovers = [scheduler.open_utterances for scheduler in made]
-    for scheduler in made:
-        scheduler.close()
-    assert leftovers == [0] * len(made)
-
-
-@pytest.fixture
-def scheduler(make: Make) -> Scheduler:
-    return make()

@@ -18,7 +18,7 @@ from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source_noise import SourceNoise
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"

@@ -25,9 +25,8 @@ FOREIGN = {
 
 # From the roof to the ground: a module imports from its own floor or from lower ones. A package stands for its modules.
 FLOORS = [
-    {"token2wav.scheduler"},
-    {"token2wav.model", "token2wav.utterance"},
-    {"token2wav.streaming", "token2wav.policy"},
+    {"token2wav.model"},
+    {"token2wav.serving"},
     {f"token2wav.families.{family}" for family in ("cosyvoice3", "streamflow", "bigvgan")},
     {"token2wav.execution"},
     {"token2wav.cache"},

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from tests.unit.material import demo_voice
 from token2wav import InputError, Voice
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 
@@ -96,9 +97,14 @@ def test_a_voice_of_another_model_is_refused_by_name(
     assert caught.value.field == refused
 
 
-def test_a_voice_that_fits_passes(config: CosyVoice3Config) -> None:
-    for prompt in (1, 2, 25, 31):
+def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
+    for prompt in (1, 2, 25, 750):
         demo_voice(prompt).check(config)
+
+
+def test_prompts_are_limited(config: ModelConfig) -> None:
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+        demo_voice(751).check(config)
 
 
 def test_a_voice_keeps_copies_that_nobody_can_change() -> None:

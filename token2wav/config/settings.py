@@ -32,6 +32,8 @@ class StreamConfig:
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
             is exact; 0 or more bounds memory and time, so that streams may have any length.
         steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
+        trim_silence_ms: leading near-silence that is dropped before the first chunk is sent, at most, in windows of
+            10 ms below -50 dBFS; 0 for none.
         reference: compute as the public loop does: every chunk anew from the start, the last one under the full
             attention mask, the harmonic source's phase with the public float32 rounding, which drifts (0.4 rad after
             300 s). Otherwise the audio is independent of chunking.
@@ -41,11 +43,13 @@ class StreamConfig:
     max_hop_tokens: int = 0
     left_blocks: int = -1
     steps: tuple[int, ...] = ()
+    trim_silence_ms: float = 0.0
     reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_hop_tokens < 0:
-            raise ConfigError(f"stream.max_hop_tokens: {self.max_hop_tokens} is negative")
+        for name in ("max_hop_tokens", "trim_silence_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
         for index, steps in enumerate(self.steps):
             if not 1 <= steps <= MOST_STEPS:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")

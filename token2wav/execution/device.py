@@ -54,7 +54,7 @@ def keep_arithmetic_exact(device: torch.device) -> None:
     """Turns roundings off that torch makes on a GPU to be faster, for the whole process.
 
     Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and products of float16
-    matrices are summed in float32, also between the parts that a library splits them into. docs/precision.md says
+    matrices are summed in float32, also between the parts that a library splits them into. docs/parity.md says
     what each is worth.
 
     Args:

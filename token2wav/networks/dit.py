@@ -3,7 +3,7 @@
 With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
 
 Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
-Remarks with a number (Q8 ...) are quirks of the public code that checkpoints rely on; docs/parity.md lists them.
+Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ class DiT(nn.Module):
         return self.velocity(x, mu, spks, cond, self.modulation(t), rope, attention_bias(attend)) * mask
 
     def halve(self) -> None:
-        """Puts attention, feed-forward and output projection into float16; docs/precision.md says why not the rest."""
+        """Puts attention, feed-forward and output projection into float16; docs/parity.md says why not the rest."""
         for block in self._blocks():
             block.attn.half()
             block.ff.half()

@@ -1,8 +1,7 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
 CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter names are those of
-public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that checkpoints rely on;
-docs/parity.md lists them.
+public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that checkpoints rely on.
 """
 
 from __future__ import annotations

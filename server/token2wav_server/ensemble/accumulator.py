@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.audio_output import AudioOutput
+from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.ordered_stage import Label, Ticker
 from token2wav_server.ensemble.settings import Settings
@@ -47,7 +47,8 @@ class _Stream:
     Attributes:
         stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
             again nor a restart of this process meets what an earlier stream left there.
-        session: tokens, and how far they are handed on.
+        chunker: its tokens, and the chunk that is handed on next.
+        playback: clock of its listener.
         voice: prompt and speaker, which go with the first chunk.
         options: parameters of its first request.
         admitted: time of its admission, in seconds.
@@ -55,7 +56,8 @@ class _Stream:
     """
 
     stream_id: int
-    session: Session
+    chunker: Chunker
+    playback: Playback
     voice: Voice
     options: Options
     admitted: float
@@ -63,7 +65,7 @@ class _Stream:
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
-        return Label(self.stream_id, self.session.chunks_sent, last, self.options.audio_format)
+        return Label(self.stream_id, self.chunker.chunks, last, self.options.audio_format)
 
 
 class Accumulator:
@@ -117,11 +119,11 @@ class Accumulator:
             self._send_chunks(stream, sender)
         except BaseException as error:
             self._streams.pop(position.sequence_id, None)
-            if not isinstance(error, Token2WavError) or not stream.session.chunks_sent:
+            if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
             self._refused.count(error)
             sender.send(stream.label(last=True), error)  # later stages hold something for it
-        if stream.session.done:
+        if stream.chunker.done:
             self._streams.pop(position.sequence_id, None)
         sender.finish()
 
@@ -129,13 +131,15 @@ class Accumulator:
         options = Options.of(request)
         voice = self._voice(request, options.voice)
         check_steps(options.steps, self._steps)
+        AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
             )
         self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
-        session, now = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0), time.monotonic()
-        stream = _Stream(secrets.randbits(63), session, voice, options, now, now)
+        playback, now = Playback(), time.monotonic()
+        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback, self._config.token_frame_rate)
+        stream = _Stream(secrets.randbits(63), chunker, playback, voice, options, now, now)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
         return stream
@@ -159,23 +163,23 @@ class Accumulator:
         return voice
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
-        array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
-        if stream.session.tokens_received + len(array) > self._limits.stream_tokens:
+        given = np.zeros(0, np.int32) if tokens is None else tokens
+        array = checked_tokens(given, self._config)
+        if stream.chunker.new_tokens + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
-        stream.session.push(array)
+        stream.chunker.push(array, end=end)
         if len(array) or end:
             stream.last_progress = time.monotonic()
-        if end:
-            stream.session.end()
 
     def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:
-        session = stream.session
-        while (chunk := session.next_chunk()) is not None:
-            voice = None if session.chunks_sent else stream.voice
+        chunker = stream.chunker
+        while (chunk := chunker.next_chunk) is not None:
+            voice = None if chunker.chunks else stream.voice
             sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
-            session.sent(chunk, np.zeros(0, np.float32))  # the audio comes out at the other end
+            stream.playback.sent(chunker.next_tokens / self._config.token_frame_rate)  # out of the other end, soon
+            chunker.computed()
 
     def _expire(self) -> None:
         with self._lock:

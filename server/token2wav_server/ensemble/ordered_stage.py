@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from token2wav.errors import EngineError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioFormat
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,13 @@ class Label:
         stream_id: number that the accumulator drew at random, never used again.
         index: 0, 1, 2 ... within the stream.
         last: whether the stream ends with it.
-        audio_format: sample format, a key of `protocol.AUDIO_TYPES`.
+        audio_format: what its client wants to be sent.
     """
 
     stream_id: int
     index: int
     last: bool
-    audio_format: str
+    audio_format: AudioFormat
 
 
 class Reply(Protocol[ResultIn]):

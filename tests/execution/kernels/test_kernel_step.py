@@ -30,8 +30,7 @@ from token2wav.families.cosyvoice3.steps import TorchStep
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
@@ -94,13 +93,14 @@ def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
     config = a_model(flow)
     schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), config)
     random = np.random.default_rng(0)
-    sessions = []
+    utterances = []
     for prompt, length in UTTERANCES:
         voice = Voice(
             some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
         )
-        sessions.append((Session(voice, config, schedule, engine.open(voice), 0), some(random, length)))
-    return mels_together(engine, sessions)
+        chunker = Chunker(voice.prompt_tokens, config, schedule)
+        utterances.append((engine.open(voice), chunker, some(random, length)))
+    return mels_together(engine, utterances)
 
 
 def some(random: np.random.Generator, count: int) -> Tokens:

@@ -18,7 +18,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.recompute import RecomputeVocoder
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.audio_output import AudioChunk
 
 Load = Callable[..., Token2Wav]
 

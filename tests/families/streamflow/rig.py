@@ -20,8 +20,7 @@ from token2wav.networks.guided import GuidedSolver
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.streaming.accumulator import TokenAccumulator
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 1e-5
 BANDS, BLOCK_FRAMES, RATIO = 8, 12, 2
@@ -134,39 +133,28 @@ def mask_by_hand(mask: str, frames: int) -> torch.Tensor:
 
 
 class GuidedStream:
-    """One utterance that ends at its mel: what `Session` and `Pipeline` do, without audio."""
+    """One utterance that ends at its mel: what `Stream` does, without audio."""
 
     def __init__(self, parts: Parts, voice: Voice, stream: StreamConfig | None = None) -> None:
         self._engine = parts.engine()
         self._handle = self._engine.open(voice)
-        self._schedule = HopSchedule.of(stream or StreamConfig(), model_config(parts.config))
-        self._tokens = TokenAccumulator(voice.prompt_tokens, model_config(parts.config))
-        self._start = 0
+        schedule = HopSchedule.of(stream or StreamConfig(), model_config(parts.config))
+        self._chunker = Chunker(voice.prompt_tokens, model_config(parts.config), schedule)
         self._chunks: list[torch.Tensor] = []
         self.windows: list[int] = []
 
-    def push(self, tokens: Tokens) -> None:
-        self._tokens.append(tokens)
-        while self._tokens.covers(stop := self._next_stop()):
-            self._run(stop, last=False)
+    def push(self, tokens: Tokens, *, end: bool = False) -> None:
+        self._chunker.push(tokens, end=end)
+        while (chunk := self._chunker.next_chunk) is not None:
+            self.windows.append(len(chunk.tokens))
+            self._chunks += self._engine.advance([(self._handle, chunk)])
+            self._chunker.computed()
 
     def finish(self) -> Mel:
-        if self._tokens.count > self._start:
-            self._run(self._tokens.count, last=True)
+        self.push(np.empty(0, np.int32), end=True)
         self._engine.close(self._handle)
         assert self._engine.open_streams == 0
         return torch.cat(self._chunks, dim=1).numpy()
-
-    def _next_stop(self) -> int:
-        if not self._chunks:
-            return self._schedule.first_stop(0)
-        return self._start + self._schedule.hop(len(self._chunks), 0.0)
-
-    def _run(self, stop: int, *, last: bool) -> None:
-        chunk = self._tokens.window(self._start, stop, last=last)
-        self.windows.append(len(chunk.tokens))
-        self._chunks += self._engine.advance([(self._handle, chunk)])
-        self._start = stop
 
 
 def stream_mel(parts: Parts, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None) -> Mel:

@@ -9,7 +9,7 @@ from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flo
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.guided import guided_biases, guided_mask
-from token2wav.streaming.hops import HopSchedule
+from token2wav.serving.chunking import HopSchedule
 
 # Paper: 22 layers, counted from 1.
 SR = GuidedAttention.assigned(22, backward=(7, 14), forward=(1,))

@@ -181,6 +181,7 @@ def streaming_hift(
     *,
     shapes: Sequence[PieceShape] = (),
     graphs: GraphPool | None = None,
+    hold_frames: int = 0,
 ) -> StreamingVocoder:
     """Makes the stage in pieces.
 
@@ -188,7 +189,7 @@ def streaming_hift(
         hift: on the device that is to be used.
         noise: of the harmonic source.
         decode: runs `HiFT.decode` inside of streams on another backend than torch.
-        shapes, graphs: see `StreamingVocoder`.
+        shapes, graphs, hold_frames: see `StreamingVocoder`.
     """
 
     def run(mel: torch.Tensor, drawn: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -197,7 +198,8 @@ def streaming_hift(
     def whole(mel: torch.Tensor) -> torch.Tensor:
         return hift.vocode(mel[None], noise)[0]
 
-    return StreamingVocoder(hift, run, whole, NoiseTable(noise, hift.m_source), shapes=shapes, graphs=graphs)
+    table = NoiseTable(noise, hift.m_source)
+    return StreamingVocoder(hift, run, whole, table, shapes=shapes, graphs=graphs, hold_frames=hold_frames)
 
 
 def recomputed_hift(hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> RecomputeVocoder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from token2wav.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Ready
+from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Ready
 
 TOKENS_PER_SECOND = 25
 HOP, LOOKAHEAD = 25, 3

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.unit.material import TINY, demo_voice, schedule_of
-from token2wav import ConfigError, InputError, StreamClosedError, StreamConfig
+from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.execution.stages import FlowChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.streaming.accumulator import TokenAccumulator
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
 
 CONFIG = CosyVoice3Config.read(TINY)
 LOOKAHEAD = 3
 BLOCK = 25
-NOTHING = np.zeros(0, np.float32)
+NOTHING = np.zeros(0, np.int32)
 
 Policy = Literal["growing", "fixed", "lead"]
 
@@ -41,8 +39,8 @@ class FakeClock:
         return self.now
 
 
-def session_of(prompt: int, stream: StreamConfig | None = None, clock: FakeClock | None = None) -> Session:
-    return Session(demo_voice(prompt), CONFIG, schedule_of(CONFIG, stream), 1, 1, clock or FakeClock())
+def chunker_of(prompt: int, stream: StreamConfig | None = None, playback: Playback | None = None) -> Chunker:
+    return Chunker(demo_voice(prompt).prompt_tokens, CONFIG, schedule_of(CONFIG, stream), playback)
 
 
 def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
@@ -50,21 +48,21 @@ def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
     return np.arange(start, start + count, dtype=np.int32)
 
 
-def run(session: Session, portions: Iterable[int]) -> list[FlowChunk]:
+def run(chunker: Chunker, portions: Iterable[int]) -> list[FlowChunk]:
     """Pushes portions of numbered tokens and ends; every chunk runs as soon as it can."""
     chunks: list[FlowChunk] = []
     at = 0
 
     def drain() -> None:
-        while (chunk := session.next_chunk()) is not None:
+        while (chunk := chunker.next_chunk) is not None:
             chunks.append(chunk)
-            session.sent(chunk, NOTHING)
+            chunker.computed()
 
     for portion in portions:
-        session.push(numbered(portion, at))
+        chunker.push(numbered(portion, at))
         at += portion
         drain()
-    session.end()
+    chunker.push(NOTHING, end=True)
     drain()
     return chunks
 
@@ -80,7 +78,7 @@ def test_chunks_cover_the_utterance_on_the_block_grid_with_their_context(
     count = sum(portions)
     if not count:
         portions, count = [1], 1
-    chunks = run(session_of(prompt, stream), portions)
+    chunks = run(chunker_of(prompt, stream), portions)
     total = prompt + count
     prefix = (prompt - LOOKAHEAD) // BLOCK * BLOCK if prompt >= LOOKAHEAD else 0
 
@@ -105,9 +103,9 @@ def test_the_chunks_do_not_depend_on_how_tokens_arrive(
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=20)))
     portions = np.diff([0, *cuts, count]).tolist()
-    at_once = run(session_of(prompt, stream), [count])
-    one_by_one = run(session_of(prompt, stream), [1] * count)
-    assert ranges(run(session_of(prompt, stream), portions)) == ranges(at_once) == ranges(one_by_one)
+    at_once = run(chunker_of(prompt, stream), [count])
+    one_by_one = run(chunker_of(prompt, stream), [1] * count)
+    assert ranges(run(chunker_of(prompt, stream), portions)) == ranges(at_once) == ranges(one_by_one)
 
 
 @given(prompts, lengths, policies)
@@ -115,27 +113,27 @@ def test_the_chunks_do_not_depend_on_how_tokens_arrive(
 def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
     prompt: int, count: int, stream: StreamConfig
 ) -> None:
-    session = session_of(prompt, stream)
+    chunker = chunker_of(prompt, stream)
     for received in range(1, count + 1):
-        session.push([0])
-        chunk = session.next_chunk()
+        chunker.push(numbered(1))
+        chunk = chunker.next_chunk
         if chunk is None:
             continue
         assert prompt + received == chunk.stop + LOOKAHEAD
         assert not chunk.last
-        session.sent(chunk, NOTHING)
-        assert session.next_chunk() is None
+        chunker.computed()
+        assert chunker.next_chunk is None
 
 
 @pytest.mark.parametrize(
     ("prompt", "first"), [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)]
 )
 def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: int, first: int) -> None:
-    session = session_of(prompt)
-    session.push(np.zeros(first + LOOKAHEAD - 1, np.int32))
-    assert session.next_chunk() is None
-    session.push([0])
-    chunk = session.next_chunk()
+    chunker = chunker_of(prompt)
+    chunker.push(numbered(first + LOOKAHEAD - 1))
+    assert chunker.next_chunk is None
+    chunker.push(numbered(1))
+    chunk = chunker.next_chunk
     assert chunk is not None
     assert chunk.stop == prompt + first
 
@@ -150,7 +148,7 @@ def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: 
     ],
 )
 def test_hops_of_the_policies_that_count_chunks(stream: StreamConfig, hops: list[int]) -> None:
-    chunks = run(session_of(50, stream), [sum(hops) + LOOKAHEAD])
+    chunks = run(chunker_of(50, stream), [sum(hops) + LOOKAHEAD])
     stops = [50, *(chunk.stop for chunk in chunks[:-1])]
     assert np.diff(stops).tolist() == hops
     assert chunks[-1].stop - chunks[-1].start == LOOKAHEAD
@@ -158,12 +156,12 @@ def test_hops_of_the_policies_that_count_chunks(stream: StreamConfig, hops: list
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_an_utterance_that_ends_within_the_lookahead_of_a_chunk_has_no_stub(extra: int) -> None:
-    chunks = run(session_of(25), [25 + extra])
+    chunks = run(chunker_of(25), [25 + extra])
     assert ranges(chunks) == [(0, 50 + extra, True)]
 
 
 def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it() -> None:
-    assert ranges(run(session_of(25), [28])) == [(0, 50, False), (50, 53, True)]
+    assert ranges(run(chunker_of(25), [28])) == [(0, 50, False), (50, 53, True)]
 
 
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
@@ -174,67 +172,36 @@ def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead()
 # The policy that follows the lead over playback.
 
 
-def lead_stops(seconds_between_chunks: float) -> list[int]:
-    """Stops of the chunks of a stream whose listener hears it while it is computed."""
+def lead_hops(*seconds_between_chunks: float) -> list[int]:
+    """Tokens of the chunks of a stream whose listener hears it while it is computed."""
     clock = FakeClock()
-    session = session_of(50, StreamConfig(hop="lead"), clock)
-    session.push(np.zeros(1000, np.int32))
+    playback = Playback(clock)
+    chunker = chunker_of(50, StreamConfig(hop="lead"), playback)
+    clock.now += 100  # the first tokens are slow to come, which is no part of playback
+    chunker.push(numbered(1000))
     stops = [50]
-    for _ in range(5):
-        chunk = session.next_chunk()
-        assert chunk is not None
-        session.sent(chunk, NOTHING)
-        stops.append(chunk.stop)
-        clock.now += seconds_between_chunks
-    return stops
+    for seconds in seconds_between_chunks:
+        assert chunker.next_chunk is not None
+        stops.append(chunker.next_chunk.stop)
+        playback.sent((stops[-1] - stops[-2]) / 25)
+        clock.now += seconds
+        chunker.computed()
+    return np.diff(stops).tolist()
 
 
 def test_lead_takes_as_many_tokens_as_audio_is_ahead() -> None:
     # Nothing is heard meanwhile: 25 tokens ahead, then 50, 100, and the bound.
-    assert np.diff(lead_stops(0.0)).tolist() == [25, 25, 50, 100, 100]
+    assert lead_hops(0, 0, 0, 0, 0) == [25, 25, 50, 100, 100]
 
 
 def test_lead_falls_back_to_the_shortest_hop_when_there_is_none() -> None:
-    assert np.diff(lead_stops(1.0)).tolist() == [25] * 5  # all audio has been heard when the next chunk runs
-    assert np.diff(lead_stops(60.0)).tolist() == [25] * 5
+    assert lead_hops(1, 1, 1, 1, 1) == [25] * 5  # all audio has been heard when the next chunk is decided
+    assert lead_hops(60, 60, 60) == [25] * 3
 
 
 def test_lead_shrinks_with_playback() -> None:
-    clock = FakeClock()
-    session = session_of(50, StreamConfig(hop="lead"), clock)
-    session.push(np.zeros(1000, np.int32))
-    start = 50
-    for _ in range(4):
-        chunk = session.next_chunk()
-        assert chunk is not None
-        session.sent(chunk, NOTHING)
-        start = chunk.stop
-    assert start == 250  # 200 tokens are ahead of playback
-
-    def hop() -> int:
-        upcoming = session.next_chunk()
-        assert upcoming is not None
-        return upcoming.stop - start
-
-    assert hop() == 100
-    clock.now += 4.5  # 112.5 tokens are heard, 87.5 are ahead
-    assert hop() == 75
-    clock.now += 1.5
-    assert hop() == 50
-    clock.now += 100
-    assert hop() == 25
-
-
-def test_lead_counts_from_the_first_chunk_that_was_sent_not_from_the_start() -> None:
-    clock = FakeClock()
-    session = session_of(50, StreamConfig(hop="lead"), clock)
-    clock.now += 100  # the first tokens were slow to come
-    session.push(np.zeros(400, np.int32))
-    for expected in (75, 100, 150):
-        chunk = session.next_chunk()
-        assert chunk is not None
-        assert chunk.stop == expected
-        session.sent(chunk, NOTHING)
+    # 200 tokens are sent, of which 112.5 are heard, then 150 of 275, 350 of 350.
+    assert lead_hops(0, 0, 0, 4.5, 1.5, 100, 0) == [25, 25, 50, 100, 75, 100, 25]
 
 
 @given(st.integers(1, 30), st.floats(-1e6, 1e6), st.sampled_from(["growing", "fixed", "lead"]))
@@ -256,67 +223,67 @@ def test_a_hop_off_the_block_grid_is_refused(stream: StreamConfig, field: str, v
         HopSchedule.of(stream, CONFIG)
 
 
-# The rules of a session.
+# The rules of a chunker.
 
 
-def test_asking_for_the_next_chunk_changes_nothing() -> None:
-    session = session_of(25)
-    session.push(numbered(200))
-    first, second = session.next_chunk(), session.next_chunk()
-    assert first is not None
-    assert second is not None
-    assert ranges([first]) == ranges([second])
-    assert np.array_equal(first.tokens, second.tokens)
-    assert session.chunks_sent == 0
+def test_a_decision_stands_until_its_chunk_is_computed() -> None:
+    chunker = chunker_of(25)
+    chunker.push(numbered(200))
+    first = chunker.next_chunk
+    chunker.push(numbered(200), end=True)
+    assert chunker.next_chunk is first
+    assert chunker.chunks == 0
 
 
-def test_chunks_are_numbered_and_the_last_one_is_final() -> None:
-    session = session_of(25)
-    session.push(numbered(100))
-    session.end()
-    sent = []
-    while (chunk := session.next_chunk()) is not None:
-        sent.append(session.sent(chunk, NOTHING))
-    assert [chunk.index for chunk in sent] == [0, 1, 2]
-    assert [chunk.final for chunk in sent] == [False, False, True]
-    assert session.done
+def test_a_message_is_consumed_when_the_next_chunk_needs_more_than_its_tokens() -> None:
+    chunker = chunker_of(25)
+    chunker.push(numbered(27))
+    assert chunker.needs(52)
+    chunker.push(numbered(2))
+    assert chunker.needs(52)
+    assert not chunker.needs(53)
+    chunker.computed()
+    assert chunker.needs(54)
+    chunker.push(NOTHING, end=True)
+    assert chunker.needs(54)  # of the end, which came with a later one
 
 
-def test_a_refused_push_leaves_the_session_as_it_was() -> None:
-    session = session_of(25)
-    session.push(numbered(10))
+def test_tokens_are_checked_once() -> None:
     for bad in ([5, -1], [6561], [[1]], [1.5]):
         with pytest.raises(InputError, match=r"^tokens: "):
-            session.push(bad)
-    assert session.tokens_received == 10
-    assert not session.ended
+            checked_tokens(bad, CONFIG)
 
 
-def test_a_session_that_ended_takes_nothing() -> None:
-    session = session_of(25)
+def test_a_stream_that_would_end_without_tokens_goes_on() -> None:
+    chunker = chunker_of(25)
     with pytest.raises(InputError, match=r"^tokens: .*at least 1"):
-        session.end()
-    session.push([1])
-    session.end()
-    with pytest.raises(StreamClosedError, match="ended"):
-        session.push([1])
-    with pytest.raises(StreamClosedError, match="ended"):
-        session.end()
+        chunker.push(NOTHING, end=True)
+    assert not chunker.ended
+    chunker.push(numbered(1), end=True)
+    assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(0, 26, True)]
 
 
-def test_windows_are_copies_that_later_tokens_do_not_change() -> None:
-    accumulator = TokenAccumulator(numbered(25), CONFIG)
-    accumulator.append(numbered(28, 25))
-    window = accumulator.window(0, 50, last=False)
-    before = window.tokens.copy()
-    window.tokens[:] = -7
-    assert np.array_equal(accumulator.window(0, 50, last=False).tokens, before)
+def test_windows_are_copies() -> None:
+    chunkers = [chunker_of(25) for _ in range(2)]
+    tokens = numbered(300)
+    for chunker in chunkers:
+        chunker.push(tokens)
+    assert chunkers[0].next_chunk is not None
+    chunkers[0].next_chunk.tokens[:] = -7
+    chunkers[0].computed()
+    assert chunkers[1].next_chunk is not None
+    assert np.array_equal(tokens, numbered(300))
+    assert chunkers[0].next_chunk is not None
+    assert (chunkers[0].next_chunk.tokens >= 0).all()
 
 
-@given(st.lists(st.integers(0, 700), min_size=1, max_size=8))
-def test_the_accumulator_keeps_every_token_while_it_grows(portions: list[int]) -> None:
-    accumulator = TokenAccumulator(numbered(4), CONFIG)
-    for portion in portions:
-        accumulator.append(numbered(portion, accumulator.count))
-    assert accumulator.count == 4 + sum(portions)
-    assert np.array_equal(accumulator.window(0, accumulator.count, last=True).tokens, numbered(accumulator.count))
+def test_a_playback_clock_counts_from_the_first_audio_and_its_buffer() -> None:
+    clock = FakeClock()
+    playback = Playback(clock, buffer_seconds=0.3)
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 1001.3)
+    clock.now += 1.2
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 1002.3)
+    clock.now += 1.5
+    assert playback.sent(0.5) == pytest.approx(0.4)  # the listener heard nothing for as long
+    assert playback.plays_until == pytest.approx(1003.2)
+    assert (playback.started, playback.seconds_sent, playback.underruns) == (1000.0, 2.5, 1)

@@ -9,26 +9,26 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.serving.replies import FIRST, LIMITS, SECOND, Expected, RecordingReply, joined, speak, until
 from tests.support.golden import snr_db
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from tests.unit.scheduling import FIRST, LIMITS, SECOND, Expected, RecordingReply, joined, speak, until
 from token2wav import StreamClosedError, Token2Wav, Voice
-from token2wav.scheduler import Scheduler, default_workers
+from token2wav.serving.worker import WorkerPool, default_workers
 
 WORKERS = 3
 SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
 
 
 @pytest.fixture
-def several(model: Token2Wav) -> Iterator[Scheduler]:
-    scheduler = Scheduler(model, LIMITS, workers=WORKERS)
-    yield scheduler
-    scheduler.close()
+def several(model: Token2Wav) -> Iterator[WorkerPool]:
+    workers = WorkerPool(model.pipeline, LIMITS, workers=WORKERS)
+    yield workers
+    workers.close()
     assert model.pipeline.open_streams == 0
 
 
 def test_many_utterances_in_portions_are_those_of_the_library(
-    several: Scheduler, voice: Voice, expected: Expected
+    several: WorkerPool, voice: Voice, expected: Expected
 ) -> None:
     rng = random.Random(3)
     spoken = []
@@ -57,35 +57,35 @@ def test_workers_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder
     def meeting() -> None:
         barrier.wait()
 
-    scheduler = Scheduler(model, LIMITS, workers=2)
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        first = scheduler.open(voice)
+        first = workers.open(voice)
         vocoder.meanwhile["advance"] = meeting
         reply = RecordingReply()
-        scheduler.push(first, demo_tokens(FIRST), reply, end=True)
+        workers.push(first, demo_tokens(FIRST), reply, end=True)
         until(lambda: barrier.n_waiting == 1)
         vocoder.meanwhile["advance"] = meeting  # the first call took it
-        second = speak(scheduler, voice, FIRST)
+        second = speak(workers, voice, FIRST)
         reply.succeeded()
         second.succeeded()
     finally:
-        scheduler.close()
+        workers.close()
 
 
 def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
     faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
-    scheduler = Scheduler(model, LIMITS, workers=2)
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
     try:
-        utterance, reply = scheduler.open(voice), RecordingReply()
-        vocoder.meanwhile["advance"] = lambda: scheduler.cancel(utterance)
-        scheduler.push(utterance, demo_tokens(FIRST), reply, end=False)
+        utterance, reply = workers.open(voice), RecordingReply()
+        vocoder.meanwhile["advance"] = lambda: workers.cancel(utterance)
+        workers.push(utterance, demo_tokens(FIRST), reply, end=False)
         assert isinstance(reply.failed(), StreamClosedError)
-        audio = joined(speak(scheduler, voice, FIRST))
+        audio = joined(speak(workers, voice, FIRST))
         until(lambda: model.pipeline.open_streams == 0)
     finally:
-        scheduler.close()
+        workers.close()
     assert np.array_equal(audio, expected(FIRST))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from token2wav import InputError, Voice
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.voices import VoiceRegistry
 from token2wav_client import ClientVoice
 
 

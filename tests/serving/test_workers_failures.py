@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from tests.unit.scheduling import (
+from tests.serving.replies import (
     FIRST,
     LIMITS,
     BrokenReply,
@@ -21,10 +20,11 @@ from tests.unit.scheduling import (
     joined,
     speak,
 )
+from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
-from token2wav.scheduler import Scheduler
-from token2wav.streaming import pipeline
+from token2wav.serving import pipeline
+from token2wav.serving.worker import WorkerPool
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, fault: BaseException | float
 ) -> None:
     model, vocoder = faulty
-    scheduler = make(model)
-    other, started = scheduler.open(voice), RecordingReply()
-    scheduler.push(other, demo_tokens(FIRST), started, end=False)
+    workers = make(model)
+    other, started = workers.open(voice), RecordingReply()
+    workers.push(other, demo_tokens(FIRST), started, end=False)
     started.succeeded()
 
     vocoder.fault = fault
     closed, reply, kept = Counter(), RecordingReply(), RecordingReply()
-    utterance = scheduler.open(voice, closed)
-    scheduler.push(utterance, [1], kept, end=False, keep_open=True)
-    scheduler.push(utterance, demo_tokens(FIRST), reply, end=False)
+    utterance = workers.open(voice, closed)
+    workers.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.push(utterance, demo_tokens(FIRST), reply, end=False)
     error = reply.failed()
     assert isinstance(error, EngineError)
     assert str(error).startswith("engine: ")
@@ -53,7 +53,7 @@ def test_an_engine_failure_ends_one_utterance_and_no_other(
     assert closed.count == 1
 
     rest = RecordingReply()
-    scheduler.push(other, demo_tokens(40)[FIRST:], rest, end=True)
+    workers.push(other, demo_tokens(40)[FIRST:], rest, end=True)
     assert np.array_equal(joined(started, rest), expected(40))
     assert model.pipeline.open_streams == 0
 
@@ -72,43 +72,43 @@ def test_a_lost_device_is_told_once_its_utterances_have_failed(
         assert reply.outcomes == ["failed"]
         told.set()
 
-    scheduler = Scheduler(model, LIMITS, on_device_lost=tell)
+    workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
     vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
-    scheduler.push(scheduler.open(voice), demo_tokens(FIRST), reply, end=False)
+    workers.push(workers.open(voice), demo_tokens(FIRST), reply, end=False)
     assert isinstance(reply.failed(), DeviceLostError)
     assert told.wait(WAIT_SECONDS)
-    scheduler.close()
+    workers.close()
 
 
 def test_an_engine_that_cannot_open_fails_the_request(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
     model, vocoder = faulty
-    scheduler = make(model)
+    workers = make(model)
     vocoder.open_fault = RuntimeError("no room")
-    assert isinstance(speak(scheduler, voice, 4).failed(), EngineError)
+    assert isinstance(speak(workers, voice, 4).failed(), EngineError)
     vocoder.open_fault = None
-    assert_serves(scheduler, voice, expected)
+    assert_serves(workers, voice, expected)
 
 
 def test_a_reply_that_raises_harms_nobody(
-    scheduler: Scheduler, model: Token2Wav, voice: Voice, expected: Expected
+    workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     closed, reply = Counter(), BrokenReply()
-    scheduler.push(scheduler.open(voice, closed), demo_tokens(FIRST), reply, end=True)
+    workers.push(workers.open(voice, closed), demo_tokens(FIRST), reply, end=True)
     reply.failed()
     assert closed.count == 1
     assert model.pipeline.open_streams == 0
-    assert_serves(scheduler, voice, expected)
+    assert_serves(workers, voice, expected)
 
 
-def test_a_reply_that_cannot_even_be_asked_harms_nobody(scheduler: Scheduler, voice: Voice, expected: Expected) -> None:
+def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
     class Unaskable(RecordingReply):
         def is_cancelled(self) -> bool:
             raise ConnectionError("gone")
 
     reply = Unaskable()
-    utterance = scheduler.open(voice)
-    scheduler.push(utterance, [1], reply, end=False, keep_open=True)
+    utterance = workers.open(voice)
+    workers.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
-    assert_serves(scheduler, voice, expected)
+    assert_serves(workers, voice, expected)

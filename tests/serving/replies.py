@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tests.unit.material import WAIT_SECONDS, demo_tokens, one_line
 from token2wav import AudioChunk, Token2WavError, Voice
 from token2wav.config import LimitConfig
-from token2wav.scheduler import Scheduler
-from token2wav.utterance import Utterance
+from token2wav.serving.request import Request
+from token2wav.serving.worker import WorkerPool
 
 Expected = Callable[[int], NDArray[np.float32]]
-Make = Callable[..., Scheduler]
+Make = Callable[..., WorkerPool]
 
 HOP = 25  # new tokens of the first chunk with the prompt of the fixture `voice`
 FIRST = HOP + 3
@@ -134,23 +134,23 @@ def joined(*replies: RecordingReply) -> NDArray[np.float32]:
     return np.concatenate([chunk.audio for reply in replies for chunk in reply.succeeded()])
 
 
-def speak(scheduler: Scheduler, voice: Voice, count: int, reply: RecordingReply | None = None) -> RecordingReply:
+def speak(workers: WorkerPool, voice: Voice, count: int, reply: RecordingReply | None = None) -> RecordingReply:
     """A whole utterance in one request."""
     reply = reply or RecordingReply()
-    scheduler.push(scheduler.open(voice), demo_tokens(count), reply, end=True)
+    workers.push(workers.open(voice), demo_tokens(count), reply, end=True)
     return reply
 
 
-def assert_serves(scheduler: Scheduler, voice: Voice, expected: Expected) -> None:
-    """The scheduler is alive and in order."""
-    assert np.array_equal(joined(speak(scheduler, voice, 4)), expected(4))
+def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
+    """The workers are alive and in order."""
+    assert np.array_equal(joined(speak(workers, voice, 4)), expected(4))
 
 
-def refused(scheduler: Scheduler, utterance: Utterance, tokens: object, *, end: bool = False) -> Token2WavError:
+def refused(workers: WorkerPool, utterance: Request, tokens: object, *, end: bool = False) -> Token2WavError:
     """The error of a push that must be refused with its reply untouched."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:
-        scheduler.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
+        workers.push(utterance, tokens, reply, end=end)  # type: ignore[arg-type]
     assert reply.journal == []
     one_line(caught.value)
     return caught.value

@@ -8,23 +8,25 @@ from types import TracebackType
 from numpy.typing import ArrayLike
 
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
 
 
 class Stream:
     """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it; one thread at a time.
 
-    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones. As a
-    context manager it is cancelled on the way out; what it holds is freed when it ends or is
-    cancelled, or, after it was dropped, with the next call of any stream.
+    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones, less the
+    silence that `StreamConfig.trim_silence_ms` lets it drop. As a context manager it is cancelled on the way out; what
+    it holds is freed when it ends or is cancelled, or, after it was dropped, with the next call of any stream.
     """
 
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
         self._pipeline = pipeline
-        self._session = pipeline.open(voice, steps)
-        self._forgotten = weakref.finalize(self, pipeline.drop, self._session)
+        self._request = pipeline.request(voice, steps)
+        pipeline.open(self._request)
+        self._forgotten = weakref.finalize(self, pipeline.drop, self._request)
         self._cancelled = False
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
@@ -39,7 +41,7 @@ class Stream:
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
-        self._session.push(tokens)
+        self._request.chunker.push(checked_tokens(tokens, self._pipeline.config))
         return self._run()
 
     def finish(self) -> list[AudioChunk]:
@@ -52,7 +54,7 @@ class Stream:
         """
         self._check_open()
         try:
-            self._session.end()
+            self._request.chunker.push(checked_tokens([], self._pipeline.config), end=True)
             return self._run()
         finally:
             self._close()
@@ -72,7 +74,7 @@ class Stream:
 
     def _close(self) -> None:
         if self._forgotten.detach() is not None:
-            self._pipeline.close(self._session)
+            self._pipeline.close(self._request)
 
     def _check_open(self) -> None:
         if not self._forgotten.alive:
@@ -80,12 +82,16 @@ class Stream:
 
     def _run(self) -> list[AudioChunk]:
         chunks: list[AudioChunk] = []
+        request = self._request
         try:
-            while self._session.next_chunk() is not None:
-                [result] = self._pipeline.advance([self._session])
+            while request.chunker.next_chunk is not None:
+                [result] = self._pipeline.advance([request])
                 if isinstance(result, EngineError):
                     raise result
-                chunks.append(result)
+                if result is not None:
+                    request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
+                    chunks.append(result)
+                request.chunker.computed()
         except BaseException:
             self._close()
             raise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
-from tests.unit.scheduling import (
+from tests.serving.replies import (
     FIRST,
     SECOND,
     Counter,
@@ -18,30 +17,20 @@ from tests.unit.scheduling import (
     joined,
     refused,
 )
+from tests.unit.material import WAIT_SECONDS, demo_tokens
 from token2wav import InputError, LimitError, StreamClosedError, Voice
-from token2wav.scheduler import MOST_QUEUED_REQUESTS, Scheduler
+from token2wav.serving.scheduler import MOST_QUEUED_REQUESTS
+from token2wav.serving.worker import WorkerPool
 
 
 def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voice, expected: Expected) -> None:
-    scheduler = make(streams=2)
-    first, second = scheduler.open(voice), scheduler.open(voice)
+    workers = make(streams=2)
+    first, second = workers.open(voice), workers.open(voice)
     with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
-        scheduler.open(voice)
-    scheduler.cancel(first)
-    assert_serves(scheduler, voice, expected)
-    scheduler.cancel(second)
-
-
-def test_prompts_are_limited(scheduler: Scheduler) -> None:
-    scheduler.cancel(scheduler.open(demo_voice(750)))
-    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
-        scheduler.open(demo_voice(751))
-
-
-def test_a_voice_that_does_not_fit_takes_no_place(scheduler: Scheduler, voice: Voice) -> None:
-    with pytest.raises(InputError, match=r"^prompt_mel: "):
-        scheduler.open(Voice(voice.prompt_tokens, voice.prompt_mel[2:], voice.speaker_embedding))
-    assert scheduler.open_utterances == 0
+        workers.open(voice)
+    workers.cancel(first)
+    assert_serves(workers, voice, expected)
+    workers.cancel(second)
 
 
 @pytest.mark.parametrize(
@@ -57,42 +46,42 @@ def test_a_voice_that_does_not_fit_takes_no_place(scheduler: Scheduler, voice: V
     ],
 )
 def test_a_bad_request_ends_its_utterance_alone(
-    scheduler: Scheduler, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
+    workers: WorkerPool, voice: Voice, expected: Expected, tokens: object, end: bool, words: str
 ) -> None:
-    closed, other = Counter(), scheduler.open(voice)
-    utterance = scheduler.open(voice, closed)
-    error = refused(scheduler, utterance, tokens, end=end)
+    closed, other = Counter(), workers.open(voice)
+    utterance = workers.open(voice, closed)
+    error = refused(workers, utterance, tokens, end=end)
     assert isinstance(error, InputError)
     assert words in str(error)
-    assert utterance.closed
+    assert utterance.over
     assert closed.count == 1
-    assert isinstance(refused(scheduler, utterance, [1]), StreamClosedError)
+    assert isinstance(refused(workers, utterance, [1]), StreamClosedError)
     assert closed.count == 1
     reply = RecordingReply()
-    scheduler.push(other, demo_tokens(4), reply, end=True)
+    workers.push(other, demo_tokens(4), reply, end=True)
     assert np.array_equal(joined(reply), expected(4))
 
 
 def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, voice: Voice) -> None:
-    scheduler = make(stream_tokens=30)
-    utterance = scheduler.open(voice)
+    workers = make(stream_tokens=30)
+    utterance = workers.open(voice)
     for count in (20, 10):
-        scheduler.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
+        workers.push(utterance, demo_tokens(count), reply := RecordingReply(), end=False)
         reply.succeeded()
-    assert "tokens: the utterance would exceed 30 tokens" in str(refused(scheduler, utterance, [1]))
-    assert utterance.closed
+    assert "tokens: the utterance would exceed 30 tokens" in str(refused(workers, utterance, [1]))
+    assert utterance.over
 
 
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
-    scheduler = make(stream_tokens=2000)
+    workers = make(stream_tokens=2000)
     running = GatedReply()
     waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]  # beside the one that runs
-    utterance = scheduler.open(voice)
-    scheduler.push(utterance, demo_tokens(FIRST), running, end=False)
+    utterance = workers.open(voice)
+    workers.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
     for reply in waiting:
-        scheduler.push(utterance, [1], reply, end=False)
-    error = refused(scheduler, utterance, [1])
+        workers.push(utterance, [1], reply, end=False)
+    error = refused(workers, utterance, [1])
     running.gate.set()
     assert isinstance(error, LimitError)
     assert str(error).startswith("requests: 1024 of this stream already wait")
@@ -100,24 +89,24 @@ def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     assert all(reply.failed() is error for reply in waiting)
 
 
-def test_what_waits_is_failed_with_the_reason_of_the_refusal(scheduler: Scheduler, voice: Voice) -> None:
+def test_what_waits_is_failed_with_the_reason_of_the_refusal(workers: WorkerPool, voice: Voice) -> None:
     kept = RecordingReply()
-    utterance = scheduler.open(voice)
-    scheduler.push(utterance, [1, 2], kept, end=False, keep_open=True)
-    error = refused(scheduler, utterance, [-5])
+    utterance = workers.open(voice)
+    workers.push(utterance, [1, 2], kept, end=False, keep_open=True)
+    error = refused(workers, utterance, [-5])
     assert kept.failed() is error
 
 
 @pytest.mark.parametrize("late", [[1], [], [-1], [0.5]])
 def test_tokens_after_the_end_are_refused_and_cost_nothing(
-    scheduler: Scheduler, voice: Voice, expected: Expected, late: object
+    workers: WorkerPool, voice: Voice, expected: Expected, late: object
 ) -> None:
     running = GatedReply()
-    utterance = scheduler.open(voice)
-    scheduler.push(utterance, demo_tokens(SECOND), running, end=True)
+    utterance = workers.open(voice)
+    workers.push(utterance, demo_tokens(SECOND), running, end=True)
     assert running.reached.wait(WAIT_SECONDS)
     for end in (False, True):
-        error = refused(scheduler, utterance, late, end=end)
+        error = refused(workers, utterance, late, end=end)
         assert isinstance(error, StreamClosedError)
         assert str(error) == "stream: it has ended; tokens after the end are not taken"
     running.gate.set()
@@ -125,27 +114,27 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
 
 
 def test_clients_with_a_name_are_limited_each_and_those_without_are_not(make: Make, voice: Voice) -> None:
-    scheduler = make(streams=5)
-    opened = [scheduler.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
+    workers = make(streams=5)
+    opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
     with pytest.raises(
         LimitError, match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$"
     ):
-        scheduler.open(voice, client="alice")
-    opened += [scheduler.open(voice, client="bob"), scheduler.open(voice)]
+        workers.open(voice, client="alice")
+    opened += [workers.open(voice, client="bob"), workers.open(voice)]
     with pytest.raises(LimitError, match=r"^streams: all 5 are in use"):
-        scheduler.open(voice, client="bob")
-    scheduler.cancel(opened.pop(0))
-    opened.append(scheduler.open(voice, client="alice"))
+        workers.open(voice, client="bob")
+    workers.cancel(opened.pop(0))
+    opened.append(workers.open(voice, client="alice"))
     for utterance in opened:
-        scheduler.cancel(utterance)
-    opened = [scheduler.open(voice) for _ in range(5)]  # without a balancer nobody has a name
+        workers.cancel(utterance)
+    opened = [workers.open(voice) for _ in range(5)]  # without a balancer nobody has a name
     for utterance in opened:
-        scheduler.cancel(utterance)
+        workers.cancel(utterance)
 
 
 def test_the_limit_of_a_client_can_be_set(make: Make, voice: Voice) -> None:
-    scheduler = make(streams=5, streams_per_client=1)
-    utterance = scheduler.open(voice, client="alice")
+    workers = make(streams=5, streams_per_client=1)
+    utterance = workers.open(voice, client="alice")
     with pytest.raises(LimitError, match="has 1 open"):
-        scheduler.open(voice, client="alice")
-    scheduler.cancel(utterance)
+        workers.open(voice, client="alice")
+    workers.cancel(utterance)
