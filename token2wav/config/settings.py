@@ -33,6 +33,9 @@ class StreamConfig:
             is exact; 0 or more bounds memory and time, so that streams may have any length. Without it the model's
             own: all, or for Step-Audio2 the last two, as published.
         steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
+        hold_frames: mel frames at a chunk's end that yield no audio yet; 0 for all that the vocoder looks ahead, which
+            is exact (21 for CosyVoice2, 5 for CosyVoice3). With fewer, chunks are earlier and their last samples are
+            those of a mel whose last frame goes on.
         trim_silence_ms: leading near-silence that is dropped before the first chunk is sent, at most, in windows of
             10 ms below -50 dBFS; 0 for none.
         reference: compute as the public loop does: every chunk anew from the start, the last one under the full
@@ -44,11 +47,12 @@ class StreamConfig:
     max_hop_tokens: int = 0
     left_blocks: int | None = None
     steps: tuple[int, ...] = ()
+    hold_frames: int = 0
     trim_silence_ms: float = 0.0
     reference: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_hop_tokens", "trim_silence_ms"):
+        for name in ("max_hop_tokens", "hold_frames", "trim_silence_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
         for index, steps in enumerate(self.steps):

@@ -7,6 +7,7 @@ padded, all streams of a batch go through the lengths together, the longest firs
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
+from token2wav.errors import ConfigError
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.stages import HandleTable, MelChunk
 from token2wav.model_config import ModelConfig
@@ -203,7 +205,12 @@ class StreamingVocoder:
         hold_frames: int = 0,
     ) -> None:
         self._net, self._run, self._whole, self._noise = network, run, whole, noise
+        if hold_frames >= network.lookahead_frames:
+            least = network.lookahead_frames
+            raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
         self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
+        if self._early:  # what is guessed has the length of an end
+            shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
         self.store = StateStore(state_specs(network), network.device)  # type: ignore[arg-type]
         self._streams: HandleTable[_Stream] = HandleTable()
         self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)

@@ -65,6 +65,7 @@ class UNet(nn.Module):
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
+        self.attentions = len(self._layers())
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
 

@@ -39,7 +39,7 @@ __all__ = ["build", "check"]
 
 log = logging.getLogger(__name__)
 
-_CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
+CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
 def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
@@ -167,11 +167,12 @@ def vocoder_stage(
     shapes: list[PieceShape] = []
     graphs_of_pieces = pool if exported is None else None
     if graphs_of_pieces:
-        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), _CAPTURED_STREAMS)
+        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), CAPTURED_STREAMS)
+    hold = stream.hold_frames
     if isinstance(vocoder, BigVGAN):
-        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
+        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
     noise = load_source_noise(host.folder, config)
-    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces)
+    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
 
 
 def streaming_hift(
