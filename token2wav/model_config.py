@@ -75,6 +75,10 @@ class ModelConfig:
         first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
         return first, stream.max_hop_tokens or longest
 
+    def window(self, stream: StreamConfig) -> int:
+        """Returns the blocks of the past that stay visible beside the prompt's: those of settings, or else its own."""
+        return self.left_blocks if stream.left_blocks is None else stream.left_blocks
+
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not go with the model."""
         self.allowed_steps(stream.steps)

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import SEED, fill
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import published_hift
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source import SampleSource
 
@@ -17,31 +17,7 @@ TOLERANCE = 1e-4
 
 def published(golden: FamilyGolden) -> HiFT:
     """Vocoder with the published sizes but for its widths."""
-    channels, f0_channels = golden.sizes["vocoder"]
-    config = HiFTConfig(
-        in_channels=80,
-        base_channels=channels,
-        nb_harmonics=8,
-        sampling_rate=24000,
-        nsf_alpha=0.1,
-        nsf_sigma=0.003,
-        nsf_voiced_threshold=10,
-        upsample_rates=(8, 5, 3),
-        upsample_kernel_sizes=(16, 11, 7),
-        n_fft=16,
-        hop_len=4,
-        resblock_kernel_sizes=(3, 7, 11),
-        resblock_dilation_sizes=((1, 3, 5),) * 3,
-        source_resblock_kernel_sizes=(7, 7, 11),
-        source_resblock_dilation_sizes=((1, 3, 5),) * 3,
-        lrelu_slope=0.1,
-        audio_limit=0.99,
-        conv_pre_look_right=3,
-        f0_channels=f0_channels,
-        causal=False,
-        sample_phase=golden.family == "chatterbox",
-    )
-    hift = fill(HiFT(config))
+    hift = fill(HiFT(published_hift(*golden.sizes["vocoder"], sample_phase=golden.family == "chatterbox")))
     hift.freeze()
     return hift
 

@@ -27,7 +27,7 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig("growing", 0, -1, (), reference=False)
+    assert defaults.stream == StreamConfig("growing", 0, None, (), reference=False)
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule("growing", 25, 100, 25)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1

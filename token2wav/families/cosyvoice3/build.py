@@ -65,7 +65,7 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
     log.info("backend %s, %s, on %s", summary.name, summary.precision, summary.device)
     stage: FlowStage
     if stream.reference:
-        stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=stream.left_blocks)
+        stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=config.window(stream))
         return Stages(stage, vocoder, summary)
     stage = cached_flow(
         config,
@@ -76,7 +76,7 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
         pool=pool,
         cache_bytes=cache_bytes(host.runtime.cache_mib, host.device),
         storage=host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage,
-        left_blocks=stream.left_blocks,
+        left_blocks=config.window(stream),
         longest_hop=config.hops(stream)[1],
     )
     return Stages(stage, vocoder, summary)

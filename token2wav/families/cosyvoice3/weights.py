@@ -103,7 +103,8 @@ def modules(config: CosyVoice3Config) -> tuple[Flow, HiFT | BigVGAN]:
     return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
-def _current_name(name: str) -> str:
+def current_name(name: str) -> str:
+    """Returns the name that a parameter has here."""
     name = name.removeprefix("generator.")  # hift.pt files that come straight from GAN training
     for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
         if name.endswith(f".{old}"):
@@ -118,7 +119,7 @@ def checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
         CheckpointError: unreadable, or others.
     """
     state = {name: value for name, value in read_state(path).items() if name not in _BOOKKEEPING}
-    return fitting_weights(module, floating_tensors(state, path, _current_name), path)
+    return fitting_weights(module, floating_tensors(state, path, current_name), path)
 
 
 def filled(module: _Module, path: Path) -> _Module:
