@@ -57,10 +57,11 @@ def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictu
     size = flow.estimator.static_chunk_size
     frames = blocks * size
     if flow.guided is None:
-        kept = _PROMPT_BLOCKS if stream.left_blocks >= 0 else 0
+        left_blocks = -1 if stream.left_blocks is None else stream.left_blocks
+        kept = _PROMPT_BLOCKS if left_blocks >= 0 else 0
         prompt = f", a prompt of {kept} blocks" if kept else ""
         return {
-            f"streaming{prompt}": BlockMask(size, stream.left_blocks, kept).whole(frames),
+            f"streaming{prompt}": BlockMask(size, left_blocks, kept).whole(frames),
             "full: not streaming": torch.ones(frames, frames, dtype=torch.bool),
         }, size
     pictures: Pictures = {}

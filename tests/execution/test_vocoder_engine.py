@@ -309,7 +309,7 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
     engine = streaming_hift(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
-    def note(parts: Sequence[Any]) -> Sequence[Any]:
+    def note(parts: Sequence[Any], keep: bool) -> Sequence[Any]:
         asked.extend(part.shape for part in parts)
         return parts
 

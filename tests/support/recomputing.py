@@ -19,7 +19,7 @@ def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
     flow, vocoder = load_flow(folder, config), load_vocoder(folder, config)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
-    engine = RecomputeFlow(config, flow, load_flow_noise(folder, config), solvers, left_blocks=stream.left_blocks)
+    engine = RecomputeFlow(config, flow, load_flow_noise(folder, config), solvers, left_blocks=config.window(stream))
     if isinstance(vocoder, BigVGAN):
         return Token2Wav(config, engine, recomputed_bigvgan(vocoder), stream)
     return Token2Wav(config, engine, recomputed_hift(vocoder, load_source_noise(folder, config)), stream)
