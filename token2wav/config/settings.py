@@ -164,7 +164,7 @@ class ServerConfig:
 
     Attributes:
         voices: paths of voices that the server knows from the start, by the names of these files without their ending;
-            `.safetensors`, in the file relative to its folder.
+            `.safetensors`, or `.pt` of Chatterbox, in the file relative to its folder.
     """
 
     stream: StreamConfig = field(default_factory=StreamConfig)
