@@ -13,7 +13,7 @@ METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak images \
-	images-check docs docs-check clean
+	images-check docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,7 +33,7 @@ test: lint ## lint, then run all tests, in four processes: half of the time they
 	$(BIN)/pytest -n 4
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
-	$(BIN)/pytest -n 2 $(addprefix tests/,unit client voice guided docs)
+	$(BIN)/pytest -n 2 $(addprefix tests/,unit serving cache networks families/streamflow client voice docs)
 
 lint: ## ruff and mypy
 	$(SETUP)
@@ -98,6 +98,10 @@ docs: ## build the documentation site into out/site
 docs-check: ## [PAGES=]: run the commands of README and docs that are marked as runnable (minutes; ports 8000 to 8002)
 	$(SETUP)
 	@$(BIN)/python scripts/run_docs.py $(PAGES)
+
+dist: ## build wheel and sdist into dist/, and try every extra of the wheel in an environment of its own (minutes)
+	$(SETUP)
+	@scripts/dist.sh
 
 clean: ## remove everything that make has made: .venv, out/, caches
 	rm -rf .venv out build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis ./*.egg-info

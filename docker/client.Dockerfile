@@ -7,7 +7,7 @@ ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 FROM ${PYTHON_IMAGE} AS wheels
 WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-COPY docker/constraints.txt ./
+COPY constraints.txt ./
 RUN python3 -m pip install --constraint constraints.txt setuptools wheel
 COPY pyproject.toml README.md LICENSE ./
 COPY token2wav ./token2wav

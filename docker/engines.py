@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from token2wav.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
+from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav_export import cli
 from token2wav_export.errors import MissingPackageError
 from token2wav_export.packages import build_target, load_package, own_target
@@ -105,7 +105,7 @@ def folder(root: Path) -> Path:
 def build(root: Path, model: Path, config_file: Path | None) -> int:
     """Builds what this machine's server would use and finds neither whole nor up to date."""
     config = load_server_config(config_file)
-    if config.runtime.engine == "torch" or not config.runtime.incremental:
+    if config.runtime.engine == "torch" or config.stream.reference:
         return _nothing("the settings ask for torch")
     try:
         machine = Machine.own()

@@ -12,7 +12,7 @@ ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 FROM ${PYTHON_IMAGE} AS project
 WORKDIR /src
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-COPY docker/constraints.txt ./
+COPY constraints.txt ./
 RUN python3 -m pip install --constraint constraints.txt setuptools wheel
 COPY pyproject.toml README.md LICENSE ./
 COPY token2wav ./token2wav
@@ -55,7 +55,7 @@ RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
     && if [ "$(cat /wheels/tensorrt.txt)" = tensorrt-cu13-bindings ]; then \
         case "${TRT_VERSION:+$(echo /wheels/tensorrt_cu13_bindings-*)}" in \
             '' | */tensorrt_cu13_bindings-"${TRT_VERSION%%+*}"[.-]*) ;; \
-            *) echo "this image has TensorRT $TRT_VERSION, not that of docker/constraints.txt:" \
+            *) echo "this image has TensorRT $TRT_VERSION, not that of constraints.txt:" \
                 "set TRITON_IMAGE or tensorrt-cu13-bindings (docs/deployment.md)" >&2; exit 1 ;; \
         esac; \
         # The bindings come without the module `tensorrt` itself, which would bring the libraries once more.

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from token2wav_client import Client, ClientError, ClientVoice
-from token2wav_client.writer import WavWriter
+from token2wav_client.writer import AudioWriter
 
 TOKEN = re.compile(r"<\|(?:s|speech)_(\d{1,9})\|>")
 LONGEST_TOKEN = len("<|speech_123456789|>")
@@ -46,14 +46,13 @@ def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description="Speak the speech tokens in a text on standard input.")
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
-    parser.add_argument("--out", required=True, help="WAV file; it grows while the audio arrives")
+    parser.add_argument("--out", required=True, help="file to write; a WAV file grows while the audio arrives")
     parser.add_argument("--url", default="localhost:8001")
     options = parser.parse_args()
     try:
-        writer = WavWriter(options.out)
         voice = ClientVoice.load(options.voice)
-        with Client(options.url, retries=5) as client:
-            for chunk in client.synthesize(tokens_in(standard_input()), voice):
+        with AudioWriter(options.out, "int16") as writer, Client(options.url, retries=5) as client:
+            for chunk in client.synthesize(tokens_in(standard_input()), voice, audio_format="int16"):
                 writer.write(chunk.audio, chunk.sample_rate)
                 print(f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr)
     except ClientError as error:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from token2wav_client import AsyncClient, ClientError, ClientVoice, InputError, ServerError
 from token2wav_client.token_source import open_tokens
-from token2wav_client.writer import WavWriter
+from token2wav_client.writer import AudioWriter
 
 SUFFIXES = {".npy", ".json", ".txt"}
 
@@ -22,9 +22,9 @@ SUFFIXES = {".npy", ".json", ".txt"}
 async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out: Path) -> float:
     """Speaks one file; returns seconds of audio. The WAV appears when it is whole."""
     unfinished = out.with_suffix(".part.wav")
-    writer = WavWriter(unfinished)
+    writer = AudioWriter(unfinished, "int16")
     seconds = 0.0
-    async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice):
+    async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice, audio_format="int16"):
         writer.write(chunk.audio, chunk.sample_rate)
         seconds += chunk.duration_s
     unfinished.replace(out)

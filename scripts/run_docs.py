@@ -37,6 +37,7 @@ PORTS = (8000, 8001, 8002)
 DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
+STAMPED = ("pyproject.toml", "constraints.txt", "scripts/setup.sh")  # by which setup.sh knows that .venv is up to date
 
 _MARK = re.compile(r"<!-- runnable(?:: (?P<kind>.*))? -->")
 _KINDS = (None, "server", "with server")
@@ -134,7 +135,7 @@ def _link_environment(environment: Path, tree: Path) -> None:
     for item in environment.iterdir():
         if item.name not in ("setup-stamp", "setup.log"):
             (target / item.name).symlink_to(item)
-    content = b"".join((tree / name).read_bytes() for name in ("pyproject.toml", "scripts/setup.sh"))
+    content = b"".join((tree / name).read_bytes() for name in STAMPED)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     (target / "setup-stamp").write_text(f"{version} {tree} {hashlib.sha256(content).hexdigest()}\n")
 

@@ -18,7 +18,7 @@ main() {
     python=$(chosen_python)
     version=$(supported_version "$python")
     done_by="$version $PWD" # a virtual environment does not survive a move
-    wanted="$done_by $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)"
+    wanted="$done_by $(cat pyproject.toml constraints.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)"
     if [[ "$(cat "$STAMP" 2>/dev/null)" == "$wanted" ]]; then
         return
     fi
@@ -33,7 +33,7 @@ main() {
     pip --no-deps "$TRITON" || fail_with_log
     say "installing the project and its tools"
     # The wheel's own requirements are not installed: they are for an API that is not used here.
-    pip --no-warn-conflicts --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
+    pip --no-warn-conflicts --constraint constraints.txt --editable ".[client,server,onnx,export,rtx,dev]" || fail_with_log
     echo "$wanted" >"$STAMP"
     say "done: .venv is ready"
 }

@@ -31,7 +31,7 @@ settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
 # What takes long comes first, so that no worker has much left when the others have ended.
-_FIRST = ["export", "demo", "server", "parity", "deploy", "kernels", "incremental", "launcher"]
+_FIRST = ["export", "demo", "server", "cosyvoice3", "deploy", "kernels", "execution", "launcher"]
 _USES_A_SHARED_SERVER = re.compile(r"def \w+\([^)]*\b(rig|limited): Rig\b")
 _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below those that the kernel gives away by itself
 

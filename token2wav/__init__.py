@@ -23,14 +23,14 @@ from token2wav.errors import (
 if TYPE_CHECKING:
     from token2wav.config import RuntimeConfig, StreamConfig
     from token2wav.model import Token2Wav
-    from token2wav.streaming.session import AudioChunk
-    from token2wav.streaming.stream import Stream
+    from token2wav.serving.audio_output import AudioChunk
+    from token2wav.serving.stream import Stream
     from token2wav.voice import Voice
 
 _LAZY = {  # what needs torch or YAML is imported when it is first asked for
-    "AudioChunk": "token2wav.streaming.session",
+    "AudioChunk": "token2wav.serving.request",
     "RuntimeConfig": "token2wav.config",
-    "Stream": "token2wav.streaming.stream",
+    "Stream": "token2wav.serving.stream",
     "StreamConfig": "token2wav.config",
     "Token2Wav": "token2wav.model",
     "Voice": "token2wav.voice",

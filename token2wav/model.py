@@ -10,16 +10,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
-from token2wav.engines.base import FlowEngine, VocoderEngine
-from token2wav.engines.build import build_engines
-from token2wav.engines.choice import EngineSummary, Host
-from token2wav.engines.device import device_named, entered
 from token2wav.errors import InputError
+from token2wav.execution.backends import Host
+from token2wav.execution.device import device_named, entered
+from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
+from token2wav.families import builder, read_config
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.stream import Stream
-from token2wav.voice import Voice, check_vocabulary, float_array, token_array
+from token2wav.serving.chunking import HopSchedule, checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.stream import Stream
+from token2wav.voice import Voice, check_steps, float_array
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +36,14 @@ class Token2Wav:
     def __init__(
         self,
         config: ModelConfig,
-        flow: FlowEngine,
-        vocoder: VocoderEngine,
+        flow: FlowStage,
+        vocoder: VocoderStage,
         stream: StreamConfig,
-        engine: EngineSummary = EngineSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
+        engine: StageSummary = StageSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
     ) -> None:
         self.config = config
         self.engine = engine
-        self.pipeline = Pipeline(
-            config, flow, vocoder, HopSchedule.of(stream, config.flow), stream.steps, engine.device
-        )
-        self._align_prompt = stream.align_prompt
+        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
 
     @classmethod
     def load(
@@ -56,7 +53,7 @@ class Token2Wav:
         stream: StreamConfig | None = None,
         runtime: RuntimeConfig | None = None,
     ) -> Token2Wav:
-        """Loads a CosyVoice3-format folder: `cosyvoice3.yaml`, and `flow` and `hift` as `.safetensors` or `.pt`.
+        """Loads a model folder of any family, as its authors published it.
 
         Args:
             folder: path of the model folder.
@@ -68,16 +65,14 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = ModelConfig.read(folder).served(stream)  # this and the next refuse what they must before weights load
-        stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
-        HopSchedule.of(stream, config.flow)
+        config = read_config(folder)
+        config.check(stream)  # this and the next refuse what they must before weights load
+        HopSchedule.of(stream, config)
         config.allowed_steps(stream.steps)
         device = device_named(runtime.device)
-        if runtime.threads:
-            torch.set_num_threads(runtime.threads)
         with entered(device):
-            flow_engine, vocoder_engine, engine = build_engines(Host(folder, runtime, device), config, stream)
-        model = cls(config, flow_engine, vocoder_engine, stream, engine)
+            stages: Stages = builder(folder).build(Host(folder, runtime, device), config, stream)
+        model = cls(config, stages.flow, stages.vocoder, stream, stages.summary)
         log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
         return model
 
@@ -87,14 +82,14 @@ class Token2Wav:
         Raises:
             EngineError: it fails, or gives NaN or infinite numbers.
         """
-        flow = self.config.flow
+        config = self.config
         silent = Voice(
-            np.zeros((0, *flow.token_shape), np.int32),
-            np.zeros((0, flow.mel_bands), np.float32),
-            np.ones(flow.spk_embed_dim, np.float32),
+            np.zeros((0, *config.token_shape), np.int32),
+            np.zeros((0, config.mel_bands), np.float32),
+            np.ones(config.speaker_size, np.float32),
         )
-        counted = np.arange(2 * flow.block_tokens) % flow.vocab_size
-        tokens = np.broadcast_to(counted, (*flow.token_shape[::-1], len(counted))).T
+        counted = np.arange(2 * config.block_tokens) % config.vocab_size
+        tokens = np.broadcast_to(counted, (*config.token_shape[::-1], len(counted))).T
         self.synthesize(tokens, silent)
 
     def stream(self, voice: Voice, *, steps: int = 0) -> Stream:
@@ -108,16 +103,8 @@ class Token2Wav:
             InputError: the voice does not fit the model, or steps are not allowed.
             LimitError: the cache has no room for another stream.
         """
-        return Stream(self.pipeline, self.prepared(voice), steps)
-
-    def prepared(self, voice: Voice) -> Voice:
-        """Returns the voice as streams use it: aligned if the configuration says so.
-
-        Raises:
-            InputError: the voice does not fit the model.
-        """
         voice.check(self.config)
-        return voice.aligned(self.config.flow) if self._align_prompt else voice
+        return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
@@ -147,11 +134,10 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
-        array = token_array("tokens", tokens, self.config.flow.token_shape)
-        check_vocabulary("tokens", array, self.config.flow.vocab_size)
+        array = checked_tokens(tokens, self.config)
         if not array.size:
             raise InputError("tokens", "empty; at least 1 is needed")
-        self.pipeline.check_steps(steps)
+        check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
             return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
 
@@ -162,7 +148,7 @@ class Token2Wav:
             InputError: another shape, no frames, or a value that is not finite.
         """
         array = float_array("mel", mel, 2)
-        bands = self.config.flow.mel_bands
+        bands = self.config.mel_bands
         if array.shape[0] != bands or not array.shape[1]:
             raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
         with self.pipeline.running():

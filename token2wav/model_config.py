@@ -1,86 +1,87 @@
-"""Configuration of a model, typed and frozen, which is read from its `cosyvoice3.yaml` as data.
-
-It is validated here, once, before any weight is read; the rest of the code trusts it.
-"""
+"""Configuration of a model as everything outside of its family knows it: tokens, rates, and what chunks need."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from token2wav.bigvgan_config import BigVGANConfig, MelSettings, check_mel
 from token2wav.config import StreamConfig
-from token2wav.config_values import all_positive, convert, shown
-from token2wav.errors import ConfigError
-from token2wav.flow_config import FlowConfig, ScheduleConfig
-from token2wav.hift_config import HiFTConfig
-from token2wav.hyperyaml import HyperYaml
-from token2wav.model_folder import Stem, generator_file, weights_file
-from token2wav.model_node import ModelNode
-from token2wav.model_sections import flow_from, hift_from, streamflow_from
-from token2wav.streamflow_config import STREAMFLOW_FILE
+from token2wav.errors import CheckpointError, ConfigError
 
-MODEL_FILE = "cosyvoice3.yaml"
-
-VocoderConfig = HiFTConfig | BigVGANConfig
+Stem = Literal["flow", "hift"]  # stages: tokens to mel, mel to audio; files of weights are called like this
+_SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Configuration of one model in CosyVoice3's format; it checks that flow and vocoder fit each other.
+    """Configuration of one model. Families derive theirs from it, with what their networks need.
 
     Attributes:
-        flow: sizes of the network from tokens to mel.
-        vocoder: sizes of the network from mel to audio; the class says which one it is.
+        vocab_size: number of different tokens, or of codes in each codebook.
         token_frame_rate: tokens per second.
-        vocoder_folder: folder below the model folder in which a BigVGAN lies.
-        schedule: times at which the flow's ODE is evaluated.
+        block_tokens: tokens in one attention block: every chunk but the last ends on a multiple of it.
+        token_mel_ratio: mel frames per token.
+        mel_bands: bands of the mel, between flow and vocoder.
+        speaker_size: length of a speaker embedding.
+        sample_rate: samples per second.
+        samples_per_token: samples that an utterance has for each of its tokens.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
+        lookahead_tokens: tokens after a chunk that it depends on and that must be there before it can run.
+        lookbehind_tokens: tokens before a chunk that it is given along.
+        hop_blocks: blocks of the first and of the longest hop, where settings do not bound it.
+        ode_steps: usual number of ODE steps; 0 for a model without an ODE.
+        fixed_steps: whether it takes no other number.
+        takes_prompt: whether voices may have a prompt.
+        joined_prompt: whether attention takes a prompt as one block, whatever its length, and blocks begin at its end.
+        left_blocks: blocks of the past that stay visible beside the prompt's, where settings do not say it.
     """
 
-    flow: FlowConfig
-    vocoder: VocoderConfig
+    vocab_size: int
     token_frame_rate: float
-    vocoder_folder: str = ""
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-
-    def __post_init__(self) -> None:
-        all_positive(self, "model")
-        if self.flow.mel_bands != self.vocoder.mel.bands:
-            raise ConfigError(
-                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes {self.flow.mel_bands}"
-            )
-        # Rates such as 22050 / 512 have no end as decimals.
-        if not math.isclose(self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6):
-            raise ConfigError(
-                f"sample_rate: {self.token_frame_rate:g} tokens per second of {self.samples_per_token} samples do not "
-                f"make {self.sample_rate} Hz"
-            )
-
-    @property
-    def hift(self) -> HiFTConfig:
-        """Configuration of the vocoder, where it is a HiFT.
-
-        Raises:
-            ConfigError: it is another one.
-        """
-        if not isinstance(self.vocoder, HiFTConfig):
-            raise ConfigError("hift: the model has another vocoder")
-        return self.vocoder
-
-    @property
-    def sample_rate(self) -> int:
-        return self.vocoder.mel.sample_rate_hz
-
-    @property
-    def samples_per_token(self) -> int:
-        return self.flow.token_mel_ratio * self.vocoder.mel.hop_samples
+    block_tokens: int
+    token_mel_ratio: int
+    mel_bands: int
+    speaker_size: int
+    sample_rate: int
+    samples_per_token: int
+    token_shape: tuple[int, ...] = ()
+    lookahead_tokens: int = 0
+    lookbehind_tokens: int = 0
+    hop_blocks: tuple[int, int] = (1, 4)
+    ode_steps: int = 0
+    fixed_steps: bool = False
+    takes_prompt: bool = True
+    joined_prompt: bool = False
+    left_blocks: int = -1
 
     @property
     def block_seconds(self) -> float:
         """Duration of the audio of one attention block."""
-        return self.flow.block_tokens / self.token_frame_rate
+        return self.block_tokens / self.token_frame_rate
+
+    def prefix_tokens(self, prompt_tokens: int) -> int:
+        """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the voice alone."""
+        if self.joined_prompt:
+            return prompt_tokens
+        return max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens
+
+    def absent_tokens(self, prompt_tokens: int) -> int:
+        """Counts the tokens that are missing before a prompt, where blocks are counted from its end."""
+        return -prompt_tokens % self.block_tokens if self.joined_prompt else 0
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """Returns the tokens of the first and of the longest hop, which settings may bound."""
+        first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
+        return first, stream.max_hop_tokens or longest
+
+    def window(self, stream: StreamConfig) -> int:
+        """Returns the blocks of the past that stay visible beside the prompt's: those of settings, or else its own."""
+        return self.left_blocks if stream.left_blocks is None else stream.left_blocks
+
+    def check(self, stream: StreamConfig) -> None:
+        """Raises ConfigError if settings of streams do not go with the model."""
+        self.allowed_steps(stream.steps)
 
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the numbers of ODE steps that streams may have, the usual one first.
@@ -89,83 +90,26 @@ class ModelConfig:
             wanted: setting `StreamConfig.steps`.
 
         Raises:
-            ConfigError: the model was distilled for another number.
+            ConfigError: the model takes its own number alone.
         """
-        own = self.flow.n_timesteps
-        if self.schedule.times and wanted not in ((), (own,)):
+        own = self.ode_steps
+        if self.fixed_steps and wanted not in ((), (own,)):
             raise ConfigError(
                 f"stream.steps: {', '.join(map(str, wanted))}, but the model has a list of times, for {own} steps only"
             )
         return wanted or (own,)
 
+    def part(self, stem: Stem) -> Any:
+        """Returns what of the configuration decides about a stage's network: it is hashed with the stage's weights."""
+        return self
+
     def weights_file(self, folder: Path, stem: Stem) -> Path:
-        """Finds the weights of a stage in a folder of this model; `hift` stands for the vocoder, whichever it is.
+        """Finds the weights of a stage in a folder of this model.
 
         Raises:
             CheckpointError: there are none.
         """
-        if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):
-            return generator_file(folder / self.vocoder_folder)
-        return weights_file(folder, stem)
-
-    def served(self, stream: StreamConfig) -> ModelConfig:
-        """Returns the model as a service uses it: with another attention block, or another reach, if it says so.
-
-        Raises:
-            ConfigError: it says what does not go with the attention of the model.
-        """
-        if self.flow.guided is not None:  # it looks at hops
-            stream = stream.in_tokens(self.token_frame_rate, self.flow.block_tokens)
-        return dataclasses.replace(self, flow=self.flow.served(stream))
-
-    @classmethod
-    def read(cls, folder: Path) -> ModelConfig:
-        """Reads `cosyvoice3.yaml` or `streamflow.yaml` of a folder, and `config.json` of its BigVGAN if it has one.
-
-        Raises:
-            ConfigError: no such folder or file, or a key that is missing, of another class or out of range.
-        """
-        if not folder.is_dir():
-            raise ConfigError(f"{folder}: no such model folder")
-        path = next((folder / name for name in (MODEL_FILE, STREAMFLOW_FILE) if (folder / name).is_file()), None)
-        if path is None:
-            raise ConfigError(
-                f"{folder}: not a CosyVoice3 model folder, {MODEL_FILE} is missing; nor a StreamFlow one, with "
-                f"{STREAMFLOW_FILE}"
-            )
-        document = HyperYaml.read(path)
-        try:
-            return _model_from(document, folder, streamflow=path.name == STREAMFLOW_FILE)
-        except ConfigError as error:
-            message = str(error)
-            raise ConfigError(message if message.startswith(str(folder)) else f"{path}: {message}") from error
-
-
-def _model_from(document: HyperYaml, folder: Path, *, streamflow: bool) -> ModelConfig:
-    flow, token_frame_rate, schedule = streamflow_from(document) if streamflow else flow_from(document)
-    if "vocoder" not in document:
-        return ModelConfig(flow, hift_from(document), token_frame_rate, schedule=schedule)
-    section = ModelNode.of(document.resolve("vocoder"), "vocoder")
-    if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
-        raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
-    if (kind := section.get("type", str)) != "bigvgan":
-        raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
-    vocoder_folder = section.get_or("folder", str, ".")
-    if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
-        raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
-    vocoder = BigVGANConfig.read(folder / vocoder_folder)
-    check_mel(vocoder, _flow_mel(flow, token_frame_rate, convert(document.resolve("sample_rate"), int, "sample_rate")))
-    return ModelConfig(flow, vocoder, token_frame_rate, vocoder_folder, schedule)
-
-
-def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
-    """Returns the settings of the mel that a flow makes for audio of a sample rate."""
-    if token_frame_rate <= 0:
-        raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
-    hop = sample_rate_hz / (token_frame_rate * flow.token_mel_ratio)
-    if not math.isclose(hop, round(hop), rel_tol=1e-6):
-        raise ConfigError(
-            f"sample_rate: {sample_rate_hz} Hz give {hop:.2f} samples to each of {token_frame_rate:g} x "
-            f"{flow.token_mel_ratio} mel frames per second, which must be a whole number"
-        )
-    return MelSettings(sample_rate_hz, round(hop), flow.mel_bands)
+        for suffix in _SUFFIXES:
+            if (path := folder / (stem + suffix)).is_file():
+                return path
+        raise CheckpointError(f"{folder}: neither {stem}.safetensors nor {stem}.pt is there")

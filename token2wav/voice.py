@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.errors import InputError
-from token2wav.flow_config import FlowConfig
+from token2wav.errors import CheckpointError, InputError
 from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
+MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 
 # Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
 # logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
@@ -51,7 +51,7 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file, as `token2wav-voice create` writes it.
+        """Reads a voice from a `.safetensors` file that `token2wav-voice create` wrote, or a `conds.pt` of Chatterbox.
 
         Raises:
             InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
@@ -60,7 +60,7 @@ class Voice:
         from safetensors.numpy import load_file
 
         try:
-            arrays = load_file(path)
+            arrays = _conditionals(Path(path)) if Path(path).suffix == ".pt" else load_file(path)
             if missing := [name for name in FIELDS if name not in arrays]:
                 raise InputError(missing[0], f"missing; a voice has {', '.join(FIELDS)}")
             return cls(*(arrays[name] for name in FIELDS))
@@ -83,41 +83,53 @@ class Voice:
     def nbytes(self) -> int:
         return self.prompt_tokens.nbytes + self.prompt_mel.nbytes + self.speaker_embedding.nbytes
 
-    def aligned(self, config: FlowConfig) -> Voice:
-        """Returns this voice without the first tokens of its prompt that keep it from ending on an attention block.
-
-        A first chunk then needs one hop and no more. A prompt shorter than a block stays as it is.
-        """
-        extra = len(self.prompt_tokens) % config.block_tokens
-        if not extra or extra == len(self.prompt_tokens):
-            return self
-        mel = self.prompt_mel[extra * config.token_mel_ratio :]
-        return Voice(self.prompt_tokens[extra:], mel, self.speaker_embedding)
-
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
-        flow = config.flow
-        if self.prompt_tokens.shape[1:] != flow.token_shape:
-            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, flow.token_shape))
-        check_vocabulary("prompt_tokens", self.prompt_tokens, flow.vocab_size)
-        if flow.guided is not None and len(self.prompt_tokens):
+        if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
+            raise InputError("prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed")
+        if self.prompt_tokens.shape[1:] != config.token_shape:
+            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, config.token_shape))
+        check_vocabulary("prompt_tokens", self.prompt_tokens, config.vocab_size)
+        if not config.takes_prompt and len(self.prompt_tokens):
             raise InputError(
                 "prompt_tokens",
                 f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker embedding and no prompt",
             )
-        frames = flow.token_mel_ratio * len(self.prompt_tokens)
-        if self.prompt_mel.shape != (frames, flow.mel_bands):
+        ratio, bands = config.token_mel_ratio, config.mel_bands
+        frames = ratio * len(self.prompt_tokens)
+        if self.prompt_mel.shape != (frames, bands):
             raise InputError(
                 "prompt_mel",
-                f"shape {self.prompt_mel.shape}, expected {(frames, flow.mel_bands)}: {flow.token_mel_ratio} frames of "
-                f"{flow.mel_bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
+                f"shape {self.prompt_mel.shape}, expected {(frames, bands)}: {ratio} frames of "
+                f"{bands} bands for each of {len(self.prompt_tokens)} prompt tokens",
             )
-        if self.speaker_embedding.shape != (flow.spk_embed_dim,):
+        if self.speaker_embedding.shape != (config.speaker_size,):
             raise InputError(
-                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({flow.spk_embed_dim},)"
+                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({config.speaker_size},)"
             )
         if not self.speaker_embedding.any():
             raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
+
+
+def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Reads the part of Chatterbox's conditionals that its decoder takes. Nothing in the file is executed.
+
+    Raises:
+        InputError: unreadable, or without that part.
+    """
+    from token2wav.networks.weights import read_state  # torch, which other voices do not need
+
+    try:
+        given = read_state(path).get("gen")
+    except CheckpointError as error:
+        raise InputError(str(path), str(error)) from error
+    if not isinstance(given, dict) or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys():
+        raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
+    tokens, mel = given["prompt_token"].reshape(-1).numpy(), given["prompt_feat"].squeeze(0).float().numpy()
+    count = min(len(tokens), len(mel) // 2)  # public code cuts tokens to the mel as well
+    return dict(
+        zip(FIELDS, (tokens[:count], mel[: 2 * count], given["embedding"].reshape(-1).float().numpy()), strict=True)
+    )
 
 
 def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()) -> NDArray[np.int32]:

@@ -18,13 +18,12 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
-from token2wav.artifacts import Precision
-from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.flow.flow import Flow
-from token2wav.flow_config import FlowConfig
-from token2wav.hift_config import HiFTConfig
-from token2wav.model_config import ModelConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.execution.artifacts import Precision
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
 
 _SECONDS = 0.2  # of each measurement, at least
 _COUNTED_FRAMES = 50
@@ -67,11 +66,11 @@ def _best_seconds(work: Callable[[], object]) -> float:
     return min(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=_SECONDS).times)
 
 
-def floor_ms(config: ModelConfig, precision: Precision, rates: Mapping[str, float], row: Row) -> float:
+def floor_ms(config: CosyVoice3Config, precision: Precision, rates: Mapping[str, float], row: Row) -> float:
     """Floor of a row of section chunks."""
-    ratio, streams, vocoder = config.flow.token_mel_ratio, row["streams"], config.vocoder
+    ratio, streams, vocoder = config.token_mel_ratio, row["streams"], config.vocoder
     assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
-    past = round(25 * row["spoken_s"]) + PROMPT_TOKENS if row["spoken_s"] else config.flow.prefix_tokens(PROMPT_TOKENS)
+    past = round(25 * row["spoken_s"]) + PROMPT_TOKENS if row["spoken_s"] else config.prefix_tokens(PROMPT_TOKENS)
     flow = flow_work(config.flow, precision, streams, ratio * row["computed_tokens"], ratio * past)
     return flow.ms(rates) + vocoder_work(vocoder, streams, ratio * row["hop_tokens"]).ms(rates)
 
@@ -81,7 +80,7 @@ def flow_work(config: FlowConfig, precision: Precision, streams: int, frames: in
 
     The input of the estimator stays in float32, whatever the precision of its layers and of its cache.
     """
-    layout = CacheLayout.of(config, precision)
+    layout = cache_layout(config, precision)
     layers, given = estimator_weights(config)
     rows = streams * layout.branches * frames
     pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)

@@ -19,15 +19,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.gpu.chunks import a_voice, load
+from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.engines.base import MelChunk
 from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.execution.stages import MelChunk
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
+from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.request import Slots
 
 # Of the mel's largest error of root mean square relative to its spread, and of the audio of one and the same mel: those
 # of `token2wav-export verify`, the mel's as ratios.
@@ -63,10 +65,10 @@ class Utterance(NamedTuple):
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
-    config, (stream, storage) = ModelConfig.read(folder), SETTINGS[settings.setting]
+    config, (stream, storage) = read_cosyvoice3(folder), SETTINGS[settings.setting]
     stream = StreamConfig(left_blocks=stream.left_blocks)  # the default hop fills more shapes
     with patch.dict(os.environ, {SWITCH: "0"}):
-        mib = 1 + (_PAGES * CacheLayout.of(config.flow, "float32").page_bytes >> 20)
+        mib = 1 + (_PAGES * cache_layout(config.flow, "float32").page_bytes >> 20)
         alone = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib))
     count = min(_UTTERANCES, max(settings.parity_batches))
     expected = [speak(alone, [utterance(config, index)])[0] for index in range(count)]
@@ -84,14 +86,14 @@ def parity_key(settings: Settings, streams: int) -> str:
 def utterance(config: ModelConfig, index: int) -> Utterance:
     """Utterance of one stream of a batch, not yet spoken."""
     prompt, length = _PROMPTS[index % len(_PROMPTS)], _LENGTHS[index % len(_LENGTHS)]
-    tokens = np.random.default_rng(index).integers(0, config.flow.vocab_size, length)
-    return Utterance(a_voice(config.flow, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0))
+    tokens = np.random.default_rng(index).integers(0, config.vocab_size, length)
+    return Utterance(a_voice(config, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0))
 
 
 def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: float) -> Row:
     """Compares one batch; `problem` says what is beyond its bound, of which that of the mel is given."""
     wanted = [expected[index % len(expected)] for index in range(streams)]
-    block, capacity = model.config.flow.block_tokens, model.pipeline.flow.usage().capacity
+    block, capacity = model.config.block_tokens, model.pipeline.flow.usage().capacity
     # Prompts are shared, but for a rest of a block.
     needed = sum(2 + len(one.tokens) // block for one in wanted) + 2 * len(expected)
     if 0 < capacity < needed:
@@ -108,25 +110,26 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
 def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     """Takes utterances through the engines in one batch; the vocoder gets their mels where these are known."""
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
-    block, ratio = config.flow.block_tokens, config.flow.token_mel_ratio
-    sessions, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    block, ratio = config.block_tokens, config.token_mel_ratio
+    chunkers, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    slots = [Slots(flow.open(one.voice), vocoder.open()) for one in utterances]
     for one in utterances:
         schedule = _Rounds("fixed", block, block, block, turn=one.turn)
-        sessions.append(session := Session(one.voice, config, schedule, flow.open(one.voice), vocoder.open()))
-        session.push(one.tokens)
-        session.end()
-    while ready := [(index, chunk) for index, each in enumerate(sessions) if (chunk := each.next_chunk())]:
-        made = flow.advance([(sessions[index].flow_handle, chunk) for index, chunk in ready])
+        chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
+        chunker.push(one.tokens.astype(np.int32), end=True)
+    while ready := [(index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)]:
+        made = flow.advance([(slots[index].flow, chunk) for index, chunk in ready])
         batch = []
         for (index, chunk), mel in zip(ready, made, strict=True):
-            session, known = sessions[index], utterances[index].mel
-            new = mel[:, ratio * max(0, session.prompt_tokens - chunk.start) :]
+            known = utterances[index].mel
+            new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
             heard = known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]] if known.numel() else new
-            batch.append((session.vocoder_handle, MelChunk(heard, chunk.last)))
-            session.sent(chunk, np.empty(0, np.float32))
+            batch.append((slots[index].vocoder, MelChunk(heard, chunk.last)))
+            chunkers[index].computed()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
             audio[index] = torch.cat((audio[index].to(samples.device), samples))
-    for session in sessions:
-        model.pipeline.close(session)
+    for each in slots:
+        flow.close(each.flow)
+        vocoder.close(each.vocoder)
     return [one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)]

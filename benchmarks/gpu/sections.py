@@ -25,7 +25,8 @@ from benchmarks.gpu.chunks import chunks, drift, recompute
 from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
-from benchmarks.gpu.streams import BUFFER_S, PACE, TOKENS_PER_PUSH, streams
+from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
+from benchmarks.listening import PACE
 
 ON_PURPOSE = "an error on purpose"
 
@@ -58,7 +59,7 @@ def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     # A mark in a conftest.py is that of its folder's tests.
     paths = [path if path.name.startswith("test_") else path.parent for path in found][: settings.test_files or None]
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
-    command.append(f"--confcutdir={ROOT / 'tests' / 'kernels'}")  # without tests/conftest.py, which needs more
+    command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")  # without tests/conftest.py, which needs more
     running = []
     for path in paths:
         output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
@@ -88,7 +89,7 @@ def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     if not settings.on_gpu:
         raise LeftOut("the device is no GPU")
     capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
-    command = [sys.executable, "tests/kernels/compile_kernels.py", capability, "float16", "int8"]
+    command = [sys.executable, "tests/execution/kernels/compile_kernels.py", capability, "float16", "int8"]
 
     def measure() -> Row:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -113,13 +114,13 @@ def _engine(folder: Path, settings: Settings, name: str) -> Row:
     case = module.Case(name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs"))
     result = module.run_case((folder, settings.size, case, settings.device, [1, 16], [0.0]))
     failures = (result.verification or {}).get("failures", [])
-    times = {f"{row.streams} first chunks (ms)": round(row.flow_ms[0] + row.vocoder_ms[0], 2) for row in result.rows}
+    times = {f"{row['streams']} first chunks (ms)": row["total_ms"][0] for row in result.rows}
     return {**(result.verification or {}), **times, "problem": result.problem or "; ".join(failures) or None}
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on this machine."""
-    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.binaries")
+    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.launcher.binaries")
     with tempfile.TemporaryDirectory() as temporary:
         try:
             binaries.find_tritonserver(Path(temporary))

@@ -1,6 +1,6 @@
 """Section streams: how many utterances one device speaks in real time, without a server.
 
-Listeners sit at the scheduler itself: tokens come at the pace of a language model, audio is timed.
+Listeners sit at the workers themselves: tokens come at the pace of a language model, audio is timed.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.chunks import a_voice, load
+from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
+from benchmarks.listening import PACE, silences
+from benchmarks.models import a_voice
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
-from token2wav.scheduler import Scheduler, default_workers
-from token2wav.streaming.session import AudioChunk
-from token2wav.utterance import Observer
+from token2wav.serving.audio_output import AudioChunk
+from token2wav.serving.worker import WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with
 BUFFER_S = 0.5  # of audio, that a player waits for
 TOKENS_PER_PUSH = 5
-PACE = 25.0  # tokens per second of a language model
 _STARTS_WITHIN_S = 4.0  # so that streams are at different places of their chunks
 _VOICES = 4
 _GROWTH = 1.5
@@ -36,7 +36,7 @@ _CLOSE = 0.05  # how far the search may end from the largest number
 
 @dataclass(eq=False)
 class Listener:
-    """One utterance as it is heard: the scheduler's `Reply` to all its tokens."""
+    """One utterance as it is heard: the `Reply` to all its tokens."""
 
     starts: float  # second of the monotonic clock when its first token comes
     heard: list[tuple[float, float]] = field(default_factory=list)  # arrival and length of every chunk, in seconds
@@ -46,7 +46,7 @@ class Listener:
     @property
     def unbroken(self) -> bool:
         """Whether all of it was heard without a gap."""
-        return self.over.is_set() and self.error is None and longest_gap(self.heard, BUFFER_S) <= 0
+        return self.over.is_set() and self.error is None and not silences(self.heard, BUFFER_S)
 
     def send(self, chunk: AudioChunk) -> None:
         self.heard.append((time.monotonic(), len(chunk.audio) / chunk.sample_rate))
@@ -64,31 +64,12 @@ class Listener:
         return False
 
 
-def longest_gap(heard: Sequence[tuple[float, float]], buffer_s: float) -> float:
-    """Seconds of the longest silence for a player that starts `buffer_s` after the first audio, of `Listener.heard`."""
-    plays_until, longest = heard[0][0] + buffer_s, 0.0
-    for arrival_s, audio_s in heard:
-        longest = max(longest, arrival_s - plays_until)
-        plays_until = max(plays_until, arrival_s) + audio_s
-    return longest
-
-
-class _Batches(Observer):
-    """Sizes of all batches."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
-        self.sizes.append(len(waited))
-
-
 def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Every number of streams that is tried."""
     stream, storage = SETTINGS[settings.setting]
     model, loaded = load(folder, settings, stream, cache_storage=storage)
     for seed in range(_VOICES):  # prompts are shared: their cost is nobody's in particular
-        model.synthesize([1, 2, 3], a_voice(model.config.flow, seed))
+        model.synthesize([1, 2, 3], a_voice(model.config, seed))
     yield f"{settings.setting}: the model", lambda: loaded
     keys: dict[int, str] = {}
     while True:
@@ -112,18 +93,18 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and what it took."""
-    batches, flow = _Batches(), model.config.flow
+    flow = model.config
     limits = LimitConfig(streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S)
-    scheduler = Scheduler(model, limits, batches, workers=default_workers(model.engine.device))
-    with contextlib.closing(scheduler):
-        listeners, late_s = _feed(scheduler, model, number, settings.stream_s)
+    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.engine.device))
+    with contextlib.closing(workers):
+        listeners, late_s = _feed(workers, model, number, settings.stream_s)
         deadline = time.monotonic() + settings.patience_s
         for listener in listeners:
             listener.over.wait(max(0.0, deadline - time.monotonic()))
     # When the tokens of a first chunk are there, and those that it looks ahead to.
     count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
-    gaps = [longest_gap(each.heard, BUFFER_S) for each in listeners if each.heard]
+    gaps = [gap for each in listeners for gap in silences(each.heard, BUFFER_S)]
     first = [1000 * (each.heard[0][0] - each.starts - needed) for each in listeners if each.heard]
     return {
         "setting": settings.setting,
@@ -133,19 +114,18 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
         "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 99)} if first else {},
         "longest_gap_s": round(max(gaps, default=0.0), 3),
         "errors": sorted({listener.error for listener in listeners if listener.error})[:3],
-        "mean_batch": round(float(np.mean(batches.sizes or [0])), 2),
         "tokens_late_s": round(late_s, 3),
     }
 
 
-def _feed(scheduler: Scheduler, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
+def _feed(workers: WorkerPool, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
     """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
-    flow, turns, late_s = model.config.flow, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
+    flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
     tokens = np.random.default_rng(0).integers(0, flow.vocab_size, (number, turns, TOKENS_PER_PUSH))
     begin, spread_s = time.monotonic() + 0.2, min(_STARTS_WITHIN_S, seconds)
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
-    utterances = [scheduler.open(voices[index % _VOICES]) for index in range(number)]
+    utterances = [workers.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
     due = [(each.starts + wait, index, turn) for index, each in enumerate(listeners) for turn, wait in enumerate(waits)]
     for at, index, turn in sorted(due):
@@ -154,7 +134,7 @@ def _feed(scheduler: Scheduler, model: Token2Wav, number: int, seconds: float) -
         listener = listeners[index]
         if listener.error is None:
             try:
-                scheduler.push(utterances[index], tokens[index, turn], listener, end=turn == turns - 1)
+                workers.push(utterances[index], tokens[index, turn], listener, end=turn == turns - 1)
             except Token2WavError as error:
                 listener.fail(error)
     return listeners, late_s

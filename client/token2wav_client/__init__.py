@@ -16,7 +16,7 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 from token2wav_client.aio_client import AsyncClient, AsyncUtterance
-from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk, frames
 from token2wav_client.client import Client, Utterance
 from token2wav_client.connection import Tls
 from token2wav_client.errors import (
@@ -63,4 +63,5 @@ __all__ = [
     "Utterance",
     "UtteranceClosedError",
     "VoiceError",
+    "frames",
 ]

@@ -17,6 +17,7 @@ from token2wav_client.health import Examination, Health, tokens_for, voice_of
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
+from token2wav_client.wire import Opening
 
 TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
@@ -112,7 +113,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""
         began = time.monotonic()
         voice = voice_of(await self._metadata())
-        utterance = await self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        utterance = await self._open(Opening(voice, audio_format), retries=0)
         examination = Examination(timeout_s - (time.monotonic() - began))
         loop = asyncio.get_running_loop()
         deadline = loop.call_later(examination.timeout_s, utterance.fail, examination.timed_out())
@@ -133,9 +134,10 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
         steps: int | None = None,
+        sample_rate: int | None = None,
     ) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
-        return await self._open(voice, audio_format, keep_open, steps, self._retries)
+        return await self._open(Opening(voice, audio_format, keep_open, steps, sample_rate), self._retries)
 
     async def synthesize(
         self,
@@ -145,6 +147,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
         steps: int | None = None,
+        sample_rate: int | None = None,
     ) -> AsyncIterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -154,7 +157,9 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         anything.
         """
         batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
-        utterance = await self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
+        utterance = await self.open(
+            voice, audio_format=audio_format, keep_open=keep_open, steps=steps, sample_rate=sample_rate
+        )
         sender = asyncio.create_task(_send_all(utterance, batches))
         try:
             async for chunk in utterance:
@@ -177,10 +182,8 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _open(
-        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
-    ) -> AsyncUtterance:
-        call = self._new_call(voice, audio_format, keep_open, steps, retries)
+    async def _open(self, opening: Opening, retries: int) -> AsyncUtterance:
+        call = self._new_call(opening, retries)
         if not self._model_seen_ready:
             await AsyncRetrying(**retry_policy(retries))(self._check_ready)
         return self._new_utterance(AsyncUtterance, call, retries)

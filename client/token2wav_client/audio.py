@@ -1,18 +1,34 @@
-"""Audio chunks of an utterance with their timing, and the usual sample rate."""
+"""Audio chunks of an utterance with their timing, the formats of their samples, and frames of equal length."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import soundfile
+
+from token2wav_client.errors import InputError
 
 SAMPLE_RATE = 24_000  # of a model in CosyVoice3's format with HiFT, and of servers that don't say theirs
 SAMPLES_PER_TOKEN = 960  # as above
 
-AudioFormat = Literal["float32", "int16"]
-AudioArray = npt.NDArray[np.float32] | npt.NDArray[np.int16]
+AudioFormat = Literal["float32", "int16", "mulaw", "alaw"]
+AUDIO_FORMATS: tuple[AudioFormat, ...] = get_args(AudioFormat)
+AudioArray = npt.NDArray[Any]
+Pcm = npt.NDArray[np.float32] | npt.NDArray[np.int16]
+
+DTYPES: dict[AudioFormat, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "int16": np.dtype(np.int16),
+    "mulaw": np.dtype(np.uint8),
+    "alaw": np.dtype(np.uint8),
+}
+SUBTYPES = {"float32": "FLOAT", "int16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}  # libsndfile's names
+_SILENCE = {"mulaw": 0xFF, "alaw": 0xD5}  # elsewhere 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +36,7 @@ class AudioChunk:
     """Audio chunk of an utterance: holds its samples and tells when they arrived.
 
     Attributes:
-        audio: samples, mono, shape (samples,), float32 in [-1, 1] or int16.
+        audio: samples, mono, shape (samples,): float32 in [-1, 1], int16, or uint8 of G.711 codes.
         index: 0, 1, 2 ... within the utterance.
         final: whether it is the last chunk of the utterance.
         arrival_s: seconds from the sending of the first tokens to the arrival of this chunk.
@@ -30,6 +46,8 @@ class AudioChunk:
         gap_s: seconds since the previous chunk arrived; None for the first.
         sample_rate: samples per second, as the server says.
         samples_per_token: samples that the whole utterance has for each of its tokens.
+        samples_trimmed: samples of leading silence that the server dropped, and that are missing in that sum.
+        audio_format: of the samples, as asked for.
     """
 
     audio: AudioArray
@@ -40,8 +58,42 @@ class AudioChunk:
     gap_s: float | None
     sample_rate: int = SAMPLE_RATE
     samples_per_token: int = SAMPLES_PER_TOKEN
+    samples_trimmed: int = 0
+    audio_format: AudioFormat = "float32"
 
     @property
     def duration_s(self) -> float:
         """Duration of the chunk's audio in seconds."""
         return len(self.audio) / self.sample_rate
+
+
+def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
+    """Decode G.711 to int16, shape (samples,); other formats are returned as they are."""
+    if audio_format not in _SILENCE:
+        return audio
+    codes = io.BytesIO(audio.tobytes())
+    subtype = SUBTYPES[audio_format]
+    return soundfile.read(codes, dtype="int16", samplerate=8000, channels=1, format="RAW", subtype=subtype)[0]
+
+
+def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[AudioArray]:
+    """Cut chunks into frames of equal length, as telephony sends them; the last one is filled up with silence.
+
+    Args:
+        chunks: of an utterance.
+        milliseconds: duration of a frame, a whole number of samples.
+
+    Raises:
+        InputError: it is not.
+    """
+    rest: AudioArray | None = None
+    for chunk in chunks:
+        size = chunk.sample_rate * milliseconds / 1000
+        if size < 1 or size != int(size):
+            raise InputError(f"milliseconds: {milliseconds:g} is no whole number of samples at {chunk.sample_rate} Hz")
+        audio = chunk.audio if rest is None else np.concatenate((rest, chunk.audio))
+        whole = len(audio) // int(size) * int(size)
+        yield from audio[:whole].reshape(-1, int(size))
+        rest = audio[whole:]
+        if chunk.final and len(rest):
+            yield np.pad(rest, (0, int(size) - len(rest)), constant_values=_SILENCE.get(chunk.audio_format, 0))

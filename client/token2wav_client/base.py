@@ -14,17 +14,17 @@ import grpc
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from token2wav_client.audio import AudioFormat
+from token2wav_client.audio import AUDIO_FORMATS
 from token2wav_client.call import Call
 from token2wav_client.connection import Endpoint, Tls
 from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError
 from token2wav_client.grpc_errors import error_of_rpc
 from token2wav_client.utterance import BaseUtterance
-from token2wav_client.voice import ClientVoice, check_known_voice
+from token2wav_client.voice import check_known_voice
 from token2wav_client.wire import Opening
 
 SENDER_GRACE_S = 0.5  # for whatever iterates over batches to notice that its utterance is over
-_MOST_STEPS = 2**31 - 1  # a server allows a few numbers, which it names
+_LARGEST = 2**31 - 1  # a server allows a few numbers, which it names
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
 _JITTER_S = 0.5  # so that clients who lost the same server do not all come back in the same moment
@@ -90,15 +90,17 @@ class BaseClient(ABC, Generic[UtteranceT]):
         if self._closed.is_set():
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _new_call(
-        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
-    ) -> Call:
+    def _new_call(self, opening: Opening, retries: int) -> Call:
         self._check_open()
-        if steps is not None and not 1 <= steps <= _MOST_STEPS:
-            raise InputError(f"steps: {steps} is outside 1 to {_MOST_STEPS}")
-        if isinstance(voice, str):
-            check_known_voice(voice)
-        return Call(self._model, Opening(voice, audio_format, keep_open, steps), repeatable=retries > 0)
+        for name in ("steps", "sample_rate"):
+            number = getattr(opening, name)
+            if number is not None and not 1 <= number <= _LARGEST:
+                raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
+        if opening.audio_format not in AUDIO_FORMATS:
+            raise InputError(f"audio_format: {opening.audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
+        if isinstance(opening.voice, str):
+            check_known_voice(opening.voice)
+        return Call(self._model, opening, repeatable=retries > 0)
 
     def _new_utterance(self, kind: Callable[..., UtteranceT], call: Call, retries: int) -> UtteranceT:
         utterance = kind(

@@ -13,9 +13,11 @@ from typing import NoReturn
 
 from token2wav_client import __version__
 from token2wav_client.arguments import add_connection, add_retry, at_least_one, not_negative, positive
+from token2wav_client.audio import AUDIO_FORMATS
 from token2wav_client.commands import health, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, INTERRUPTED, TERMINATED, ClientError
 from token2wav_client.perf_data import add_perf_data
+from token2wav_client.writer import FILE_FORMATS
 
 PROGRAM = "token2wav-client"
 
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
     parser = add_parser(
         "synth",
-        help="speak one utterance into a WAV file, a pipe or a loudspeaker",
+        help="speak one utterance into a file, a pipe or a loudspeaker",
         description="Send tokens, write the audio as it arrives, and report how it arrived.",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -118,7 +120,17 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
     )
     speaker.add_argument("--voice-name", metavar="NAME", help="of a voice that the settings of the server name")
-    parser.add_argument("--out", metavar="WAV", help="mono WAV file to write; - for samples on standard output")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help=f"mono file to write, ending in {', '.join(FILE_FORMATS)}; - for standard output (then the report goes to "
+        "standard error)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FILE_FORMATS,
+        help="of the file (default: what its name ends in; raw, which has no header, for standard output)",
+    )
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
         "--rate",
@@ -134,23 +146,18 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
         metavar="N",
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
     )
-    _add_audio_format(parser)
+    _add_audio_format(parser, "int16")
+    parser.add_argument(
+        "--sample-rate",
+        type=at_least_one,
+        metavar="HZ",
+        help="8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)",
+    )
     parser.add_argument(
         "--steps",
         type=at_least_one,
         metavar="N",
         help="of the ODE, one of the numbers that the server allows: fewer are faster (default: its usual number)",
-    )
-    parser.add_argument(
-        "--subtype",
-        choices=("PCM_16", "FLOAT"),
-        default="PCM_16",
-        help="of the WAV file (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=("s16le", "f32le"),
-        help="of samples on standard output, which have no header (default: s16le); the report goes to standard error",
     )
     parser.add_argument("--json", action="store_true", help="report as one JSON object instead of a table")
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no table")
@@ -185,7 +192,7 @@ def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_audio_format(parser)
+    _add_audio_format(parser, "float32")
     add_connection(parser)
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
@@ -193,10 +200,10 @@ def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
     parser.set_defaults(run=health)
 
 
-def _add_audio_format(parser: argparse.ArgumentParser) -> None:
+def _add_audio_format(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--audio-format",
-        choices=("float32", "int16"),
-        default="float32",
-        help="on the wire (default: %(default)s)",
+        choices=AUDIO_FORMATS,
+        default=default,
+        help="of samples on the wire and in WAV and raw files; mulaw and alaw are G.711 (default: %(default)s)",
     )

@@ -20,6 +20,7 @@ from token2wav_client.health import Examination, Health, tokens_for, voice_of
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
+from token2wav_client.wire import Opening
 
 
 class Utterance(BaseUtterance):
@@ -114,7 +115,7 @@ class Client(BaseClient[Utterance]):
 
         Args:
             timeout_s: seconds for all of it.
-            audio_format: dtype of the samples to ask for.
+            audio_format: of the samples to ask for.
 
         Raises:
             ServerUnavailable: nobody answers, or the server went away meanwhile.
@@ -126,7 +127,7 @@ class Client(BaseClient[Utterance]):
         """
         began = time.monotonic()
         voice = voice_of(self._metadata())
-        utterance = self._open(voice, audio_format, keep_open=True, steps=None, retries=0)
+        utterance = self._open(Opening(voice, audio_format), retries=0)
         examination = Examination(timeout_s - (time.monotonic() - began))
         deadline = threading.Timer(examination.timeout_s, utterance.fail, [examination.timed_out()])
         deadline.daemon = True
@@ -147,15 +148,17 @@ class Client(BaseClient[Utterance]):
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
         steps: int | None = None,
+        sample_rate: int | None = None,
     ) -> Utterance:
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
         Args:
             voice: the voice to speak in, or the id or name of one that the server knows.
-            audio_format: dtype of the chunks' samples.
+            audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
             keep_open: let the server notice at once when this client vanishes. Without it, a server learns
                 that from its idle time-out.
             steps: of the ODE, one of those that the server allows; None for its usual number.
+            sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own.
 
         Raises:
             VoiceError: a text that is neither an id nor a name.
@@ -163,7 +166,7 @@ class Client(BaseClient[Utterance]):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        return self._open(voice, audio_format, keep_open, steps, self._retries)
+        return self._open(Opening(voice, audio_format, keep_open, steps, sample_rate), self._retries)
 
     def synthesize(
         self,
@@ -173,6 +176,7 @@ class Client(BaseClient[Utterance]):
         audio_format: AudioFormat = "float32",
         keep_open: bool = True,
         steps: int | None = None,
+        sample_rate: int | None = None,
     ) -> Iterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -182,9 +186,10 @@ class Client(BaseClient[Utterance]):
         Args:
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
-            audio_format: dtype of the chunks' samples.
+            audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
             keep_open: as in `open`.
             steps: as in `open`.
+            sample_rate: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
@@ -192,7 +197,9 @@ class Client(BaseClient[Utterance]):
             Exception: whatever `token_batches` raises.
         """
         batches = as_batches(token_batches)
-        utterance = self.open(voice, audio_format=audio_format, keep_open=keep_open, steps=steps)
+        utterance = self.open(
+            voice, audio_format=audio_format, keep_open=keep_open, steps=steps, sample_rate=sample_rate
+        )
         # A daemon, because nothing can interrupt an iterable that waits for its source.
         sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
@@ -216,10 +223,8 @@ class Client(BaseClient[Utterance]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _open(
-        self, voice: ClientVoice | str, audio_format: AudioFormat, keep_open: bool, steps: int | None, retries: int
-    ) -> Utterance:
-        call = self._new_call(voice, audio_format, keep_open, steps, retries)
+    def _open(self, opening: Opening, retries: int) -> Utterance:
+        call = self._new_call(opening, retries)
         if not self._model_seen_ready:
             Retrying(sleep=sleep_using_event(self._closed), **retry_policy(retries))(self._check_ready)
         return self._new_utterance(Utterance, call, retries)

@@ -11,14 +11,12 @@ from tqdm import tqdm
 
 from token2wav_client.arguments import client_of
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray
-from token2wav_client.errors import OK, OutputError, VoiceError
+from token2wav_client.errors import OK, VoiceError
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_json, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
 from token2wav_client.voice import ClientVoice, is_voice_id
-from token2wav_client.writer import PcmFormat, PcmWriter, Subtype, WavWriter
-
-STANDARD_OUTPUT = "-"
+from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
 
 class Sink(Protocol):
@@ -33,7 +31,7 @@ class Sink(Protocol):
 
 
 def synth(options: argparse.Namespace) -> int:
-    """Speak one utterance into a WAV file, a pipe or a loudspeaker, and report.
+    """Speak one utterance into a file, a pipe or a loudspeaker, and report.
 
     Args:
         options: of the command `synth`.
@@ -48,7 +46,7 @@ def synth(options: argparse.Namespace) -> int:
         speaker = _speaker(options.voice, options.voice_id, options.voice_name)
         sinks: list[Sink] = []
         if out is not None:
-            sinks.append(_sink(out, options.subtype, options.format))
+            sinks.append(stack.enter_context(AudioWriter(out, options.audio_format, options.format)))
         if options.play:
             sinks.append(stack.enter_context(Player(options.audio_format)))
         source = open_tokens(options.tokens, options.codebooks)
@@ -58,8 +56,13 @@ def synth(options: argparse.Namespace) -> int:
         timings: list[ChunkTiming] = []
         try:
             with _progress_bar(source.count, options.quiet) as bar:
-                chunks = client.synthesize(pieces, speaker, audio_format=options.audio_format, steps=options.steps)
-                for chunk in chunks:
+                for chunk in client.synthesize(
+                    pieces,
+                    speaker,
+                    audio_format=options.audio_format,
+                    steps=options.steps,
+                    sample_rate=options.sample_rate,
+                ):
                     timings.append(ChunkTiming.of(chunk))
                     for sink in sinks:
                         sink.write(chunk.audio, chunk.sample_rate)
@@ -88,14 +91,6 @@ def _speaker(file: str | None, voice_id: str | None, name: str | None) -> Client
     if not (known := voice_id or name):
         raise VoiceError("voice: neither a file nor an id or a name was given")
     return known
-
-
-def _sink(out: str, subtype: Subtype, pcm_format: PcmFormat | None) -> Sink:
-    if out == STANDARD_OUTPUT:
-        return PcmWriter(pcm_format or "s16le")
-    if pcm_format is not None:
-        raise OutputError("format: is for --out - alone; a WAV file has a --subtype")
-    return WavWriter(out, subtype)
 
 
 def voice_id(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from token2wav_client.audio import SAMPLE_RATE, AudioArray
+from token2wav_client.audio import SAMPLE_RATE, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
 
 _LATENCY_S = 0.3  # what the device holds before it starts to play: chunks need not come more evenly than that
@@ -19,13 +19,13 @@ class Player:
     As a context it stops when all was heard, and at once when an exception leaves it.
 
     Args:
-        audio_format: dtype of the samples that it will be given.
+        audio_format: of the samples that it will be given.
 
     Raises:
         OutputError: sounddevice, PortAudio or an audio device is missing.
     """
 
-    def __init__(self, audio_format: str) -> None:
+    def __init__(self, audio_format: AudioFormat) -> None:
         try:
             import sounddevice
         except ImportError:
@@ -33,8 +33,10 @@ class Player:
         except OSError:  # the library is there, what it wraps is not
             raise OutputError("play: sounddevice finds no PortAudio: apt-get install libportaudio2") from None
         self.samples = 0
+        self._audio_format = audio_format
         self._error: type[Exception] = sounddevice.PortAudioError
-        self._open_stream = partial(sounddevice.OutputStream, channels=1, dtype=audio_format, latency=_LATENCY_S)
+        dtype = "float32" if audio_format == "float32" else "int16"
+        self._open_stream = partial(sounddevice.OutputStream, channels=1, dtype=dtype, latency=_LATENCY_S)
         self._sample_rate = SAMPLE_RATE
         self._stream = self._started()
 
@@ -58,7 +60,7 @@ class Player:
             self._sample_rate = sample_rate
             self._stream = self._started()
         try:
-            self._stream.write(audio.reshape(-1, 1))
+            self._stream.write(decoded(audio, self._audio_format).reshape(-1, 1))
         except self._error as error:
             raise OutputError(f"play: the audio device failed ({error})") from None
         self.samples += len(audio)

@@ -40,6 +40,7 @@ class ProtocolState:
     Attributes:
         tokens: tokens sent.
         samples: samples received, those included that were delivered before.
+        trimmed: samples that the server left out before the first one.
         ended: the last request was sent.
         complete: the final chunk came, with all samples.
         owed_since: since when the server owes an answer and was silent; None while it owes none.
@@ -48,6 +49,7 @@ class ProtocolState:
     def __init__(self, keep_open: bool, delivered: Delivered | None = None) -> None:
         self.tokens = 0
         self.samples = 0
+        self.trimmed = 0
         self.ended = False
         self.complete = False
         self.owed_since: float | None = None
@@ -103,13 +105,14 @@ class ProtocolState:
             raise ProtocolError(f"chunk_index: the server sent {chunk.index}, expected {self._chunks}")
         self._chunks += 1
         self.samples += len(chunk.audio)
+        self.trimmed = chunk.samples_trimmed
         rates = (chunk.sample_rate, chunk.samples_per_token)
         if self._delivered.rates not in (None, rates):
             raise ProtocolError(
                 f"sample_rate, samples_per_token: the server sent {rates} after {self._delivered.rates}"
             )
         self._delivered.rates = rates
-        expected = chunk.samples_per_token * self.tokens
+        expected = chunk.samples_per_token * self.tokens - self.trimmed
         if self.samples > expected or (chunk.final and self.samples != expected):
             raise ProtocolError(
                 f"audio: the server sent {self.samples} samples for {self.tokens} tokens, expected {expected}"
@@ -134,6 +137,8 @@ class ProtocolState:
             gap_s=None if delivered.last_arrival is None else now - delivered.last_arrival,
             sample_rate=chunk.sample_rate,
             samples_per_token=chunk.samples_per_token,
+            samples_trimmed=chunk.samples_trimmed,
+            audio_format=chunk.audio_format,
         )
         delivered.samples += len(timed.audio)
         delivered.chunks += 1
@@ -142,7 +147,7 @@ class ProtocolState:
 
     def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
         """The later of two requests: the one with the last token heard so far, the one being answered."""
-        tokens_heard = -(-self.samples // samples_per_token)
+        tokens_heard = -(-(self.samples + self.trimmed) // samples_per_token)
         carrier = bisect_left(self._tokens_after, tokens_heard)
         answered = int(request_id) if request_id in self._unanswered else 0
         return max(carrier, answered)

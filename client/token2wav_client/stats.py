@@ -9,15 +9,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from token2wav_client.audio import SAMPLE_RATE, AudioChunk
+import numpy as np
+
+from token2wav_client.audio import SAMPLE_RATE, AudioChunk, decoded
 from token2wav_client.errors import OutputError
 
 _HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}"
 
+_WINDOW_S = 0.01
+_AUDIBLE = 10 ** (-50 / 10)  # mean square
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """Timing of one chunk, without its audio; fields have the meaning that `AudioChunk` gives them."""
+    """Timing of one chunk, without its audio; fields have the meaning that `AudioChunk` gives them.
+
+    Attributes:
+        sound_s: seconds into the chunk at which something can be heard; None if nothing can.
+    """
 
     index: int
     samples: int
@@ -25,6 +34,8 @@ class ChunkTiming:
     latency_s: float
     gap_s: float | None
     sample_rate: int = SAMPLE_RATE
+    samples_trimmed: int = 0
+    sound_s: float | None = None
 
     @property
     def duration_s(self) -> float:
@@ -34,7 +45,16 @@ class ChunkTiming:
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
         """Take the timing of a chunk, without its audio."""
-        return cls(chunk.index, len(chunk.audio), chunk.arrival_s, chunk.latency_s, chunk.gap_s, chunk.sample_rate)
+        return cls(
+            chunk.index,
+            len(chunk.audio),
+            chunk.arrival_s,
+            chunk.latency_s,
+            chunk.gap_s,
+            chunk.sample_rate,
+            chunk.samples_trimmed,
+            _sound_s(chunk),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +65,9 @@ class UtteranceStats:
         chunks: each chunk, in order.
         audio_s: seconds of sound.
         first_audio_s: arrival of the first chunk; None without chunks.
+        first_sound_s: when a listener who plays from the first chunk on first hears something: 10 ms above -50 dBFS,
+            which is more than the noise of a room and less than the quietest consonant; None if that never comes.
+        trimmed_s: seconds of leading silence that the server left out.
         total_s: arrival of the last chunk; None without chunks.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
         underruns: how often a listener who plays from the first chunk on would have run out of audio.
@@ -54,6 +77,8 @@ class UtteranceStats:
     chunks: tuple[ChunkTiming, ...]
     audio_s: float
     first_audio_s: float | None
+    first_sound_s: float | None
+    trimmed_s: float
     total_s: float | None
     real_time_factor: float | None
     underruns: int
@@ -65,11 +90,16 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     audio_s = sum(chunk.duration_s for chunk in chunks)
     first_audio_s = chunks[0].arrival_s if chunks else None
     total_s = chunks[-1].arrival_s if chunks else None
-    stalls = _stalls(chunks)
+    starts = _starts(chunks)
+    ends = [start + chunk.duration_s for start, chunk in zip(starts, chunks, strict=True)]
+    stalls = [start - end for start, end in zip(starts[1:], ends, strict=False) if start > end]
+    sounds = (start + chunk.sound_s for start, chunk in zip(starts, chunks, strict=True) if chunk.sound_s is not None)
     return UtteranceStats(
         chunks=tuple(chunks),
         audio_s=audio_s,
         first_audio_s=first_audio_s,
+        first_sound_s=next(sounds, None),
+        trimmed_s=chunks[-1].samples_trimmed / chunks[-1].sample_rate if chunks else 0.0,
         total_s=total_s,
         real_time_factor=total_s / audio_s if total_s is not None and audio_s else None,
         underruns=len(stalls),
@@ -77,17 +107,23 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     )
 
 
-def _stalls(chunks: Sequence[ChunkTiming]) -> list[float]:
-    """List the seconds of each silence, if playback starts with the first chunk and resumes with each late one."""
-    stalls: list[float] = []
-    played_until_s = chunks[0].arrival_s if chunks else 0.0
+def _starts(chunks: Sequence[ChunkTiming]) -> list[float]:
+    """List when each chunk starts to play, if playback starts with the first one and resumes with each late one."""
+    starts: list[float] = []
+    played_until_s = 0.0
     for chunk in chunks:
-        late_s = chunk.arrival_s - played_until_s
-        if late_s > 0:
-            stalls.append(late_s)
-            played_until_s = chunk.arrival_s
-        played_until_s += chunk.duration_s
-    return stalls
+        starts.append(max(chunk.arrival_s, played_until_s))
+        played_until_s = starts[-1] + chunk.duration_s
+    return starts
+
+
+def _sound_s(chunk: AudioChunk) -> float | None:
+    audio = decoded(chunk.audio, chunk.audio_format)
+    scale = 1.0 if audio.dtype == np.float32 else 1 / 32768
+    window = max(1, round(_WINDOW_S * chunk.sample_rate))
+    whole = audio[: len(audio) // window * window].reshape(-1, window) * np.float32(scale)
+    audible = np.flatnonzero(np.square(whole).mean(axis=1) >= _AUDIBLE)
+    return int(audible[0]) * window / chunk.sample_rate if audible.size else None
 
 
 def print_report(text: str, file: TextIO | None = None) -> None:
@@ -111,12 +147,16 @@ def as_json(stats: UtteranceStats) -> str:
 
 def as_table(stats: UtteranceStats) -> str:
     """Format statistics as a table: a line per chunk, then the totals."""
-    first, total, factor = map(_number, (stats.first_audio_s, stats.total_s, stats.real_time_factor))
+    first, sound, total, factor = map(
+        _number, (stats.first_audio_s, stats.first_sound_s, stats.total_s, stats.real_time_factor)
+    )
+    trimmed = f", {_number(stats.trimmed_s)} s of silence trimmed" if stats.trimmed_s else ""
     return "\n".join(
         [
             _HEAD,
             *map(_line, stats.chunks),
             f"time to first audio  {first} s",
+            f"time to first sound  {sound} s{trimmed}",
             f"total                {total} s for {_number(stats.audio_s)} s of audio",
             f"real-time factor     {factor}",
             f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s) if played at once",

@@ -1,7 +1,7 @@
 """Base of both kinds of utterance: keeps its state, its attempts and its end; only waiting is left to them.
 
 The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk takes longer through
-the loop, the more so with several streams, and a process that forks afterwards has a child that crashes or hangs there.
+the loop, the more so with several streams.
 
 The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one holds a single stream
 per connection, says nothing when a server ends the stream early, and leaves a thread behind per cancelled stream.

@@ -9,7 +9,7 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
+from token2wav_client.audio import DTYPES, SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
 from token2wav_client.errors import ProtocolError
 from token2wav_client.grpc_errors import error_of_response
 from token2wav_client.tokens import TokenArray
@@ -23,20 +23,23 @@ class Opening:
     """Opening of an utterance, sent with its first request; a voice that the server knows goes by its id or name."""
 
     voice: ClientVoice | str
-    audio_format: AudioFormat
-    keep_open: bool
+    audio_format: AudioFormat = "float32"
+    keep_open: bool = True
     steps: int | None = None
+    sample_rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedChunk:
-    """Audio of one response: samples of shape (samples,), their place, whether they are the last, and their rates."""
+    """Audio of one response: samples of shape (samples,), their place, whether they are the last, rates and format."""
 
     audio: AudioArray
     index: int
     final: bool
     sample_rate: int = SAMPLE_RATE
     samples_per_token: int = SAMPLES_PER_TOKEN
+    samples_trimmed: int = 0
+    audio_format: AudioFormat = "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ def build_request(
         parameters["keep_open"].bool_param = opening.keep_open
         if opening.steps is not None:
             parameters["steps"].int64_param = opening.steps
+        if opening.sample_rate is not None:
+            parameters["sample_rate"].int64_param = opening.sample_rate
         _add_voice(request, opening.voice)
     return request
 
@@ -107,7 +112,7 @@ def read_response(message: Any, audio_format: AudioFormat) -> Response:
 
 
 def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
-    audio = _output(result, "audio", np.dtype(audio_format))
+    audio = _output(result, "audio", DTYPES[audio_format])
     if audio.ndim != 1:
         raise ProtocolError(f"audio: the server sent shape {audio.shape}, expected one dimension")
     index = _output(result, "chunk_index", np.dtype(np.int32))
@@ -116,18 +121,24 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
         raise ProtocolError(
             f"chunk_index, final: the server sent {index.size} and {final.size} values, expected 1 each"
         )
-    rates = (_rate(result, "sample_rate", SAMPLE_RATE), _rate(result, "samples_per_token", SAMPLES_PER_TOKEN))
-    # A copy, because the array that tritonclient hands out is a read-only view of the message.
-    return ReceivedChunk(audio.copy(), int(index.item()), bool(final.item()), *rates)
+    return ReceivedChunk(
+        audio=audio.copy(),  # because the array that tritonclient hands out is a read-only view of the message
+        index=int(index.item()),
+        final=bool(final.item()),
+        sample_rate=_number(result, "sample_rate", 1, SAMPLE_RATE),
+        samples_per_token=_number(result, "samples_per_token", 1, SAMPLES_PER_TOKEN),
+        samples_trimmed=_number(result, "samples_trimmed", 0, 0),
+        audio_format=audio_format,
+    )
 
 
-def _rate(result: Any, name: str, usual: int) -> int:
-    """Read a rate of the audio; a server that does not say it has the usual one."""
+def _number(result: Any, name: str, least: int, usual: int) -> int:
+    """Read a number about the audio; from a server that does not say it, it is the usual one."""
     if result.get_output(name) is None:
         return usual
     value = _output(result, name, np.dtype(np.int32))
-    if value.size != 1 or value.item() < 1:
-        raise ProtocolError(f"{name}: the server sent {value.tolist()}, expected 1 number above 0")
+    if value.size != 1 or value.item() < least:
+        raise ProtocolError(f"{name}: the server sent {value.tolist()}, expected 1 number of at least {least}")
     return int(value.item())
 
 

@@ -1,143 +1,213 @@
-"""Writers of audio: append to a WAV file that is valid after every chunk, or send samples into a pipe."""
+"""Writer of audio: appends chunks to a file or a pipe, as WAV, FLAC, Ogg or bare samples."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
-import numpy as np
 import soundfile
 
-from token2wav_client.audio import SAMPLE_RATE, AudioArray
+from token2wav_client.audio import SAMPLE_RATE, SUBTYPES, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
 
-Subtype = Literal["PCM_16", "FLOAT"]
-PcmFormat = Literal["s16le", "f32le"]
+FileFormat = Literal["wav", "flac", "ogg", "opus", "raw"]
+FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
+STANDARD_OUTPUT = "-"
+_ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS")}  # kind, subtype
+_UNKNOWN_SIZE = b"\xff\xff\xff\xff"  # in a WAV header: to the end
 _PROBE_BYTES = 1 << 16
 
 
-class WavWriter:
-    """Writer of a mono WAV file: appends chunks; the first one creates the file, or replaces an older one.
+class AudioWriter:
+    """Writer of mono audio: appends chunks; the first one creates the file, or replaces an older one.
 
-    The file is reopened for each chunk, because only closing it brings its header up to date; that costs a
-    third of a millisecond.
+    A WAV file is valid after every chunk: it is reopened for each, because only closing it brings its header up to
+    date; that costs a third of a millisecond. FLAC and Ogg are complete once the writer is closed. WAV and bare samples
+    have the format in which audio comes, others the nearest one that they know.
 
     Args:
-        path: where to write.
-        subtype: 16-bit integers, or 32-bit floats.
+        out: where to write; - for standard output.
+        audio_format: of the samples that will be given.
+        file_format: of the file; by default what its name ends in, and bare samples (raw) for standard output.
 
     Raises:
-        OutputError: another format's name, or nothing can be written there; found out before any work is done.
+        OutputError: the format is unknown, or nothing can be written there; found out before any work is done.
     """
 
-    def __init__(self, path: str | Path, subtype: Subtype = "PCM_16") -> None:
+    def __init__(
+        self, out: str | Path, audio_format: AudioFormat = "float32", file_format: FileFormat | None = None
+    ) -> None:
+        self._path = None if str(out) == STANDARD_OUTPUT else Path(out)
+        self._audio_format = audio_format
+        self._format = file_format or _format_of(self._path)
+        self._samples = 0
         self._begun = False
-        self._path = Path(path)
-        self._subtype = subtype
-        folder = self._path.parent
-        if self._path.suffix.lower() != ".wav":
-            raise OutputError(
-                f"{path}: what can be written is a file that ends in .wav, or samples on standard output (--out -) for "
-                "a program that makes other formats"
-            )
-        if not folder.is_dir():
-            raise OutputError(f"{path}: the folder {folder} does not exist")
-        if self._path.exists() and not self._path.is_file():
-            raise OutputError(f"{path}: exists and is no regular file")
-        if not os.access(self._path if self._path.exists() else folder, os.W_OK):
-            raise OutputError(f"{path}: no permission to write")
+        self._bytes: FileIO | None = None
+        self._encoder: soundfile.SoundFile | None = None
+        if self._path is not None:
+            _check_place(self._path)
+        elif sys.stdout.isatty():
+            raise OutputError("out: samples would go to a terminal; pipe them into a program or a file")
+
+    @property
+    def samples(self) -> int:
+        """Samples written; of a WAV file those in it, those of a chunk included whose writing was interrupted."""
+        if self._format != "wav" or self._path is None:
+            return self._samples
+        return soundfile.info(self._path).frames if self._begun and self._path.is_file() else 0
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Append samples, shape (samples,), float32 in [-1, 1] or int16; louder floats are clipped in PCM_16.
+        """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1] may be clipped.
 
         The first ones say the sample rate of the file.
 
         Raises:
-            OutputError: the file system refused.
+            OutputError: the file system refused, nobody reads standard output any more, or the format does not know
+                that sample rate.
         """
-        if audio.dtype == np.int16 and self._subtype == "FLOAT":
-            audio = audio.astype(np.float32) / np.float32(32768)  # libsndfile would keep the integers' scale
         try:
-            with self._open(sample_rate) as file:
-                file.seek(0, soundfile.SEEK_END)
-                file.write(audio)
+            self._write(audio, sample_rate)
         except (OSError, soundfile.SoundFileError) as error:
-            raise OutputError(f"{self._path}: cannot write ({self._reason(error)})") from None
-
-    @property
-    def samples(self) -> int:
-        """Samples in the file, those of a chunk included whose writing was interrupted."""
-        return soundfile.info(self._path).frames if self._begun and self._path.is_file() else 0
-
-    def _open(self, sample_rate: int) -> soundfile.SoundFile:
-        if self._begun:
-            return soundfile.SoundFile(self._path, "r+")
-        file = soundfile.SoundFile(
-            self._path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=self._subtype
-        )
+            raise self._error(error) from None
         self._begun = True
-        return file
+        self._samples += len(audio)
 
-    def _reason(self, error: Exception) -> str:
-        """Find the reason why the file system refused: libsndfile says "System error", whatever it was."""
-        try:
-            size = self._path.stat().st_size
-            try:
-                with self._path.open("r+b") as file:
-                    file.seek(size)
-                    file.write(bytes(_PROBE_BYTES))
-            finally:
-                os.truncate(self._path, size)
-        except OSError as refused:
-            return refused.strerror or str(refused)
-        return str(error)
-
-
-class PcmWriter:
-    """Writer of mono samples without a header to standard output, each chunk at once.
-
-    Args:
-        sample_format: 16-bit integers or 32-bit floats, little-endian; the names are ffmpeg's.
-
-    Attributes:
-        samples: samples written so far.
-
-    Raises:
-        OutputError: standard output is a terminal.
-    """
-
-    def __init__(self, sample_format: PcmFormat = "s16le") -> None:
-        if sys.stdout.isatty():
-            raise OutputError("out: samples would go to a terminal; pipe them into a program or a file")
-        self.samples = 0
-        self._sample_format = sample_format
-        self._file = FileIO(sys.stdout.fileno(), "w", closefd=False)  # no buffer to be flushed into a closed pipe
-
-    def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Write samples, shape (samples,), float32 in [-1, 1] or int16; who reads them must know their rate.
+    def close(self) -> None:
+        """Complete the file. Closing twice is harmless.
 
         Raises:
-            OutputError: nobody reads them any more.
+            OutputError: as `write` does.
         """
-        unsent = memoryview(_as_s16le(audio) if self._sample_format == "s16le" else _as_f32le(audio))
+        encoder, self._encoder = self._encoder, None
         try:
-            while unsent:
-                unsent = unsent[self._file.write(unsent) :]
-        except OSError as error:
-            raise OutputError(f"out: cannot write to standard output ({error.strerror})") from None
-        self.samples += len(audio)
+            if encoder is not None:
+                encoder.close()
+        except (OSError, soundfile.SoundFileError) as error:
+            raise self._error(error) from None
+        finally:
+            if self._bytes is not None:
+                self._bytes.close()
+
+    def __enter__(self) -> AudioWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _write(self, audio: AudioArray, sample_rate: int) -> None:
+        if self._format in _ENCODED:
+            if self._encoder is None:
+                self._encoder = self._new_encoder(sample_rate)
+            self._encoder.write(decoded(audio, self._audio_format))
+        elif self._format == "wav" and self._path is not None:
+            self._append_to_wav(self._path, audio, sample_rate)
+        else:
+            file = self._bytes = self._bytes or self._open()
+            if self._format == "wav" and not self._begun:
+                _write_all(file, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
+            _write_all(file, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
+
+    def _open(self) -> FileIO:
+        # No buffer, which would be flushed into a closed pipe.
+        return FileIO(sys.stdout.fileno(), "w", closefd=False) if self._path is None else FileIO(self._path, "w")
+
+    def _new_encoder(self, sample_rate: int) -> soundfile.SoundFile:
+        kind, subtype = _ENCODED[self._format]
+        if self._format == "flac" and self._audio_format == "float32":
+            subtype = "PCM_24"
+        target: Any = self._path
+        if target is None:
+            self._bytes = self._open()
+            target = _Forward(self._bytes)
+        return soundfile.SoundFile(target, "w", samplerate=sample_rate, channels=1, format=kind, subtype=subtype)
+
+    def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
+        if self._begun:
+            file = soundfile.SoundFile(path, "r+")
+        else:
+            subtype = SUBTYPES[self._audio_format]
+            file = soundfile.SoundFile(path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype)
+            self._begun = True
+        with file:
+            file.seek(0, soundfile.SEEK_END)
+            file.write(decoded(audio, self._audio_format))
+
+    def _error(self, error: Exception) -> OutputError:
+        reason = error.strerror if isinstance(error, OSError) else None
+        if self._path is None:
+            return OutputError(f"out: cannot write to standard output ({reason or error})")
+        return OutputError(f"{self._path}: cannot write ({reason or _refusal(self._path) or error})")
 
 
-def _as_s16le(audio: AudioArray) -> bytes:
-    if audio.dtype != np.int16:
-        audio = np.clip(np.rint(audio * np.float32(32767)), -32768, 32767).astype(np.int16)
-    return audio.astype("<i2").tobytes()
+class _Forward:
+    """File that can only grow, for encoders that go back to their header: what they would change there is lost."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._position = self._end = 0
+
+    def write(self, data: bytes) -> int:
+        new = bytes(data)[max(self._end - self._position, 0) :]
+        self._position += len(data)
+        self._end = max(self._end, self._position)
+        _write_all(self._file, new)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._end)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
 
 
-def _as_f32le(audio: AudioArray) -> bytes:
-    if audio.dtype == np.int16:
-        audio = audio.astype(np.float32) / np.float32(32768)
-    return audio.astype("<f4").tobytes()
+def _write_all(file: FileIO, data: bytes) -> None:
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[file.write(unsent) :]
+
+
+def _endless_header(sample_rate: int, subtype: str) -> bytes:
+    """Make the header of a WAV that has no end yet."""
+    file = io.BytesIO()
+    soundfile.SoundFile(file, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype).close()
+    header = file.getvalue()
+    return header[:4] + _UNKNOWN_SIZE + header[8:-4] + _UNKNOWN_SIZE
+
+
+def _format_of(path: Path | None) -> FileFormat:
+    if path is None:
+        return "raw"
+    for known in FILE_FORMATS:
+        if path.suffix.lower() == f".{known}":
+            return known
+    endings = ", ".join(f".{known}" for known in FILE_FORMATS)
+    raise OutputError(f"{path}: ends in none of {endings}; say the format, or write to standard output (--out -)")
+
+
+def _check_place(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: exists and is no regular file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise OutputError(f"{path}: no permission to write")
+
+
+def _refusal(path: Path) -> str | None:
+    """Find the reason why the file system refused: libsndfile says "System error", whatever it was."""
+    try:
+        size = path.stat().st_size
+        try:
+            with path.open("r+b") as file:
+                file.seek(size)
+                file.write(bytes(_PROBE_BYTES))
+        finally:
+            os.truncate(path, size)
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    return None

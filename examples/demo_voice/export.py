@@ -14,9 +14,9 @@ from torch import nn
 from examples.demo_voice.folder import FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.training import averaged_weights
 from token2wav import Token2Wav
-from token2wav.flow.flow import Flow
-from token2wav.model_config import MODEL_FILE, ModelConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.families.cosyvoice3.config import MODEL_FILE, CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.hift import HiFT
 from token2wav_voice.onnx_models import SPEAKER_FILE, TOKENIZER_FILE
 
 MODEL = Path(__file__).with_name("model")
@@ -38,7 +38,7 @@ def export(data: Path, out: Path) -> None:
     """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder as anybody would."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(TEMPLATE / MODEL_FILE, out)
-    config = ModelConfig.read(out)
+    config = CosyVoice3Config.read(out)
     modules: dict[str, nn.Module] = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
     provenance = {}
     for name, module in modules.items():

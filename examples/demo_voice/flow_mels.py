@@ -20,11 +20,10 @@ from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, T
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES
 from examples.demo_voice.training import averaged_weights
-from token2wav.flow.flow import Flow
-from token2wav.flow.masks import BlockMask
-from token2wav.flow.solver import EulerSolver
-from token2wav.flow_config import FlowConfig
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.ode import EulerSolver
 
 _PROMPT, _MADE = 50, 200  # tokens of a window
 _BATCH = 3
@@ -44,7 +43,7 @@ def main() -> None:
 def make(data: Path, hours: float) -> None:
     """Writes the mels of the first hours of a corpus, by the newest flow, (frames, 80)."""
     recordings = corpus.read(data / CORPUS)
-    config = ModelConfig.read(TEMPLATE).flow
+    config = CosyVoice3Config.read(TEMPLATE).flow
     heard = front_end.hear(data / FRONT_END, config, recordings)
     weights, _ = averaged_weights(data / TRAINING, "flow")
     flow = Flow(config)

@@ -11,10 +11,10 @@ from examples.demo_voice.corpus import MEL_PER_TOKEN, Utterances
 from examples.demo_voice.front_end import Heard
 from examples.demo_voice.tokenizer_training import Autoencoder, audible, distance
 from examples.demo_voice.training import Training
-from token2wav.flow.dit import AdaNorm
-from token2wav.flow.flow import Flow
-from token2wav.flow.masks import BlockMask, attention_bias
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.dit import AdaNorm
+from token2wav.networks.masks import BlockMask, attention_bias
 
 _LENGTHS = (50, 75, 100, 200)  # tokens of a crop; one length for each batch
 _BATCH_TOKENS = 600

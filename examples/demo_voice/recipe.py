@@ -19,7 +19,7 @@ from examples.demo_voice.export import MODEL, export
 from examples.demo_voice.folder import CORPUS, FRONT_END, TEMPLATE, TRAINING
 from examples.demo_voice.loss_plot import plot_losses
 from examples.demo_voice.training import averaged_weights, trained_steps
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
     if missing > 0 and _train(data, ("tokenizer",), ("--steps", str(missing)), nice):
         sys.exit("recipe: stopped; the same command goes on")
     weights, _ = averaged_weights(data / TRAINING, "tokenizer")
-    front_end.save(data / FRONT_END, ModelConfig.read(TEMPLATE).flow, weights)
+    front_end.save(data / FRONT_END, CosyVoice3Config.read(TEMPLATE).flow, weights)
 
 
 def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:

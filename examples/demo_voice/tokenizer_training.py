@@ -13,8 +13,8 @@ from torch import nn
 from examples.demo_voice.corpus import LISTENED_PER_TOKEN, MEL_PER_TOKEN, Utterances
 from examples.demo_voice.tokenizer import DIGITS, HIGHEST, SLOPE, WIDTH, Tokenizer, Unit, all_digits
 from examples.demo_voice.training import Training
-from token2wav.flow.frontend import PreLookahead
-from token2wav.flow_config import FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig
+from token2wav.networks.lookahead import PreLookahead
 
 _BATCH, _LENGTH = 16, 100  # crops, and tokens of one
 _UNITS = 3

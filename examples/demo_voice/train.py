@@ -19,7 +19,7 @@ from examples.demo_voice.folder import CORPUS, FLOW_MELS, FRONT_END, TEMPLATE, T
 from examples.demo_voice.tokenizer_training import TokenizerTraining
 from examples.demo_voice.training import Training, train
 from examples.demo_voice.vocoder_training import VocoderTraining
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     os.nice(options.nice)
     torch.set_num_threads(options.threads)
     recordings = corpus.read(options.data / CORPUS)
-    config = ModelConfig.read(TEMPLATE)
+    config = CosyVoice3Config.read(TEMPLATE)
     training: Training
     if options.network == "tokenizer":
         training = TokenizerTraining(config.flow, recordings)

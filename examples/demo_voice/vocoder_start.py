@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
 from token2wav_voice.features import PROMPT_BANDS, slaney_filters
 
 _OTHERS = 0.1  # what remains of all other weights: enough to learn from, too little to disturb

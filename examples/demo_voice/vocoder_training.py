@@ -11,8 +11,8 @@ from examples.demo_voice.corpus import Utterances
 from examples.demo_voice.spectral_losses import SpectralLosses
 from examples.demo_voice.training import Training
 from examples.demo_voice.vocoder_start import start_as_vocoder
-from token2wav.hift_config import HiFTConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
 
 _BATCH = 4
 _FRAMES = 32  # of a crop that are compared

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from token2wav.artifacts import Precision
+from token2wav.execution.artifacts import Precision
 from token2wav_export.errors import ExportError
 from token2wav_export.packages import Package
 from token2wav_export.profiles import Shapes

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import onnx
 
-from token2wav.artifacts import Artifact, EngineFolder
+from token2wav.execution.artifacts import Artifact, EngineFolder
 from token2wav_export.packages import installed_version, own_target
 
 _Shape = TypeVar("_Shape")

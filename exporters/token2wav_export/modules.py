@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from token2wav.artifacts import Graph, Precision
-from token2wav.checkpoint import load_flow, load_vocoder
-from token2wav.engines.exported_vocoder import SIGNALS, exported_states
-from token2wav.flow.dit import DiT
-from token2wav.flow.masks import attention_bias
-from token2wav.flow.step import STEP_INPUTS, CachedStep
-from token2wav.model_config import ModelConfig
+from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.exported_vocoder import SIGNALS, exported_states
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import load_flow, load_vocoder
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.dit import DiT
+from token2wav.networks.dit_step import STEP_INPUTS, CachedStep
+from token2wav.networks.hift import HiFT
+from token2wav.networks.masks import attention_bias
 from token2wav.networks.streaming import Piece, Streaming
-from token2wav.vocoder.bigvgan import BigVGAN
-from token2wav.vocoder.hift import HiFT
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 _T = TypeVar("_T")
@@ -98,7 +98,7 @@ class Vocoder(nn.Module):
         return list(state.values())
 
 
-def load_module(graph: Graph, precision: Precision, folder: Path, config: ModelConfig) -> nn.Module:
+def load_module(graph: Graph, precision: Precision, folder: Path, config: CosyVoice3Config) -> nn.Module:
     """Loads the module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
 
     Raises:

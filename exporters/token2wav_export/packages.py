@@ -63,7 +63,7 @@ def own_target() -> dict[str, str]:
 
     if not torch.cuda.is_available():
         return {}
-    from token2wav.engines.tensorrt_engine import target_of
+    from token2wav.execution.tensorrt import target_of
 
     return target_of(torch.device("cuda"))
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from token2wav.artifacts import Graph, Precision
+from token2wav.execution.artifacts import Graph, Precision
 from token2wav_export.errors import ExportError
 from token2wav_export.modules import run_module, sample_inputs
 from token2wav_export.signatures import Signature, Sizes

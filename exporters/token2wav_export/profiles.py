@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from token2wav.artifacts import Graph
 from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.execution.artifacts import Graph
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
 Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
@@ -55,31 +55,30 @@ class Load:
             raise ConfigError(f"--history-seconds: {self.history_seconds:g} is not between 1 and 3600")
 
 
-def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
+def chunk_frames(stream: StreamConfig, config: CosyVoice3Config) -> list[int]:
     """Lists the frames of every hop that a schedule can choose, ascending. Anything else runs in pieces of these.
 
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    stream = stream.in_tokens(config.token_frame_rate, config.flow.block_tokens)
-    schedule = HopSchedule.of(stream, config.flow)
+    schedule = HopSchedule.of(stream, config)
     if schedule.policy == "lead":
         tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
     else:
         hops = (schedule.hop(index, 0.0) for index in range(schedule.longest.bit_length()))
         tokens = {schedule.first, *hops}
-    return sorted(count * config.flow.token_mel_ratio for count in tokens)
+    return sorted(count * config.token_mel_ratio for count in tokens)
 
 
-def profiles(graph: Graph, load: Load, config: ModelConfig) -> list[Profile]:
+def profiles(graph: Graph, load: Load, config: CosyVoice3Config) -> list[Profile]:
     """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
 
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    config = config.served(load.stream)
+    config.check(load.stream)
     chunks = chunk_frames(load.stream, config)
-    frame_rate = config.token_frame_rate * config.flow.token_mel_ratio
+    frame_rate = config.token_frame_rate * config.token_mel_ratio
     block = config.flow.estimator.static_chunk_size
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
     each = BRANCHES if config.flow.inference_cfg_rate else 1  # rows of a stream

@@ -8,13 +8,13 @@ from typing import Literal
 
 import torch
 
-from token2wav.artifacts import Graph, Precision
-from token2wav.checkpoint import modules
-from token2wav.engines.exported_vocoder import AUDIO, NEW, PAST, exported_states
-from token2wav.flow.dit import CONTEXT_FRAMES
-from token2wav.flow_config import EstimatorConfig
-from token2wav.model_config import ModelConfig
-from token2wav.vocoder.hift import HiFT
+from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.exported_vocoder import AUDIO, NEW, PAST, exported_states
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import modules
+from token2wav.networks.configs import EstimatorConfig
+from token2wav.networks.dit import CONTEXT_FRAMES
+from token2wav.networks.hift import HiFT
 from token2wav_export.errors import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
@@ -77,7 +77,7 @@ ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
 PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
-def signature(graph: Graph, precision: Precision, config: ModelConfig) -> Signature:
+def signature(graph: Graph, precision: Precision, config: CosyVoice3Config) -> Signature:
     """Returns the signature of a graph of a model.
 
     Raises:
@@ -136,7 +136,7 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(config: ModelConfig, *, whole: bool) -> Signature:
+def _vocoder(config: CosyVoice3Config, *, whole: bool) -> Signature:
     with torch.device("meta"):  # layers are asked what they keep
         _, vocoder = modules(config)
     samples = Axis((("frames", vocoder.frame_samples),))

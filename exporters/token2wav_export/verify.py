@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.config import RuntimeConfig, StreamConfig
-from token2wav.engines.base import MelChunk
+from token2wav.config import RuntimeConfig
+from token2wav.execution.stages import MelChunk
 from token2wav.model import Token2Wav
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
 from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
@@ -88,15 +86,15 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     )
     candidate = Token2Wav.load(folder, runtime=runtime)
     random = np.random.default_rng(0)
-    vocabulary = reference.config.flow.vocab_size
-    shape, count = reference.config.flow.token_shape, round(seconds * reference.config.token_frame_rate)
+    vocabulary = reference.config.vocab_size
+    shape, count = reference.config.token_shape, round(seconds * reference.config.token_frame_rate)
     tokens = random.integers(0, vocabulary, (count, *shape)).astype(np.int32)
     voice = Voice(
         random.integers(0, vocabulary, (PROMPT_TOKENS, *shape)),
-        random.standard_normal(
-            (reference.config.flow.token_mel_ratio * PROMPT_TOKENS, reference.config.flow.mel_bands)
-        ).astype(np.float32),
-        random.standard_normal(reference.config.flow.spk_embed_dim).astype(np.float32),
+        random.standard_normal((reference.config.token_mel_ratio * PROMPT_TOKENS, reference.config.mel_bands)).astype(
+            np.float32
+        ),
+        random.standard_normal(reference.config.speaker_size).astype(np.float32),
     )
     steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
     mel, other_mel = (stream_mel(model, tokens, voice) for model in (reference, candidate))
@@ -133,17 +131,16 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
         steps: number of ODE steps, 0 for the usual number.
     """
     flow, config = model.pipeline.flow, model.config
-    session = Session(voice, config, HopSchedule.of(StreamConfig(), config.flow), flow.open(voice, steps), 0)
+    chunker = model.pipeline.request(voice, steps).chunker
+    handle, mels = flow.open(voice, steps), list[torch.Tensor]()
     try:
-        session.push(tokens)
-        session.end()
-        mels = []
-        while (chunk := session.next_chunk()) is not None:
-            mels += flow.advance([(session.flow_handle, chunk)])
-            session.sent(chunk, np.empty(0, np.float32))
+        chunker.push(tokens, end=True)
+        while (chunk := chunker.next_chunk) is not None:
+            mels += flow.advance([(handle, chunk)])
+            chunker.computed()
     finally:
-        flow.close(session.flow_handle)
-    frames = config.flow.token_mel_ratio * len(tokens)
+        flow.close(handle)
+    frames = config.token_mel_ratio * len(tokens)
     return torch.cat(mels, dim=1)[:, -frames:].cpu().numpy()
 
 

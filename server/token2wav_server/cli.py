@@ -55,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
-    from token2wav.checkpoint import check_model_folder  # torch: seconds that neither --help nor a typing error need
+    # torch: seconds that neither --help nor a typing error need
+    from token2wav.families import check_folder
 
-    check_model_folder(options.model)
+    check_folder(options.model)
     check_voices(load_server_config(options.config), options.model)
     server = TritonServer(
         options.model,

@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.utterance import Observer, Utterance
+from token2wav.serving.request import Request
+from token2wav.serving.worker import Observer
 
 log = logging.getLogger(__name__)
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
+# Families that the one-process model and the stages of the ensemble have.
+_OPEN_STREAMS = ("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+_BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+_REFUSED = ("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -31,10 +37,11 @@ class Metric:
 
     Args:
         metric: object of Triton's backend.
+        family: the one that it is of. Triton forgets a metric whose family is not referenced.
     """
 
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
+    def __init__(self, metric: Any, family: Any) -> None:
+        self._metric, self._family = metric, family
 
     def set(self, value: float) -> None:
         with _ONE_AT_A_TIME:
@@ -50,7 +57,7 @@ class Metric:
 
 
 class Family:
-    """Family of metrics that differ in their labels. Triton forgets a metric whose family is not referenced.
+    """Family of metrics that differ in their labels.
 
     Args:
         name: name on the metrics port, without `token2wav_`.
@@ -71,7 +78,7 @@ class Family:
         key = tuple(labels.values())
         with _ONE_AT_A_TIME:
             if key not in self._metrics:
-                self._metrics[key] = Metric(self._family.Metric(labels=labels, **self._buckets))
+                self._metrics[key] = Metric(self._family.Metric(labels=labels, **self._buckets), self._family)
             return self._metrics[key]
 
 
@@ -84,7 +91,7 @@ class ServerMetrics(Observer):
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
-        self._open = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+        self._open = Family(*_OPEN_STREAMS)
         self._pages = Family("cache_pages", "Pages of the cache: all, in use, and those of voices' prompts", "GAUGE")
         self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
         self._voices = Family(
@@ -93,24 +100,26 @@ class ServerMetrics(Observer):
         self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
+        self._sound = Family(
+            "first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+            "HISTOGRAM",
+            _SECONDS,
+        )
         self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
-        self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+        self._batches = Family(*_BATCH_STREAMS)
         self._factor = Family(
             "real_time_factor", "Per utterance, time of its batches over its audio", "HISTOGRAM", _FACTORS
         )
         self._underruns = Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
         self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
         self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
-        self._refused = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
+        self.refused = refusals()
         self._underruns().increment(0)
         self._audio().increment(0)
         self.changed(0)
 
-    def refused(self, error: Token2WavError) -> None:
-        """Counts a request that was answered with an error; messages begin with the field or limit."""
-        self._refused(what=str(error).partition(":")[0][:40]).increment(1)
-
-    def changed(self, open_utterances: int) -> None:
+    def changed(self, open_requests: int) -> None:
         usage = self._model.pipeline.flow.usage()
         for state in ("capacity", "used", "shared"):
             self._pages(state=state).set(getattr(usage, state))
@@ -119,7 +128,7 @@ class ServerMetrics(Observer):
         self._voices(result="miss").set(usage.prompt_misses)
         # Last: who reads that nothing is open reads all the rest of it too.
         self._open(holder="engine").set(self._model.pipeline.open_streams)
-        self._open(holder="scheduler").set(open_utterances)
+        self._open(holder="scheduler").set(open_requests)
 
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
         self._batches().observe(len(waited))
@@ -128,64 +137,50 @@ class ServerMetrics(Observer):
         self._stages(stage="flow").observe(flow_seconds)
         self._stages(stage="vocoder").observe(vocoder_seconds)
 
-    def sent(self, utterance: Utterance, seconds: float, late: float) -> None:
+    def sent(self, request: Request, seconds: float, late: float) -> None:
         self._audio().increment(seconds)
         if late > 0:
             self._underruns().increment(1)
-        if utterance.seconds_sent == seconds and utterance.heard_since is not None:
-            self._first().observe(utterance.heard_since - utterance.admitted)
+        if request.playback.seconds_sent == seconds and request.playback.started is not None:
+            self._first().observe(request.playback.started - request.admitted)
 
-    def ended(self, utterance: Utterance, reason: str) -> None:
+    def ended(self, request: Request, reason: str) -> None:
         self._ended(reason=reason).increment(1)
-        factor = utterance.compute_seconds / utterance.seconds_sent if utterance.seconds_sent else 0.0
-        if utterance.seconds_sent:
+        playback, tokens = request.playback, request.chunker.new_tokens
+        factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
+        if playback.seconds_sent:
             self._factor().observe(factor)
-        first = None if utterance.heard_since is None else round(utterance.heard_since - utterance.admitted, 3)
+        first, sound = (
+            None if since is None else round(since - request.admitted, 3)
+            for since in (playback.started, playback.sound_since)
+        )
+        if sound is not None:
+            self._sound().observe(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s real_time_factor=%.3f underruns=%d",
-            *(utterance.number, reason, utterance.tokens, utterance.seconds_sent, first, factor, utterance.underruns),
+            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
+            "underruns=%d",
+            *(request.number, reason, tokens, playback.seconds_sent, first, sound, factor, playback.underruns),
         )
 
 
-class OpenStreams:
-    """Gauge of the streams that a stage holds something for.
+def open_streams(holder: str) -> Callable[[int], None]:
+    """Makes the gauge of the streams that a stage holds something for, and returns what sets it.
 
     Args:
         holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which admits streams as the
             scheduler of the one-process model does.
     """
-
-    def __init__(self, holder: str) -> None:
-        self._family = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
-        self._holder = holder
-        self.set(0)
-
-    def set(self, count: int) -> None:
-        self._family(holder=self._holder).set(count)
+    gauge = Family(*_OPEN_STREAMS)(holder=holder)
+    gauge.set(0)
+    return gauge.set
 
 
-class BatchStreams:
-    """Histogram of how many streams a stage computed together.
-
-    Args:
-        model: name of the stage.
-    """
-
-    def __init__(self, model: str) -> None:
-        self._family = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
-        self._model = model
-        self._family(model=model)  # shows from the start
-
-    def observe(self, count: int) -> None:
-        self._family(model=self._model).observe(count)
+def batch_streams(model: str) -> Callable[[int], None]:
+    """Makes the histogram of how many streams a stage computed together, and returns what counts there."""
+    return Family(*_BATCH_STREAMS)(model=model).observe
 
 
-class Refused:
-    """Counter of the requests that the accumulator answered with an error."""
-
-    def __init__(self) -> None:
-        self._family = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
-
-    def count(self, error: Token2WavError) -> None:
-        """Counts an error under the field or limit that its message begins with."""
-        self._family(what=str(error).partition(":")[0][:40]).increment(1)
+def refusals() -> Callable[[Token2WavError], None]:
+    """Makes the counter of requests that were answered with an error; messages begin with the field or limit."""
+    family = Family(*_REFUSED)
+    return lambda error: family(what=str(error).partition(":")[0][:40]).increment(1)

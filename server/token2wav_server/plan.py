@@ -1,4 +1,4 @@
-"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/sizing.md works an example."""
+"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/scaling.md works an example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any, get_args
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.model_config import ModelConfig
+from token2wav.families import read_config
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.plan_compute import Compute, read_costs
 from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes
 
@@ -54,9 +55,9 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = ModelConfig.read(Path(options.model)).served(stream)
-    if model.flow.guided is not None:
-        raise ConfigError("flow: guided attention keeps nothing in a cache, which is what is planned here")
+    model = read_config(Path(options.model))
+    if not isinstance(model, CosyVoice3Config) or model.flow.guided is not None:
+        raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
     rate = model.token_frame_rate
     prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
     storage = options.precision if options.storage == "auto" else options.storage
@@ -80,7 +81,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "precision": options.precision,
         "voices": options.voices,
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
-        "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.flow.block_tokens),
+        "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
         "compute": _as_json(compute),
         **_verdict(memory, compute),

@@ -13,20 +13,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.checkpoint import modules
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.config import StreamConfig
-from token2wav.engines.base import FlowChunk
-from token2wav.engines.cached_engine import CachedFlowEngine
-from token2wav.engines.device import cuda_cache_bytes
-from token2wav.engines.recompute_engine import RecomputeFlowEngine
 from token2wav.execution.batch import ChunkInput
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.device import cuda_cache_bytes
+from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
-from token2wav.flow.flow import Flow
-from token2wav.flow.noise import FlowNoise
-from token2wav.flow.solver import EulerSolver, OdeTables
-from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.weights import modules
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.serving.chunking import HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
@@ -73,7 +74,7 @@ class GpuMemory:
 
 
 def stream_needs(
-    model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+    model: CosyVoice3Config, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
     """Measures one stream by running it through the engine, without arithmetic.
 
@@ -86,21 +87,22 @@ def stream_needs(
     """
     config, runner = model.flow, _ShapeRunner()
     total = prompt_tokens + stream_tokens
-    layout = CacheLayout.of(config, storage)
-    longest_hop = config.hops(stream)[1]
+    layout = cache_layout(config, storage)
+    longest_hop = model.hops(stream)[1]
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + stream.left_blocks + longest_hop // config.block_tokens + 8
+    room = total // config.block_tokens + model.window(stream) + longest_hop // config.block_tokens + 8
     with _META:
         flow = Flow(config)
     noise = FlowNoise(config.mel_bands)
     euler = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
-    engine = CachedFlowEngine(
+    engine = CachedFlow(
+        model,
         flow,
         noise,
         {config.n_timesteps: runner},
         PagedKVCache(layout, room, _META),
-        RecomputeFlowEngine(flow, noise, {config.n_timesteps: euler}, left_blocks=stream.left_blocks),
-        left_blocks=stream.left_blocks,
+        RecomputeFlow(model, flow, noise, {config.n_timesteps: euler}, left_blocks=model.window(stream)),
+        left_blocks=model.window(stream),
         longest_hop=longest_hop,
     )
     bands, speaker = config.mel_bands, config.spk_embed_dim
@@ -119,23 +121,23 @@ def stream_needs(
     return StreamNeeds(layout.page_bytes, shared, most - shared, runner.context_bytes)
 
 
-def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
+def _chunks(model: CosyVoice3Config, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
     """Cuts an utterance whose tokens are all there into chunks."""
-    config, schedule = model.flow, HopSchedule.of(stream, model.flow)
-    start, stop, chunks = config.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
+    schedule = HopSchedule.of(stream, model)
+    start, stop, chunks = model.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
     while True:
-        last = stop + config.pre_lookahead_len > total
+        last = stop + model.lookahead_tokens > total
         stop = total if last else stop
-        left, right = min(config.lookbehind_len, start), 0 if last else config.pre_lookahead_len
+        left, right = min(model.lookbehind_tokens, start), 0 if last else model.lookahead_tokens
         chunks.append(
-            FlowChunk(np.zeros((left + stop - start + right, *config.token_shape), np.int32), left, start, stop, last)
+            FlowChunk(np.zeros((left + stop - start + right, *model.token_shape), np.int32), left, start, stop, last)
         )
         if last:
             return chunks
         start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
 
 
-def weight_bytes(model: ModelConfig, precision: str) -> int:
+def weight_bytes(model: CosyVoice3Config, precision: str) -> int:
     """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
         flow, vocoder = modules(model)

@@ -1,4 +1,4 @@
-"""Protocol between Triton and the scheduler: it names tensors and parameters, reads requests and sends answers.
+"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and sends answers.
 
 Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
 the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
-from token2wav.config_values import shown
+from token2wav.config.values import shown
 from token2wav.errors import (
     EngineError,
     ExpiredError,
@@ -32,8 +32,9 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.streaming.session import AudioChunk
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.model_config import ModelConfig
+from token2wav.serving.audio_output import AudioChunk, AudioFormat
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.drain import draining
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
-AUDIO_TYPES = {"float32": np.float32, "int16": np.int16}
 _NAME_CHARS = 128
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
@@ -66,7 +66,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Options:
     """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none."""
 
-    audio_format: str = "float32"
+    audio_format: AudioFormat = field(default_factory=AudioFormat)
     keep_open: bool = False
     steps: int = 0
     client: str = ""
@@ -80,9 +80,7 @@ class Options:
             InputError: a parameter of ours has a value that it cannot have.
         """
         given = json.loads(request.parameters() or "{}")
-        audio_format = given.get("audio_format", "float32")
-        if audio_format not in AUDIO_TYPES:
-            raise InputError("audio_format", f"'{audio_format}' is not one of {', '.join(AUDIO_TYPES)}")
+        audio_format = AudioFormat(given.get("audio_format", "float32"), given.get("sample_rate"))
         keep_open = given.get("keep_open", False)
         if not isinstance(keep_open, bool):
             raise InputError("keep_open", f"'{keep_open}' is not a boolean")
@@ -120,37 +118,30 @@ def tensor(request: Any, name: str) -> NDArray[Any] | None:
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
 
-def voice_of(request: Any) -> Voice:
-    """Reads the voice in the first request of an utterance.
-
-    Raises:
-        InputError: an input is missing or malformed.
-    """
-    arrays = []
-    for name in VOICE_INPUTS:
-        if (array := tensor(request, name)) is None:
-            raise InputError(name, "missing; the first request of an utterance carries it, or a voice_id")
-        arrays.append(array)
-    return Voice(*arrays)
-
-
-def known_voice(request: Any, name: str, voices: VoiceRegistry) -> Voice | None:
-    """Returns the voice that the first request of an utterance names, or None if the voice itself is to come.
+def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
+    """Returns the voice that the first request of an utterance names, or sends along, which is registered from then on.
 
     Args:
         request: Triton's request.
         name: name in its parameters; empty for none.
         voices: registry of ids and names.
+        config: of the model that a voice must fit.
 
     Raises:
-        InputError: no such voice, or there is another one beside it.
+        InputError: no such voice, another one beside it, one that is not whole, or one that does not fit.
     """
+    given = {each: array for each in VOICE_INPUTS if (array := tensor(request, each)) is not None}
     digest = tensor(request, VOICE_ID)
-    if not name and digest is None:
-        return None
-    if any(tensor(request, field) is not None for field in VOICE_INPUTS) or (name and digest is not None):
-        raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
-    return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
+    if name or digest is not None:
+        if given or (name and digest is not None):
+            raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
+        return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
+    if missing := [each for each in VOICE_INPUTS if each not in given]:
+        raise InputError(missing[0], "missing; the first request of an utterance carries it, or a voice_id")
+    voice = Voice(**given)
+    voice.check(config)
+    voices.register(voice)
+    return voice
 
 
 def refuse_voice(request: Any) -> None:
@@ -165,23 +156,22 @@ class TritonReply:
 
     Args:
         request: Triton's request.
-        audio_format: sample format, a key of `AUDIO_TYPES`.
     """
 
-    def __init__(self, request: Any, audio_format: str = "float32") -> None:
+    def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._audio_format = audio_format
         # After the last word the server frees what a sender refers to. To ask it then kills tritonserver.
         self._lock = threading.Lock()
         self._over = False
 
     def send(self, chunk: AudioChunk) -> None:
         outputs = {
-            "audio": encoded(chunk.audio, self._audio_format),
+            "audio": chunk.audio,
             "chunk_index": np.array([chunk.index], np.int32),
             "final": np.array([chunk.final]),
             "sample_rate": np.array([chunk.sample_rate], np.int32),
             "samples_per_token": np.array([chunk.samples_per_token], np.int32),
+            "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
         }
         tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
         with self._lock:
@@ -203,13 +193,6 @@ class TritonReply:
         with self._lock:
             self._over = True
             self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def encoded(audio: NDArray[np.float32], audio_format: str) -> NDArray[Any]:
-    """Converts audio to the format that is sent; int16 is rounded, with full scale at 32767."""
-    if audio_format == "int16":
-        return np.rint(audio * 32767).astype(np.int16)
-    return audio
 
 
 def admitted(request: Any) -> bool:

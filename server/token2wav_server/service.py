@@ -1,4 +1,4 @@
-"""Service of the one-process model: it finds the utterance of every Triton request, and hands it to the scheduler."""
+"""Service of the one-process model: it finds the utterance of every Triton request, and hands its tokens to workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import triton_python_backend_utils as pb_utils
 from token2wav.config import ServerConfig, load_server_config
 from token2wav.errors import ConfigError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
-from token2wav.scheduler import Scheduler, default_workers
-from token2wav.streaming.voices import VoiceRegistry
-from token2wav.utterance import Utterance
+from token2wav.serving.request import Request
+from token2wav.serving.voices import VoiceRegistry
+from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import end_process, told_if_slow
@@ -27,7 +27,6 @@ from token2wav_server.protocol import (
     Position,
     TritonReply,
     give_back,
-    known_voice,
     refuse_voice,
     tensor,
     voice_of,
@@ -39,9 +38,9 @@ _REMEMBERED = 1024  # ids of streams that are over
 
 
 class Service:
-    """Service behind the Triton model `token2wav`: it opens utterances and queues requests.
+    """Service behind the Triton model `token2wav`: it opens utterances and hands over their tokens.
 
-    An utterance is known by an object of the scheduler, never by the sequence id alone: an id is only a name under
+    An utterance is known by its `Request`, never by the sequence id alone: an id is only a name under
     which the requests of one client find it, and is free again when the utterance is over.
 
     Args:
@@ -51,16 +50,18 @@ class Service:
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
-        self._voices = VoiceRegistry(config.limits.voices, config.limits.voice_mib << 20)
+        self._voices = VoiceRegistry(config.limits.voices)
         voices = voices_in(config, model.config)
         for name, voice in voices.items():
-            self._voices.keep(name, voice, model.prepared(voice))
+            self._voices.keep(name, voice)
         _prefill(model, voices.values())
-        self._sequences: dict[int | str, tuple[Utterance, str]] = {}
+        self._sequences: dict[int | str, Request] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
         workers = config.runtime.lanes or default_workers(model.engine.device)
-        self._scheduler = Scheduler(model, config.limits, self._metrics, workers=workers, on_device_lost=end_process)
+        self._workers = WorkerPool(
+            model.pipeline, config.limits, self._metrics, workers=workers, on_device_lost=end_process
+        )
 
     @classmethod
     def start(cls) -> Service:
@@ -91,7 +92,7 @@ class Service:
 
     def close(self) -> None:
         """Ends all utterances."""
-        self._scheduler.close()
+        self._workers.close()
 
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
@@ -101,44 +102,35 @@ class Service:
         if position.start:
             options = Options.of(request)
             utterance = self._open(request, position, options)
-            reply = TritonReply(request, options.audio_format)
-            self._scheduler.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
+            reply = TritonReply(request)
+            self._workers.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
-        utterance, audio_format = self._find(position)
-        self._scheduler.check_open(utterance)
+        utterance = self._find(position)
+        utterance.check_open()
         try:
             refuse_voice(request)
         except InputError as error:
-            self._scheduler.cancel(utterance, error)
+            self._workers.cancel(utterance, error)
             raise
-        self._scheduler.push(utterance, tokens, TritonReply(request, audio_format), end=position.end)
+        self._workers.push(utterance, tokens, TritonReply(request), end=position.end)
 
-    def _open(self, request: Any, position: Position, options: Options) -> Utterance:
+    def _open(self, request: Any, position: Position, options: Options) -> Request:
         sequence_id = position.sequence_id
-        if not sequence_id:
-            return self._scheduler.open(self._voice(request, options.voice), steps=options.steps, client=options.client)
-        if sequence_id in self._sequences:
+        if sequence_id and sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
-        utterance = self._scheduler.open(
-            self._voice(request, options.voice),
+        utterance = self._workers.open(
+            voice_of(request, options.voice, self._voices, self._model.config),
             lambda: self._forget(sequence_id),
             steps=options.steps,
             client=options.client,
+            audio_format=options.audio_format,
         )
-        self._ended.pop(sequence_id, None)
-        self._sequences[sequence_id] = utterance, options.audio_format
+        if sequence_id:
+            self._ended.pop(sequence_id, None)
+            self._sequences[sequence_id] = utterance
         return utterance
 
-    def _voice(self, request: Any, name: str) -> Voice:
-        """Returns the voice of an utterance: named, or sent along and from then on registered."""
-        if (known := known_voice(request, name, self._voices)) is not None:
-            return known
-        sent = voice_of(request)
-        voice = self._scheduler.prepared(sent)
-        self._voices.register(sent, voice)
-        return voice
-
-    def _find(self, position: Position) -> tuple[Utterance, str]:
+    def _find(self, position: Position) -> Request:
         sequence_id = position.sequence_id
         if (found := self._sequences.get(sequence_id)) is not None:
             return found
@@ -153,7 +145,7 @@ class Service:
     def _forget(self, sequence_id: int | str) -> None:
         if (found := self._sequences.pop(sequence_id, None)) is None:
             return
-        self._ended[sequence_id] = found[0].why_closed
+        self._ended[sequence_id] = found.why_closed
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 

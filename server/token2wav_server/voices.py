@@ -7,6 +7,7 @@ from pathlib import Path
 
 from token2wav.config import ServerConfig
 from token2wav.errors import ConfigError, InputError
+from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.voice import Voice
 
@@ -17,20 +18,20 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
     """Reads the voices of a server, by their names, which are those of their files without the ending.
 
     Raises:
-        ConfigError: naming the file, which cannot be read, does not fit the model or the limits, or has a name that
+        ConfigError: naming the file, which cannot be read, does not fit the model, or has a name that
             cannot be used.
     """
     voices: dict[str, Voice] = {}
     for path in map(Path, config.voices):
         name = path.stem
         try:
-            if path.suffix != ".safetensors":
-                raise InputError(str(path), "its name does not end in .safetensors")
+            if path.suffix not in (".safetensors", ".pt"):
+                raise InputError(str(path), "its name ends neither in .safetensors nor in .pt")
             if name in voices:
                 raise InputError(str(path), f"another voice has the name {name}")
             if _ID.fullmatch(name) or not name.isprintable():
                 raise InputError(str(path), "its name cannot be told from an id, or not be printed")
-            voices[name] = _fitting(path, config.limits.prompt_tokens, model)
+            voices[name] = _fitting(path, model)
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error
     return voices
@@ -39,15 +40,13 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
 def check_voices(config: ServerConfig, folder: Path) -> None:
     """Raises ConfigError if a voice in the settings of a server cannot be used with the model in a folder."""
     if config.voices:
-        voices_in(config, ModelConfig.read(folder))
+        voices_in(config, read_config(folder))
 
 
-def _fitting(path: Path, most_tokens: int, model: ModelConfig) -> Voice:
+def _fitting(path: Path, model: ModelConfig) -> Voice:
     voice = Voice.load(path)
     try:
         voice.check(model)
-        if (count := len(voice.prompt_tokens)) > most_tokens:
-            raise InputError("prompt_tokens", f"{count}, at most {most_tokens} are allowed (limits.prompt_tokens)")
     except InputError as error:
         raise InputError(str(path), str(error)) from error
     return voice

@@ -100,7 +100,7 @@ def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--tokens-per-request", "0"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--timeout", "0"],
         ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--audio-format", "mp3"],
-        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--subtype", "ULAW"],
+        ["synth", "--tokens", "t", "--voice", "v", "--out", "o", "--format", "mp3"],
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

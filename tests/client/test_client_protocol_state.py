@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -148,3 +150,15 @@ def test_rates_are_those_of_the_answers_and_never_change() -> None:
     assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
     with pytest.raises(ProtocolError, match=r"the server sent \(24000, 960\) after \(16000, 480\)"):
         state.received(Response("0", ReceivedChunk(audio[960:], 1, True), False), 12.0)
+
+
+def test_silence_that_was_trimmed_is_missing_in_the_sum() -> None:
+    state = ProtocolState(keep_open=False)
+    state.sent(4, 10.0, end=False)
+    state.sent(1, 11.0, end=True)
+    trimmed = ReceivedChunk(np.zeros(3 * 960, np.float32), 0, False, samples_trimmed=960)
+    chunk = state.received(Response("0", trimmed, False), 12.0)
+    assert chunk is not None
+    assert (chunk.samples_trimmed, chunk.latency_s) == (960, 2.0)
+    with pytest.raises(ProtocolError, match="the server sent 3840 samples for 5 tokens, expected 3839"):
+        state.received(Response("1", replace(trimmed, index=1, audio=np.zeros(960), samples_trimmed=961), False), 13.0)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from token2wav.serving.audio_output import ENCODERS
+from token2wav_client.audio import AUDIO_FORMATS, AudioChunk, AudioFormat
 from token2wav_client.stats import ChunkTiming, as_json, as_table, summarize
 
 
@@ -29,6 +33,24 @@ def test_every_late_chunk_is_an_underrun_and_shifts_the_playback() -> None:
     assert stats.stalled_s == pytest.approx(0.75)
 
 
+def test_the_first_sound_is_heard_after_silence_and_gaps() -> None:
+    chunks = [timing(0, 1, 0.5), timing(1, 1, 2.0), replace(timing(2, 1, 2.1), sound_s=0.25, samples_trimmed=2400)]
+    stats = summarize(chunks)
+    assert (stats.first_sound_s, stats.trimmed_s) == (3.25, 0.1)
+    assert "time to first sound  3.250 s, 0.100 s of silence trimmed" in as_table(stats)
+
+
+@pytest.mark.parametrize("audio_format", AUDIO_FORMATS)
+def test_sound_is_ten_milliseconds_above_50_db_below_full_scale(audio_format: AudioFormat) -> None:
+    for level, sound_s in ((0.0025, None), (0.0045, 0.05)):  # -55 and -50 dBFS and a bit
+        wave = np.zeros(800, np.float32)
+        wave[400:] = level * np.sin(np.arange(400)) * 2**0.5
+        wave[100] = 0.01  # a click
+        audio = ENCODERS[audio_format](wave)
+        chunk = AudioChunk(audio, 0, True, 0.0, 0.0, None, 8000, 320, audio_format=audio_format)
+        assert ChunkTiming.of(chunk).sound_s == sound_s
+
+
 def test_no_audio_has_no_times() -> None:
     stats = summarize([])
     assert (stats.first_audio_s, stats.total_s, stats.real_time_factor) == (None, None, None)
@@ -45,6 +67,8 @@ def test_json_holds_everything() -> None:
         "latency_s": 0.1,
         "gap_s": 0.2,
         "sample_rate": 24_000,
+        "samples_trimmed": 0,
+        "sound_s": None,
     }
     assert report["chunks"][0]["gap_s"] is None
     assert report["real_time_factor"] == 0.375

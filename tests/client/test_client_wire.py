@@ -60,7 +60,7 @@ def test_a_voice_of_the_server_goes_by_its_name() -> None:
 
 def test_the_first_request_carries_voice_and_options(voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
     voice = ClientVoice(**voice_arrays)
-    opening = Opening(voice, "int16", keep_open=True)
+    opening = Opening(voice, "mulaw", keep_open=True, sample_rate=8000)
     request = build_request("token2wav", "sequence", "0", as_tokens([7, 300]), opening=opening)
     assert request.model_name == "token2wav"
     assert request.id == "0"
@@ -68,7 +68,8 @@ def test_the_first_request_carries_voice_and_options(voice_arrays: dict[str, npt
     assert parameters["sequence_id"].string_param == "sequence"
     assert parameters["sequence_start"].bool_param
     assert not parameters["sequence_end"].bool_param
-    assert parameters["audio_format"].string_param == "int16"
+    assert parameters["audio_format"].string_param == "mulaw"
+    assert parameters["sample_rate"].int64_param == 8000
     assert parameters["keep_open"].bool_param
     assert parameters["triton_enable_empty_final_response"].bool_param
     assert tensors(request) == {
@@ -122,6 +123,10 @@ def test_an_error_response_carries_the_servers_words() -> None:
         (chunk(audio=np.zeros((1, 3), np.float32)), r"audio: the server sent shape \(1, 3\)"),
         (chunk(chunk_index=np.array([1], np.int64)), "chunk_index: the server sent int64"),
         (chunk(final=np.array([True, False])), "final: the server sent 1 and 2 values"),
+        (
+            chunk(samples_trimmed=np.array([-1], np.int32)),
+            r"samples_trimmed: the server sent \[-1\], expected 1 number of",
+        ),
         (response(audio=np.zeros(3, np.float32)), "chunk_index: missing"),
     ],
 )

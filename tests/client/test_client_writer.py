@@ -1,8 +1,9 @@
-"""The WAV file: right on disk after every chunk, in every combination of formats."""
+"""Files and pipes: a WAV is right after every chunk, and every format holds what came."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import signal
@@ -12,9 +13,33 @@ import numpy as np
 import pytest
 import soundfile
 
-from token2wav_client.audio import AudioArray
+from token2wav.serving.audio_output import ENCODERS
+from token2wav_client.audio import AUDIO_FORMATS, DTYPES, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
-from token2wav_client.writer import Subtype, WavWriter
+from token2wav_client.writer import FILE_FORMATS, AudioWriter, FileFormat
+
+
+def spoken(audio_format: AudioFormat) -> AudioArray:
+    """A second of a tone at 8 kHz."""
+    tone = (0.3 * np.sin(np.arange(8000) / 5)).astype(np.float32)
+    return ENCODERS[audio_format](tone)
+
+
+def through_a_pipe(sent: AudioArray, file_format: FileFormat, audio_format: AudioFormat) -> bytes:
+    """What comes out of a pipe in place of standard output; it takes 64 KiB before anybody reads."""
+    reading, writing = os.pipe()
+    kept = os.dup(1)
+    os.dup2(writing, 1)
+    try:
+        with AudioWriter("-", audio_format, file_format) as writer:
+            for part in np.split(sent, [0, 700, 7000]):
+                writer.write(part, 8000)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        return pipe.read()
 
 
 def declared_bytes(path: Path) -> int:
@@ -27,75 +52,107 @@ def declared_bytes(path: Path) -> int:
     return size
 
 
-@pytest.mark.parametrize(("subtype", "sample_bytes"), [("PCM_16", 2), ("FLOAT", 4)])
-def test_the_header_is_right_after_every_chunk(tmp_path: Path, subtype: Subtype, sample_bytes: int) -> None:
+@pytest.mark.parametrize(("audio_format", "sample_bytes"), [("int16", 2), ("float32", 4), ("mulaw", 1), ("alaw", 1)])
+def test_the_header_is_right_after_every_chunk(tmp_path: Path, audio_format: AudioFormat, sample_bytes: int) -> None:
     path = tmp_path / "out.wav"
-    writer = WavWriter(path, subtype)
+    writer = AudioWriter(path, audio_format)
     assert not path.exists()
     for count in range(1, 4):
-        writer.write(np.full(960, 0.25, np.float32))
+        writer.write(np.full(960, 0.25).astype(DTYPES[audio_format]))
         assert declared_bytes(path) == count * 960 * sample_bytes
     assert writer.samples == 2880
     info = soundfile.info(path)
-    assert (info.samplerate, info.channels, info.frames, info.subtype) == (24_000, 1, 2880, subtype)
+    assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 2880)
+    assert info.subtype == {"int16": "PCM_16", "float32": "FLOAT", "mulaw": "ULAW", "alaw": "ALAW"}[audio_format]
 
 
-@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
-@pytest.mark.parametrize("dtype", ["float32", "int16"])
-def test_sound_is_the_same_whatever_the_formats(tmp_path: Path, subtype: Subtype, dtype: str) -> None:
-    wave = np.linspace(-0.9, 0.9, 1920).astype(np.float32)
-    sent: AudioArray = wave if dtype == "float32" else (wave * 32768).astype(np.int16)
-    writer = WavWriter(tmp_path / "out.wav", subtype)
-    writer.write(sent[:960])
-    writer.write(sent[960:])
-    heard, _ = soundfile.read(tmp_path / "out.wav")
-    np.testing.assert_allclose(heard, wave, atol=1 / 32768)
+@pytest.mark.parametrize("audio_format", AUDIO_FORMATS)
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_files_and_pipes_hold_what_came(
+    tmp_path: Path, kind: FileFormat, audio_format: AudioFormat, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent, path = spoken(audio_format), tmp_path / f"out.{kind}"
+    with AudioWriter(path, audio_format) as writer:
+        for part in np.split(sent, [0, 700, 7000]):
+            writer.write(part, 8000)
+        assert writer.samples == len(sent)
+    with capfd.disabled():
+        piped = through_a_pipe(sent, kind, audio_format)
+    content = path.read_bytes()
+    if kind == "raw":
+        assert content == piped == sent.tobytes()
+        return
+    found, rate = soundfile.read(path, dtype="float32")
+    assert (len(found), rate) == (len(sent), 8000)
+    wanted = decoded(sent, audio_format)
+    wanted = wanted if wanted.dtype == np.float32 else wanted / np.float32(32768)
+    if kind in ("wav", "flac"):
+        np.testing.assert_allclose(found, wanted, atol=2**-23)
+    else:
+        assert np.corrcoef(found, wanted)[0, 1] > 0.95
+    if kind == "wav":
+        minus_zero = {0x7F: 0xFF} if audio_format == "mulaw" else {}  # libsndfile writes only one of its zeros
+        samples = piped.partition(b"data")[2][4:].translate(bytes(minus_zero.get(code, code) for code in range(256)))
+        assert content.partition(b"data")[2][4:] == samples
+        assert piped.partition(b"data")[2][:4] == piped[4:8] == b"\xff\xff\xff\xff"
+        assert soundfile.info(io.BytesIO(piped)).frames == len(sent)
+    elif kind == "flac":  # which alone goes back to its header, for sizes and a checksum
+        assert (content[:8], content[42:]) == (piped[:8], piped[42:])
+    else:
+        heard, _ = soundfile.read(io.BytesIO(piped), dtype="float32")
+        np.testing.assert_allclose(heard, found, atol=1e-6)
+
+
+def test_a_rate_that_a_format_does_not_know_is_an_error_of_the_output(tmp_path: Path) -> None:
+    with AudioWriter(tmp_path / "out.bin", "int16", "opus") as writer, pytest.raises(OutputError, match="cannot write"):
+        writer.write(np.zeros(9, np.int16), 22_050)
 
 
 def test_too_loud_floats_are_clipped_not_wrapped(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "out.wav")
+    writer = AudioWriter(tmp_path / "out.flac")
     writer.write(np.array([1.5, -1.5], np.float32))
     writer.write(np.array([2.0, -2.0], np.float32))
-    heard, _ = soundfile.read(tmp_path / "out.wav")
+    writer.close()
+    heard, _ = soundfile.read(tmp_path / "out.flac")
     np.testing.assert_allclose(heard, [1, -1, 1, -1], atol=1e-4)
 
 
 def test_an_older_file_is_replaced_and_an_empty_chunk_harmless(tmp_path: Path) -> None:
     path = tmp_path / "out.wav"
     path.write_bytes(b"something longer than the new file" * 1000)
-    writer = WavWriter(path)
+    writer = AudioWriter(path, "int16")
     for samples in (0, 960, 0):
-        writer.write(np.zeros(samples, np.float32))
+        writer.write(np.zeros(samples, np.int16))
     assert declared_bytes(path) == 1920
 
 
 def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
-        WavWriter(tmp_path / "missing" / "out.wav")
+        AudioWriter(tmp_path / "missing" / "out.wav")
     (tmp_path / "folder.wav").mkdir()
     with pytest.raises(OutputError, match="no regular file"):
-        WavWriter(tmp_path / "folder.wav")
+        AudioWriter(tmp_path / "folder.wav")
 
 
-@pytest.mark.parametrize("name", ["out.mp3", "out.flac", "out", "wav"])
+@pytest.mark.parametrize("name", ["out.mp3", "out", "wav"])
 def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        OutputError, match=rf"{name}: what can be written is a file that ends in \.wav, or samples on st"
+        OutputError, match=rf"{name}: ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; say the format"
     ):
-        WavWriter(tmp_path / name)
+        AudioWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path) -> None:
     path = tmp_path / "out.WAV"
-    writer = WavWriter(path)
-    writer.write(np.zeros(960, np.float32))
+    writer = AudioWriter(path, "int16")
+    writer.write(np.zeros(960, np.int16))
     room = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, room[1]))
     try:
         with pytest.raises(OutputError, match=rf"^{path}: cannot write \({os.strerror(errno.EFBIG)}\)$"):
-            writer.write(np.zeros(24_000, np.float32))
+            writer.write(np.zeros(24_000, np.int16))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
         signal.signal(signal.SIGXFSZ, handler)
@@ -103,7 +160,7 @@ def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:
-    writer = WavWriter(tmp_path / "out.wav")
+    writer = AudioWriter(tmp_path / "out.wav")
     writer.write(np.zeros(960, np.float32))
     (tmp_path / "out.wav").unlink()
     assert writer.samples == 0

@@ -59,6 +59,17 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     assert 20 * np.log10(np.std(whole) / np.std(whole - streamed)) > 40
 
 
+def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> None:
+    tokens = front_end.tokens(Recording.load(demo.SENTENCE))
+    whole = Token2Wav.load(demo.MODEL).synthesize(tokens, voice)
+    with Token2Wav.load(demo.MODEL, stream=StreamConfig(trim_silence_ms=500)).stream(voice) as stream:
+        chunks = stream.push(tokens) + stream.finish()
+    trimmed = chunks[-1].samples_trimmed
+    assert 0.03 * 24_000 <= trimmed <= 0.15 * 24_000
+    assert chunks[0].sound_s == 0
+    assert np.array_equal(np.concatenate([chunk.audio for chunk in chunks]), whole[trimmed:])
+
+
 def test_the_demo(tmp_path: Path) -> None:
     part, rate = soundfile.read(demo.SENTENCE, frames=36_000)
     soundfile.write(tmp_path / "part.wav", part, rate)

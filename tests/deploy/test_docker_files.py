@@ -18,7 +18,7 @@ from tests.deploy.container import DOCKER, ENTRYPOINT, ROOT
 from token2wav_server.launcher.ports import Ports
 
 DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
-CONSTRAINTS = DOCKER / "constraints.txt"
+CONSTRAINTS = ROOT / "constraints.txt"
 
 
 @pytest.fixture(params=DOCKERFILES, ids=lambda path: path.stem)
@@ -39,8 +39,11 @@ def arguments(dockerfile: Path, name: str) -> list[str]:
 
 
 def pins() -> dict[str, str]:
+    """Versions for this Python."""
     lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
-    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    found = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in found)
+    return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in found}
 
 
 def test_linter(dockerfile: Path) -> None:
@@ -163,7 +166,8 @@ def test_everything_that_is_installed_is_pinned() -> None:
 def test_pins_agree_with_the_rest_of_the_project(name: str) -> None:
     """Where other files name a version too."""
     version = pins()[name]
-    texts = [(ROOT / "scripts" / "setup.sh").read_text(), (DOCKER / "server.Dockerfile").read_text()]
+    paths = ("scripts/setup.sh", "scripts/lock.sh", "docker/server.Dockerfile")
+    texts = [(ROOT / path).read_text() for path in paths]
     for text in texts:
         for found in re.findall(rf"\b{name}==([\d.]+\d)", text):
             assert found == version

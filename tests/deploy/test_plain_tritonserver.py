@@ -1,12 +1,10 @@
-"""The recipe for Triton without the launcher, as docs/deployment.md has it."""
+"""Triton without the launcher, as deploy/plain_tritonserver.sh runs it."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -21,10 +19,7 @@ from token2wav_server.launcher.ports import Ports
 
 
 def recipe(ports: Ports) -> str:
-    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    found = re.search(rf"<!-- tested by tests/deploy/{Path(__file__).name} -->\n\n((?:    .*\n)+)", page)
-    assert found
-    script = textwrap.dedent(found[1])
+    script = (ROOT / "deploy" / "plain_tritonserver.sh").read_text(encoding="utf-8")
     for port, free in (("8001", ports.grpc), ("8002", ports.metrics), ("0.0.0.0", "127.0.0.1")):
         assert script.count(f"={port}") == 1
         script = script.replace(f"={port}", f"={free}")
@@ -41,7 +36,7 @@ def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model:
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", recipe(ports)], cwd=tmp_path, env=environment, stdout=log, stderr=log
+            ["bash", "-c", recipe(ports)], cwd=tmp_path, env=environment, stdout=log, stderr=log
         ) as server,
     ):
         try:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.incremental.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
+from tests.execution.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.checkpoint import load_hift
-from token2wav.engines.cached_engine import CachedFlowEngine
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import load_hift
 from token2wav_server.plan import main
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
 
@@ -29,7 +31,7 @@ def parts() -> Parts:
 
 
 def speak_side_by_side(
-    parts: Parts, engine: CachedFlowEngine, stream: StreamConfig, prompt_tokens: int, tokens: int, count: int
+    parts: Parts, engine: CachedFlow, stream: StreamConfig, prompt_tokens: int, tokens: int, count: int
 ) -> int:
     """Speaks in `count` streams at once, tokens coming bit by bit; returns the most pages that were in use."""
     streams = [FlowStream(engine, a_voice(prompt_tokens), parts.config, stream) for _ in range(count)]
@@ -85,7 +87,7 @@ def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> None:
-    layout = CacheLayout.of(parts.config.flow, storage)
+    layout = cache_layout(parts.config.flow, storage)
     store = PagedKVCache(layout, 3, torch.device("cpu"))
     tensors = [store._data] + ([] if store._scales is None else [store._scales])
     assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
@@ -93,15 +95,15 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
 
 
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
-    model = Token2Wav.load(TINY)
-    flow, hift = model.pipeline.flow, load_hift(TINY, model.config)
+    model, config = Token2Wav.load(TINY), CosyVoice3Config.read(TINY)
+    flow, hift = model.pipeline.flow, load_hift(TINY, config)
     modulation = next(iter(flow._runners.values())).step.tables.modulation  # type: ignore[attr-defined]
-    loaded = [*flow._flow.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
+    loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
-    assert weight_bytes(model.config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
+    assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
     handle = flow.open(a_voice(30))
     conv_state = flow._streams[handle].conv_state  # type: ignore[attr-defined]
-    assert stream_needs(model.config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
+    assert stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
     flow.close(handle)
 
 

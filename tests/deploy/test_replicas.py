@@ -165,7 +165,7 @@ def retrying_client(
     names = {"tokens": "tokens.npy", "voice": "voice.npz", "out": "out.wav"}
     files = [f"--{option}={folder / name}" for option, name in names.items()]
     with subprocess.Popen(
-        [*program, *files, "--subtype", "FLOAT", "--quiet"], stderr=subprocess.PIPE, text=True
+        [*program, *files, "--audio-format", "float32", "--quiet"], stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process

@@ -11,7 +11,7 @@ import yaml
 
 from tests.docs.markdown import ROOT, code_blocks, commands, spans
 from token2wav.config import ServerConfig
-from token2wav.config_values import from_mapping
+from token2wav.config.values import from_mapping
 
 # Where the options of a program are defined.
 PROGRAMS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_docs import ROOT, blocks, run_page
+from scripts.run_docs import ROOT, STAMPED, blocks, run_page
 
 PAGE = """\
 <!-- runnable -->
@@ -47,3 +47,8 @@ def test_failures_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "not reached" not in out.replace("echo not reached", "")
     assert "still ran after 2 s" in out
     assert not (ROOT / "left-behind").exists()
+
+
+def test_set_up_finds_the_environment_up_to_date() -> None:
+    """Else a block's `make` would install the copy into the environment that all copies share."""
+    assert f"cat {' '.join(STAMPED)} |" in (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.models import SIZES, random_model
 from tests.export.rig import TINY, Export
-from token2wav.artifacts import EngineFolder, Graph, Precision
-from token2wav.model_config import ModelConfig
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_export.making import Maker
 
 
@@ -22,8 +22,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def config() -> ModelConfig:
-    return ModelConfig.read(TINY)
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from token2wav.artifacts import Artifact, EngineFolder, Graph, Precision, fingerprint
+from token2wav.execution.artifacts import Artifact, EngineFolder, Graph, Precision, fingerprint
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 Export = Callable[[str, Graph, Precision], Path]  # name of a model, graph, precision; the ONNX file

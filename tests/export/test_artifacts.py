@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.export.rig import ARTIFACT, TINY, add, engine
-from token2wav.artifacts import DESCRIPTION, GRAPH_VERSION, Artifact, EngineFolder, fingerprint
 from token2wav.errors import ArtifactError, CheckpointError
+from token2wav.execution.artifacts import DESCRIPTION, GRAPH_VERSION, Artifact, EngineFolder, fingerprint
 
 
 @pytest.fixture

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from tests.execution.rig import a_voice, some_tokens
 from tests.export.rig import TINY, Export
-from tests.incremental.rig import a_voice, some_tokens
 from tests.server.rig import Rig
 from tests.support.batches import spoken_together
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.artifacts import EngineFolder
-from token2wav.engines import choice
-from token2wav.engines.exported_vocoder import ExportedVocoder
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
+from token2wav.execution import backends as choice
+from token2wav.execution.artifacts import EngineFolder
+from token2wav.execution.exported_vocoder import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
 from token2wav_server.launcher.errors import ServerError
 
-MEL = 2e-5  # of float32, as in tests/parity
+MEL = 2e-5  # of float32, as in tests/families/cosyvoice3
 AUDIO_DB = 40.0
 
 
@@ -60,7 +61,7 @@ def test_streams_on_onnx_equal_torch(onnx: Token2Wav, reference: Token2Wav, prom
     assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
 
 
-@pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(tail="full"), StreamConfig(hop="fixed")])
+@pytest.mark.parametrize("stream", [StreamConfig(left_blocks=1), StreamConfig(hop="fixed")])
 def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -> None:
     tokens, voice = some_tokens(120), a_voice(30)
     found = load(engines, stream=stream).synthesize(tokens, voice)
@@ -69,7 +70,7 @@ def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
     cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))]
-    audio = spoken_together(onnx.pipeline, [(onnx.pipeline.open(voice), tokens) for voice, tokens in cases])
+    audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
     for each, (voice, tokens) in zip(audio, cases, strict=True):
         assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
 
@@ -121,8 +122,8 @@ def test_tensorrt_needs_a_gpu(engines: str) -> None:
 
 
 def test_recomputing_has_no_other_engine() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.incremental"):
-        RuntimeConfig(engine="onnx", incremental=False)
+    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"):
+        load("", "onnx", StreamConfig(reference=True))
 
 
 # The command that compares.
@@ -166,3 +167,12 @@ def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> No
     settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
     with pytest.raises(ServerError, match="token2wav-export onnx"), Rig.start(TINY, tmp_path, settings):
         pass
+
+
+def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
+    """The one for CPUs is installed here."""
+    from token2wav.execution.onnx_runtime import check_provider
+
+    check_provider(torch.device("cpu"))
+    with pytest.raises(EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"):
+        check_provider(torch.device("cuda"))

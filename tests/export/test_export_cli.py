@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.export.rig import ARTIFACT, TINY, Export, add, engine
-from token2wav.artifacts import EngineFolder
 from token2wav.errors import ConfigError
+from token2wav.execution.artifacts import EngineFolder
 from token2wav_export import making, packages
 from token2wav_export.cli import main
 from token2wav_export.errors import ExportError, MissingPackageError

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.export.rig import Export
-from token2wav.artifacts import EngineFolder, Graph, Precision
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
+from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_export.builder import build_engine
 from token2wav_export.errors import ExportError
 from token2wav_export.making import Maker
@@ -80,7 +80,7 @@ def test_an_engine_without_its_graph_exports_that_first(
 def test_what_the_package_says_reaches_the_user(
     rtx: Package, export: Export, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = ModelConfig.read(models["tiny"])
+    config = CosyVoice3Config.read(models["tiny"])
     (allowed, *_) = profiles("step", LOAD, config)
     incomplete = shapes(allowed, signature("step", "float32", config))
     del incomplete["bias"]
@@ -129,16 +129,16 @@ def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package
     ("stream", "frames"),
     [
         (StreamConfig(), [50, 100, 200]),
-        (StreamConfig(hop="fixed", hop_tokens=50), [100]),
+        (StreamConfig(hop="fixed"), [50]),
         (StreamConfig(hop="lead"), [50, 100, 150, 200]),
         (StreamConfig(max_hop_tokens=75), [50, 100, 150]),
     ],
 )
-def test_chunks_of_a_schedule(config: ModelConfig, stream: StreamConfig, frames: list[int]) -> None:
+def test_chunks_of_a_schedule(config: CosyVoice3Config, stream: StreamConfig, frames: list[int]) -> None:
     assert chunk_frames(stream, config) == frames
 
 
-def test_profiles_of_the_step_cover_every_length_once(config: ModelConfig) -> None:
+def test_profiles_of_the_step_cover_every_length_once(config: CosyVoice3Config) -> None:
     found = profiles("step", LOAD, config)
     covered = [n for profile in found for n in range(profile["frames"].smallest, profile["frames"].largest + 1)]
     assert covered == list(range(1, 201))
@@ -147,7 +147,7 @@ def test_profiles_of_the_step_cover_every_length_once(config: ModelConfig) -> No
     assert {profile["past"] for profile in found} == {Span(0, 750, 1500)}
 
 
-def test_shapes_of_a_profile_fit_one_another(config: ModelConfig) -> None:
+def test_shapes_of_a_profile_fit_one_another(config: CosyVoice3Config) -> None:
     profile = {"rows": Span(2, 2, 8), "frames": Span(1, 50, 50), "past": Span(0, 750, 1500)}
     found = shapes(profile, signature("step", "float16", config))
     assert found["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))

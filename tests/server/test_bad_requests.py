@@ -182,7 +182,7 @@ def test_an_id_in_use_is_refused_to_others(rig: Rig, golden: GoldenSet) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16"),
+        ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
         ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
     ],
@@ -197,8 +197,10 @@ def test_bad_parameter(rig: Rig, golden: GoldenSet, parameters: dict[str, Any], 
 class TestLimits:
     def test_request_too_long(self, limited: Rig, golden: GoldenSet) -> None:
         with limited.connect() as connection:
-            connection.send(golden.tokens[:41], golden.voice)
-            assert connection.answers().errors == ["tokens: 41 in one request, at most 40 are allowed"]
+            connection.send(np.resize(golden.tokens, 61), golden.voice)
+            assert connection.answers().errors == [
+                "tokens: the utterance would exceed 60 tokens, the limit of one stream"
+            ]
             the_next_stream_works(connection, golden)
 
     def test_stream_too_long(self, limited: Rig, golden: GoldenSet) -> None:
@@ -212,10 +214,12 @@ class TestLimits:
             the_next_stream_works(connection, golden)
 
     def test_prompt_too_long(self, limited: Rig, golden: GoldenSet) -> None:
-        long_prompt = changed(golden, prompt_tokens=np.zeros(41, np.int32), prompt_mel=np.zeros((82, 80), np.float32))
+        long_prompt = changed(
+            golden, prompt_tokens=np.zeros(751, np.int32), prompt_mel=np.zeros((1502, 80), np.float32)
+        )
         with limited.connect() as connection:
             connection.send([1], long_prompt)
-            assert connection.answers().errors == ["prompt_tokens: 41 tokens, at most 40 are allowed"]
+            assert connection.answers().errors == ["prompt_tokens: 751 tokens, at most 750 are allowed"]
             the_next_stream_works(connection, golden)
 
     def test_too_many_streams(self, limited: Rig, golden: GoldenSet) -> None:

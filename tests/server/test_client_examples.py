@@ -35,14 +35,14 @@ def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
         f"--voice={VOICE}",
         f"--url={rig.server.grpc_url}",
     ]
-    floats = run(*synth, "--out=-", "--format=f32le")
+    floats = run(*synth, "--out=-", "--audio-format=float32")
     assert floats.returncode == 0, floats.stderr
     assert len(floats.stdout) == 4 * 960 * len(TOKENS)
     assert b"time to first audio" in floats.stderr
-    integers = run(*synth, "--out=-", "--quiet", "--audio-format=int16")
+    integers = run(*synth, "--out=-", "--quiet")
     assert integers.returncode == 0
     assert integers.stderr == b""
-    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(integers.stdout, "<i2") / np.float32(32768)
+    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(integers.stdout, "<i2") / np.float32(32767)
     assert np.abs(difference).max() < 1e-3
 
 

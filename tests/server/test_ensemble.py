@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
@@ -29,7 +29,7 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 @pytest.fixture(scope="module")
 def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
-        "limits: {streams: 10, prompt_tokens: 40, stream_tokens: 200, streams_per_client: 1, "
+        "limits: {streams: 10, stream_tokens: 200, streams_per_client: 1, "
         f"idle_seconds: {IDLE_SECONDS}}}\n"
         "voices: [anna.safetensors]"
     )
@@ -194,7 +194,7 @@ def test_malformed_requests_are_refused(connection: Connection, golden: GoldenSe
     connection.send([1], golden.voice, parameters={"audio_format": "mp3"})
     errors = connection.answers(requests=5).errors
     assert sorted(error.removeprefix(IN) for error in errors) == [
-        "audio_format: 'mp3' is not one of float32, int16",
+        "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw",
         "prompt_tokens: missing; the first request of an utterance carries it, or a voice_id",
         "tokens: -1 at index 0 is outside the vocabulary 0 to 6560",
         "tokens: the utterance ended without any; at least 1 is needed",

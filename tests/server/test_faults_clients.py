@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,21 +22,6 @@ from token2wav_client.wire import Opening, build_request
 
 ONE_TOKEN_REQUESTS = 2000
 FAR_TOO_MANY = 10_000_000
-FORKED = """
-import os, sys
-from token2wav_client import Client
-
-def speak():
-    with Client(sys.argv[1]) as client:
-        assert client.health(timeout_s=float(sys.argv[2])).first_audio_s is not None
-
-speak()
-child = os.fork()
-speak()
-if child:
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-os._exit(0)
-"""
 FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
 
 
@@ -108,13 +91,6 @@ def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice
     for visitor in visitors:
         visitor.join()
     rig.wait_until_empty(20.0)  # not by growing idle
-
-
-def test_a_process_that_forks_speaks_on_and_so_does_its_child(rig: Rig) -> None:
-    command = [sys.executable, "-c", FORKED, rig.server.grpc_url, str(PATIENCE_SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4 * PATIENCE_SECONDS)
-    assert done.returncode == 0, done.stderr
-    rig.wait_until_empty()
 
 
 def resources(rig: Rig) -> dict[str, int]:

@@ -96,10 +96,10 @@ def test_an_id_as_a_string_is_refused_before_it_can_kill_the_process(rig: Rig, g
 
 
 def test_a_prompt_that_is_too_long_is_not_registered(limited: Rig) -> None:
-    voice = Voice(np.zeros(41, np.int32), np.zeros((82, 80)), np.ones(192))
+    voice = Voice(np.zeros(751, np.int32), np.zeros((1502, 80)), np.ones(192))
     with limited.connect() as connection:
         connection.send([1], voice)
-        assert connection.answers().errors == ["prompt_tokens: 41 tokens, at most 40 are allowed"]
+        assert connection.answers().errors == ["prompt_tokens: 751 tokens, at most 750 are allowed"]
         connection.send([1], named(voice.content_hash))
         [error] = connection.answers().errors
         assert "is not registered here" in error
@@ -110,7 +110,7 @@ def keeping(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """A server that knows anna from the start, and keeps one other voice."""
     folder = tmp_path_factory.mktemp("keeping")
     save_file(voice_inputs(golden.voice), folder / "anna.safetensors")
-    settings = "voices: [anna.safetensors]\nlimits: {voices: 1}\nstream: {align_prompt: true}"
+    settings = "voices: [anna.safetensors]\nlimits: {voices: 1}"
     with Rig.start(TINY, folder, settings) as rig:
         yield rig
         rig.wait_until_empty()
@@ -136,7 +136,14 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", keeping.server.grpc_url, "--quiet"]
     np.save(tmp_path / "tokens.npy", golden.tokens)
-    command += ["--tokens", str(tmp_path / "tokens.npy"), "--out", str(tmp_path / "out.wav"), "--subtype", "FLOAT"]
+    command += [
+        "--tokens",
+        str(tmp_path / "tokens.npy"),
+        "--out",
+        str(tmp_path / "out.wav"),
+        "--audio-format",
+        "float32",
+    ]
     subprocess.run([*command, "--voice-name", "anna"], timeout=PATIENCE_SECONDS, check=True)
     assert np.array_equal(soundfile.read(tmp_path / "out.wav", dtype="float32")[0], by_name)
 
@@ -169,8 +176,8 @@ def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: Gol
 def test_what_is_forgotten_must_be_sent_again(keeping: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
     first, other = variant(voice, 0.5), variant(voice, -1.0)
     with Client(keeping.server.grpc_url) as client, client.open(first) as utterance:
-        utterance.push(golden.tokens[:28])
-        assert next(utterance).index == 0  # aligned: 25 + 3 tokens are enough
+        utterance.push(golden.tokens[:60])
+        assert next(utterance).index == 0
         spoken(keeping, golden.tokens[:3], other)
         with pytest.raises(ServerError, match="is not registered here"):
             spoken(keeping, golden.tokens[:3], first.id)

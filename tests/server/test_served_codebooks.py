@@ -14,12 +14,12 @@ import pytest
 import soundfile
 from safetensors.numpy import save_file
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig
-from tests.support.codebook_model import HOPS, SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
+from tests.support.codebook_model import SAMPLES_PER_TOKEN, a_voice, some_codes, write_model
 from tests.support.golden import ROOT, snr_db
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav import StreamConfig, Token2Wav
+from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, TokenError
 
 CODES = some_codes(75)
@@ -39,7 +39,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), HOPS, ROOT / MODELS[name]) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[name]) as rig:
         yield rig
 
 
@@ -50,7 +50,7 @@ def voice() -> ClientVoice:
 
 
 def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: ClientVoice) -> None:
-    model = Token2Wav.load(folder, stream=StreamConfig(hop_ms=960, max_hop_ms=3840))
+    model = Token2Wav.load(folder)
     whole = model.vocode(model.mel(CODES, a_voice()))
     with Client(served.server.grpc_url, model=name) as client:
         for speaker in (voice, voice.id):  # named, too, once it was sent
@@ -73,7 +73,7 @@ def test_the_command_takes_them_from_a_file_and_a_pipe(served: Rig, name: str, t
     heard = []
     for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
         command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
-        command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--subtype", "FLOAT", "--json"]
+        command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--audio-format", "float32", "--json"]
         done = subprocess.run(
             command,
             cwd=tmp_path,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT, TINY, GoldenSet, snr_db
 from tests.support.patience import PATIENCE_SECONDS
@@ -63,7 +63,7 @@ def test_each_stream_has_its_own_number(
 def test_the_command_asks_for_them(served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
-    command += ["--out", "out.wav", "--subtype", "FLOAT", "--json", "--steps"]
+    command += ["--out", "out.wav", "--audio-format", "float32", "--json", "--steps"]
     done = subprocess.run(
         [*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )

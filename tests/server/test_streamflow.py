@@ -14,17 +14,12 @@ from tests.server.rig import Rig
 from tests.support.golden import ROOT
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.streamflow_model import SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.config import Reach
+from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav_client import Client, ClientVoice, ServerError
 
 AUDIO = 1e-4
 TOKENS = np.random.default_rng(4).integers(0, 6561, 130).astype(np.int32)
-# One process with the published windows; the ensemble with those that make a stream the whole.
-SERVERS: dict[str, tuple[str, Reach]] = {
-    "token2wav": ("model_repository", "evaluation"),
-    "token2wav_ensemble": ("model_repository_ensemble", "solution"),
-}
+MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "streamflow")
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=MODELS)
 def name(request: pytest.FixtureRequest) -> str:
     """Of the model on the server."""
     return str(request.param)
@@ -40,16 +35,13 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def served(name: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    repository, reach = SERVERS[name]
-    # The published window is the default; nothing needs to be set for it.
-    settings = None if reach == "evaluation" else f"stream: {{reach: {reach}}}\n"
-    with Rig.start(folder, tmp_path_factory.mktemp("rig"), settings, ROOT / repository) as rig:
+    with Rig.start(folder, tmp_path_factory.mktemp("rig"), None, ROOT / MODELS[name]) as rig:
         yield rig
 
 
 @pytest.fixture(scope="module")
-def local(name: str, folder: Path) -> Token2Wav:
-    return Token2Wav.load(folder, stream=StreamConfig(reach=SERVERS[name][1]), runtime=RuntimeConfig(device="cpu"))
+def local(folder: Path) -> Token2Wav:
+    return Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
 
 
 def spoken(url: str, name: str, tokens: NDArray[np.int32], voice: Voice, parts: int) -> NDArray[np.float32]:
@@ -68,8 +60,6 @@ def test_streams_side_by_side_are_those_of_the_library(served: Rig, name: str, l
             audio = future.result()
             assert len(audio) == len(tokens) * SAMPLES_PER_TOKEN
             assert np.abs(audio - local.synthesize(tokens, voice)).max() <= AUDIO
-            if SERVERS[name][1] == "solution":
-                assert np.abs(audio - local.vocode(local.mel(tokens, voice))).max() <= AUDIO
     served.wait_until_empty()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.parity.tolerances import SNR_DB
+from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Rig, voice_inputs
 from tests.support.golden import GoldenSet, snr_db
 from token2wav import Token2Wav, Voice
@@ -140,6 +140,7 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
         "final",
         "sample_rate",
         "samples_per_token",
+        "samples_trimmed",
     }
 
 

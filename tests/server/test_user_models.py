@@ -63,7 +63,7 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
     with Rig.start(folder, tmp_path) as rig:
         command = [sys.executable, "-m", "token2wav_client", "synth", "--json", "--url", rig.server.grpc_url]
         command += ["--tokens", "-", "--voice", "voice.safetensors", "--out", "out.wav"]
-        command += ["--subtype", "FLOAT", "--tokens-per-request", "1"]
+        command += ["--audio-format", "float32", "--tokens-per-request", "1"]
         with subprocess.Popen(
             command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0
         ) as client:

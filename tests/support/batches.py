@@ -7,42 +7,47 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowEngine
-from token2wav.streaming.pipeline import Pipeline
-from token2wav.streaming.session import Session
+from token2wav import AudioChunk
+from token2wav.execution.stages import FlowStage
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.pipeline import Pipeline
+from token2wav.voice import Voice
 
-Utterances = Sequence[tuple[Session, NDArray[np.int32]]]  # open sessions and all their tokens
+Tokens = NDArray[np.int32]
 
 
-def spoken_together(pipeline: Pipeline, sessions: Utterances) -> list[NDArray[np.float32]]:
-    """Audio (n,) of every utterance, each round of chunks in one batch; they are closed then."""
-    for session, tokens in sessions:
-        session.push(tokens)
-        session.end()
-    audio: list[list[NDArray[np.float32]]] = [[] for _ in sessions]
-    while running := [index for index, (session, _) in enumerate(sessions) if not session.done]:
-        chunks = pipeline.advance([sessions[index][0] for index in running])
+def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]]) -> list[NDArray[np.float32]]:
+    """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one batch."""
+    requests = [pipeline.request(voice, steps) for voice, _, steps in utterances]
+    for request, (_, tokens, _) in zip(requests, utterances, strict=True):
+        pipeline.open(request)
+        request.chunker.push(tokens, end=True)
+    audio: list[list[NDArray[np.float32]]] = [[] for _ in requests]
+    while running := [index for index, request in enumerate(requests) if request.chunker.next_chunk]:
+        chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
-            assert not isinstance(chunk, Exception)
+            assert isinstance(chunk, AudioChunk)
             audio[index].append(chunk.audio)
-    for session, _ in sessions:
-        pipeline.close(session)
+            requests[index].chunker.computed()
+    for request in requests:
+        pipeline.close(request)
     return [np.concatenate(pieces) for pieces in audio]
 
 
-def mels_together(engine: FlowEngine, sessions: Utterances) -> list[NDArray[np.float32]]:
-    """As `spoken_together`, mels (bands, frames) of a flow engine alone, what chunks compute of prompts included."""
-    for session, tokens in sessions:
-        session.push(tokens)
-        session.end()
-    mels: list[list[NDArray[np.float32]]] = [[] for _ in sessions]
-    while running := [index for index, (session, _) in enumerate(sessions) if not session.done]:
-        chunks = [(index, chunk) for index in running if (chunk := sessions[index][0].next_chunk()) is not None]
-        assert len(chunks) == len(running)
-        batch = [(sessions[index][0].flow_handle, chunk) for index, chunk in chunks]
-        for (index, chunk), mel in zip(chunks, engine.advance(batch), strict=True):
+def mels_together(engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]) -> list[NDArray[np.float32]]:
+    """As `spoken_together`, mels (bands, frames) of open streams of a flow engine, with what is computed of prompts."""
+    for _, chunker, tokens in utterances:
+        chunker.push(tokens, end=True)
+    mels: list[list[NDArray[np.float32]]] = [[] for _ in utterances]
+    while running := [
+        (index, handle, chunk)
+        for index, (handle, chunker, _) in enumerate(utterances)
+        if (chunk := chunker.next_chunk) is not None
+    ]:
+        made = engine.advance([(handle, chunk) for _, handle, chunk in running])
+        for (index, _, _), mel in zip(running, made, strict=True):
             mels[index].append(mel.cpu().numpy())
-            sessions[index][0].sent(chunk, np.empty(0, np.float32))
-    for session, _ in sessions:
-        engine.close(session.flow_handle)
+            utterances[index][1].computed()
+    for handle, _, _ in utterances:
+        engine.close(handle)
     return [np.concatenate(pieces, axis=1) for pieces in mels]

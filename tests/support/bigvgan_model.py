@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.models import SIZES, bigvgan_model
-from tests.bigvgan.rig import changed, random_bigvgan
+from tests.families.bigvgan.rig import changed, random_bigvgan
 from token2wav import Voice
 
 BANDS, RATIO = 20, 3

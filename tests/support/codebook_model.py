@@ -14,8 +14,6 @@ from token2wav import Voice
 
 CODEBOOKS, VOCABULARY, RATIO = 4, 50, 4
 SAMPLES_PER_TOKEN = RATIO * 480
-BLOCK_MS = 960  # 12 tokens
-HOPS = f"stream: {{hop_ms: {BLOCK_MS}, max_hop_ms: {4 * BLOCK_MS}}}"
 
 
 def write_model(folder: Path, merge: str = "sum") -> Path:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from token2wav.engines.cached_engine import CachedFlowEngine
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.exported_step import ExportedStep
+from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.families.cosyvoice3.exported_step import ExportedStep
+from token2wav.families.cosyvoice3.steps import DiTStep
 
 
-def pad_batches(engine: CachedFlowEngine, buckets: Sequence[BatchSize] = ()) -> CachedFlowEngine:
+def pad_batches(engine: CachedFlow, buckets: Sequence[BatchSize] = ()) -> CachedFlow:
     """Makes an engine run the step that is exported, on torch, in buckets if there are any."""
     for steps, runner in engine._runners.items():
-        step = ExportedStep(engine._flow, runner.step.tables, runner.step.cache)
+        assert isinstance(runner.step, DiTStep)
+        step = ExportedStep(runner.step.estimator, runner.step.tables, runner.step.cache)
         engine._runners[steps] = GraphRunner(step, buckets, None) if buckets else Runner(step)
     return engine

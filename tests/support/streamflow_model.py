@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from benchmarks.models import streamflow_model
-from tests.bigvgan.rig import changed, random_bigvgan
+from tests.families.bigvgan.rig import changed, random_bigvgan
 from token2wav import Voice
 
 FLOW = {

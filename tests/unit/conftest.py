@@ -1,33 +1,29 @@
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import torch
 
+from tests.serving.replies import Expected
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
-from tests.unit.scheduling import LIMITS, Expected, Make
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.checkpoint import load_flow, load_flow_noise, load_hift, load_source_noise
-from token2wav.engines.build import cached_flow_engine
-from token2wav.flow.solver import EulerSolver
-from token2wav.model_config import ModelConfig
-from token2wav.scheduler import Scheduler
-from token2wav.utterance import Observer
-from token2wav.vocoder.noise import SourceNoise
-from token2wav.vocoder.source import HarmonicSource
+from token2wav.families.cosyvoice3.build import cached_flow
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.networks.ode import EulerSolver
 
 
 @pytest.fixture(scope="session")
-def config() -> ModelConfig:
-    return ModelConfig.read(TINY)
+def config() -> CosyVoice3Config:
+    return CosyVoice3Config.read(TINY)
 
 
 @pytest.fixture(scope="session")
 def loaded_model() -> Token2Wav:
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", threads=1))
+    torch.set_num_threads(1)
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
 
 
 @pytest.fixture
@@ -35,17 +31,6 @@ def model(loaded_model: Token2Wav) -> Iterator[Token2Wav]:
     """The tiny model; whatever a test does, nothing may stay open in its engines."""
     yield loaded_model
     assert loaded_model.pipeline.open_streams == 0
-
-
-@pytest.fixture(scope="module")
-def source(config: ModelConfig) -> HarmonicSource:
-    return load_hift(TINY, config).m_source
-
-
-@pytest.fixture
-def raw(source: HarmonicSource) -> SourceNoise:
-    """Noise of the source before it is merged."""
-    return SourceNoise(source.config.nb_harmonics + 1, skip=5)
 
 
 @pytest.fixture(scope="session")
@@ -61,12 +46,12 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 
 
 @pytest.fixture(scope="session")
-def _faulty(config: ModelConfig) -> tuple[Token2Wav, FaultyVocoder]:
+def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
     flow = load_flow(TINY, config)
-    solver = EulerSolver(flow.estimator, config.flow.n_timesteps, config.flow.inference_cfg_rate)
-    engine = cached_flow_engine(flow, flow_noise, {config.flow.n_timesteps: solver}, cache_bytes=64 << 20)
+    solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
+    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, cache_bytes=64 << 20)
     return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
 
 
@@ -76,29 +61,3 @@ def faulty(_faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[tuple[Token2Wav
     yield _faulty
     _faulty[1].fault = _faulty[1].open_fault = None
     assert _faulty[0].pipeline.open_streams == 0
-
-
-@pytest.fixture
-def make(model: Token2Wav) -> Iterator[Make]:
-    """Makes schedulers; afterwards each must be empty, and its thread ends."""
-    made: list[Scheduler] = []
-
-    def build(
-        target: Token2Wav = model,
-        clock: Callable[[], float] = time.monotonic,
-        observer: Observer | None = None,
-        **limits: float,
-    ) -> Scheduler:
-        made.append(Scheduler(target, replace(LIMITS, **limits), observer, clock))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield build
-    leftovers = [scheduler.open_utterances for scheduler in made]
-    for scheduler in made:
-        scheduler.close()
-    assert leftovers == [0] * len(made)
-
-
-@pytest.fixture
-def scheduler(make: Make) -> Scheduler:
-    return make()

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from token2wav import Voice
 from token2wav.config import StreamConfig
-from token2wav.engines.base import MelChunk
-from token2wav.engines.hift_engine import HiFTEngine
+from token2wav.execution.stages import MelChunk
+from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
-from token2wav.vocoder.hift import HiFT
-from token2wav.vocoder.noise import SourceNoise
+from token2wav.networks.hift import HiFT
+from token2wav.networks.source_noise import SourceNoise
+from token2wav.serving.chunking import HopSchedule
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"
@@ -41,7 +41,7 @@ def demo_voice(prompt_tokens: int) -> Voice:
 
 
 def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:
-    return HopSchedule.of(stream or StreamConfig(), config.flow)
+    return HopSchedule.of(stream or StreamConfig(), config)
 
 
 def tiny_weights(stem: str) -> dict[str, torch.Tensor]:
@@ -79,8 +79,8 @@ def one_line(error: BaseException) -> str:
     return message
 
 
-class FaultyVocoder(HiFTEngine):
-    """A vocoder engine whose next call can be told to go wrong.
+class FaultyVocoder:
+    """A vocoder stage whose next call can be told to go wrong.
 
     Attributes:
         fault: what the next `advance` raises, or a number that it puts into its audio.
@@ -89,7 +89,7 @@ class FaultyVocoder(HiFTEngine):
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
-        super().__init__(hift, noise)
+        self._stage = streaming_hift(hift, noise)
         self.fault: BaseException | float | None = None
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}
@@ -98,17 +98,27 @@ class FaultyVocoder(HiFTEngine):
         self._happen("open")
         if self.open_fault is not None:
             raise self.open_fault
-        return super().open()
+        return self._stage.open()
 
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
         fault, self.fault = self.fault, None
         if isinstance(fault, BaseException):
             raise fault
-        audio = super().advance(batch)
+        audio = self._stage.advance(batch)
         if fault is not None:
             audio[0] = torch.cat((audio[0][:-1], torch.tensor([fault])))
         self._happen("advance")
         return audio
+
+    def close(self, handle: int) -> None:
+        self._stage.close(handle)
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return self._stage.whole(mel)
+
+    @property
+    def open_streams(self) -> int:
+        return self._stage.open_streams
 
     def _happen(self, moment: str) -> None:
         self.meanwhile.pop(moment, lambda: None)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,54 +10,53 @@ import torch
 from numpy.typing import NDArray
 
 from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule_of
-from token2wav import Token2Wav, Voice
-from token2wav.engines.base import FlowChunk, MelChunk
+from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.streaming.session import Session
-from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
+from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.serving.audio_output import AudioFormat, AudioOutput
+from token2wav.serving.chunking import Chunker
+from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderContent, VocoderStage
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
     """The chunks of a whole utterance, as the accumulator sends them."""
-    session = Session(voice, model.config, schedule_of(model.config), flow_handle=0, vocoder_handle=0)
-    session.push(tokens)
-    session.end()
+    chunker = Chunker(voice.prompt_tokens, model.config, schedule_of(model.config))
+    chunker.push(tokens, end=True)
     found: list[FlowContent] = []
-    while (chunk := session.next_chunk()) is not None:
+    while (chunk := chunker.next_chunk) is not None:
         found.append(FlowContent(chunk, None if found else voice))
-        session.sent(chunk, np.zeros(0, np.float32))
+        chunker.computed()
     return found
 
 
-def audio_of(results: Sequence[NDArray[np.float32] | EngineError]) -> NDArray[np.float32]:
-    [result] = results
-    assert not isinstance(result, EngineError)
-    return result
+def spoken(mel: torch.Tensor, last: bool) -> VocoderContent:
+    return VocoderContent(MelChunk(mel, last), AudioFormat())
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
-    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
-    vocoder = VocoderStage(model.pipeline.vocoder)
+    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
+    vocoder = VocoderStage(model.pipeline.vocoder, partial(AudioOutput, model.config))
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
-    flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(MelChunk(torch.zeros(80, 0), last=False))
+    flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(spoken(torch.zeros(80, 0), last=False))
     audio = []
     for content in chunks:
-        mel = audio_of(flow.advance([(flow_state, content)]))
-        audio.append(
-            audio_of(vocoder.advance([(vocoder_state, MelChunk(torch.from_numpy(mel).T, content.chunk.last))]))
-        )
+        [mel] = flow.advance([(flow_state, content)])
+        assert not isinstance(mel, EngineError)
+        [chunk] = vocoder.advance([(vocoder_state, spoken(torch.from_numpy(mel).T, content.chunk.last))])
+        assert isinstance(chunk, AudioChunk)
+        audio.append(chunk.audio)
     flow.close(flow_state)
     vocoder.close(vocoder_state)
     assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
 
 
 def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
-    _, engine = faulty
-    stage = VocoderStage(engine)
-    mel = MelChunk(torch.zeros(80, 40), last=True)
+    model, engine = faulty
+    stage = VocoderStage(engine, partial(AudioOutput, model.config))
+    mel = spoken(torch.zeros(80, 40), last=True)
     states = [stage.open(mel) for _ in range(2)]
     engine.fault = float("nan")
     broken, whole = stage.advance([(state, mel) for state in states])
@@ -69,6 +68,6 @@ def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav
 
 
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
-    flow = FlowStage(model.pipeline.flow, model.config.flow.token_mel_ratio)
+    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
         flow.open(FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))

@@ -12,23 +12,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.chunks import chunk_key, shortage, summary
+from benchmarks.chunk_batch import chunk_key, shortage
+from benchmarks.gpu.chunks import summary
 from benchmarks.gpu.floor import Work, attended_pairs, estimator_weights, floor_ms, flow_work, vocoder_work
 from benchmarks.gpu.parity import Utterance, check, parity_key, speak, utterance
 from benchmarks.gpu.report import WORDS, Content, faults, markdown, merge, verdicts, write_report
 from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES
-from benchmarks.gpu.streams import longest_gap, next_number
+from benchmarks.gpu.streams import next_number
+from benchmarks.listening import silences
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
-from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.engines.base import CacheUsage
-from token2wav.flow.flow import Flow
-from token2wav.hift_config import HiFTConfig
-from token2wav.model_config import ModelConfig
+from token2wav.execution.stages import CacheUsage
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.networks.configs import HiFTConfig
 
-FULL = ModelConfig.read(FULL_YAML.parent)
+FULL = CosyVoice3Config.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
 INPUT = (80 + 80 + 80 + 80) * 1024 + 2 * 1024 * 64 * 31
 RATES = {"copy": 4.8e12, "triad": 4.0e12, "float16": 800e12, "float32": 60e12, "float64": 60e12}
@@ -52,7 +54,7 @@ def good() -> dict[str, Any]:
     drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.5, "chunks": 60}
     rows = [
         row("floor", "rates", rates=RATES),
-        row("tests", "tests/kernels", passed=9, skipped=0),
+        row("tests", "tests/execution/kernels", passed=9, skipped=0),
         *(row("parity", key, mel=1e-4) for key in keys),
         chunk(1, 25, 0.0, 9.0),
         *(chunk(64, 100, spoken_s, 256.0) for spoken_s in PLANNED.histories),
@@ -141,7 +143,7 @@ def test_faults_are_named() -> None:
     content["rows"].append(row("rehearsal of recovery", ON_PURPOSE, problem="device-side assert"))
     content["sections"].append({"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0})
     assert faults(content) == [
-        "tests: tests/kernels: 1 failed, tests/a.py::test_b",
+        "tests: tests/execution/kernels: 1 failed, tests/a.py::test_b",
         "streams: its process ended with SIGKILL",
     ]
 
@@ -161,7 +163,7 @@ def test_slices_become_one_report(tmp_path: Path) -> None:
     assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
     assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05  # what was left out replaces nothing
     write_report(content, tmp_path / "report")
-    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json", ".png"}
+    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json"}
     with pytest.raises(ValueError, match="gpu is NVIDIA L4, and in the folders before NVIDIA H200"):
         merge([first, write("other", good() | {"facts": good()["facts"] | {"gpu": "NVIDIA L4"}})])
 
@@ -178,8 +180,8 @@ def test_the_search_ends_close_to_the_largest(limit: int) -> None:
 
 
 def test_gaps_in_what_is_heard() -> None:
-    assert longest_gap([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == 0
-    assert longest_gap([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == 0.5
+    assert silences([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == []
+    assert silences([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == [0.5, 0.25]
 
 
 def test_time_between_kernels() -> None:
@@ -237,7 +239,7 @@ def test_a_planted_error_is_beyond_the_bound(
 
 
 def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
-    config = ModelConfig.read(TINY)
+    config = CosyVoice3Config.read(TINY)
     utterances = [utterance(config, index) for index in range(12)]
     assert len({(len(each.voice.prompt_tokens), len(each.tokens)) for each in utterances}) == 12
 
@@ -273,7 +275,7 @@ def test_a_chunk_costs_some_two_milliseconds() -> None:
 
 
 def test_the_flow_against_torchs_counter() -> None:
-    config = ModelConfig.read(TINY).flow
+    config = CosyVoice3Config.read(TINY).flow
     estimator, frames = Flow(config).eval().requires_grad_(False).estimator, config.estimator.static_chunk_size
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
@@ -282,7 +284,7 @@ def test_the_flow_against_torchs_counter() -> None:
         estimator.velocity(x, mu, speaker, cond, modulation, rope, None)
     work = flow_work(config, "float32", 1, frames, 0)
     conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
-    assert counter.get_total_flops() == work.single / CacheLayout.of(config, "float32").steps - conditions / 10
+    assert counter.get_total_flops() == work.single / cache_layout(config, "float32").steps - conditions / 10
 
 
 def test_the_vocoder_of_the_full_size() -> None:

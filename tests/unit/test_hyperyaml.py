@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.material import one_line
 from token2wav import ConfigError
-from token2wav.hyperyaml import MAX_FILE_BYTES, MAX_VALUES, HyperYaml, Tagged
+from token2wav.config.hyperyaml import MAX_FILE_BYTES, MAX_VALUES, HyperYaml, Tagged
 
 
 def read(tmp_path: Path, text: str) -> HyperYaml:

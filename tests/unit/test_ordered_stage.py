@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from token2wav.errors import EngineError, InputError, LimitError, Token2WavError
+from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part
 
 IDLE_SECONDS = 10.0
@@ -71,7 +72,7 @@ class Stage:
     def part(
         self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False
     ) -> Part[str, str]:
-        return Part(Label(stream, index, last, "float32"), content, self.answers)
+        return Part(Label(stream, index, last, AudioFormat()), content, self.answers)
 
     def run(self, *parts: Part[str, str]) -> list[str]:
         """Answers to these parts, and to those that waited for them."""

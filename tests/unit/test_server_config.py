@@ -10,8 +10,8 @@ import pytest
 from tests.unit.material import TINY, one_line
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
-from token2wav.model_config import ModelConfig
-from token2wav.streaming.hops import HopSchedule
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.chunking import HopSchedule
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:
@@ -27,29 +27,23 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig("growing", 0, 0, "streaming", "exact")
-    assert HopSchedule.of(defaults.stream, ModelConfig.read(TINY).flow) == HopSchedule("growing", 25, 100, 25)
+    assert defaults.stream == StreamConfig("growing", 0, None, (), reference=False)
+    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule("growing", 25, 100, 25)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {hop: lead, hop_tokens: 50, max_hop_tokens: 200, tail: full, phase: reference,
-         left_blocks: 8, keep_prompt: false, align_prompt: true, block_tokens: 50, reach: solution,
-         steps: [10, 4], hop_ms: 2000, max_hop_ms: 8000}
-runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, threads: 4, lanes: 3, incremental: false,
-          cache_mib: 512, cache_storage: int8}
+stream: {hop: lead, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
+         reference: true}
+runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, cache_mib: 512,
+          cache_storage: int8}
 limits:
     streams: 3
-    request_tokens: 10
     stream_tokens: 20
-    queued_requests: 5
-    prompt_tokens: 100
     idle_seconds: 2.5
-    stream_seconds: 99
     streams_per_client: 2
     voices: 7
-    voice_mib: 9
     batch_streams: 5
     player_buffer_seconds: 0.1
 voices: [anna.safetensors, /voices/bob.safetensors]
@@ -59,20 +53,9 @@ voices: [anna.safetensors, /voices/bob.safetensors]
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig(
-            *("lead", 50, 200, "full", "reference", 8),
-            keep_prompt=False,
-            align_prompt=True,
-            block_tokens=50,
-            reach="solution",
-            steps=(10, 4),
-            hop_ms=2000,
-            max_hop_ms=8000,
-        ),
-        RuntimeConfig(
-            "cuda:1", "torch", "made", "float16", 4, 3, incremental=False, cache_mib=512, cache_storage="int8"
-        ),
-        LimitConfig(3, 10, 20, 5, 100, 2.5, 99, 2, voices=7, voice_mib=9, batch_streams=5, player_buffer_seconds=0.1),
+        StreamConfig("lead", 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
+        RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
+        LimitConfig(3, 20, 2.5, 2, voices=7, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above
@@ -91,7 +74,7 @@ def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) ->
 
 BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "unknown section": ("streams: {}\n", ["unknown key 'streams'", "stream, runtime, limits"]),
-    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "hop, hop_tokens"]),
+    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "hop, max_hop_tokens"]),
     "unknown key on two lines": ('"a\\nb": 1\n', ["unknown key"]),
     "key that is no text": ("1: 2\n", ["unknown key"]),
     "not a mapping": ("- stream\n", ["expected a mapping, got list"]),
@@ -101,23 +84,22 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "unknown hop": ("stream: {hop: random}\n", ["stream.hop: 'random'", "growing, fixed, lead"]),
     "hop is a number": ("stream: {hop: 25}\n", ["stream.hop: 25", "growing, fixed, lead"]),
     "hop is a list": ("stream: {hop: [fixed]}\n", ["stream.hop", "growing, fixed, lead"]),
-    "unknown tail": ("stream: {tail: all}\n", ["stream.tail: 'all'", "streaming, full"]),
-    "unknown phase": ("stream: {phase: no}\n", ["stream.phase: False", "exact, reference"]),
-    "text as tokens": ("stream: {hop_tokens: many}\n", ["stream.hop_tokens: expected int, got 'many'"]),
-    "boolean as tokens": ("stream: {hop_tokens: true}\n", ["stream.hop_tokens: expected int, got True"]),
-    "fraction as tokens": ("stream: {hop_tokens: 25.5}\n", ["stream.hop_tokens: expected int, got 25.5"]),
+    "key that went": ("stream: {tail: full}\n", ["stream: unknown key 'tail'", "known are hop, "]),
+    "text as tokens": ("stream: {max_hop_tokens: many}\n", ["stream.max_hop_tokens: expected int, got 'many'"]),
+    "boolean as tokens": ("stream: {max_hop_tokens: true}\n", ["stream.max_hop_tokens: expected int, got True"]),
+    "fraction as tokens": ("stream: {max_hop_tokens: 25.5}\n", ["stream.max_hop_tokens: expected int, got 25.5"]),
     "NaN": ("limits: {idle_seconds: .nan}\n", ["limits.idle_seconds: expected float, got nan"]),
     "infinity": ("limits: {streams: .inf}\n", ["limits.streams: expected int, got inf"]),
     "endless idle time": ("limits: {idle_seconds: .inf}\n", ["limits.idle_seconds: expected float, got inf"]),
     "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not positive"]),
     "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not positive"]),
-    "negative hop": ("stream: {hop_tokens: -25}\n", ["stream.hop_tokens: -25 is negative"]),
-    "window of everything": ("stream: {keep_prompt: false}\n", ["stream.keep_prompt: false needs left_blocks of 0"]),
+    "negative hop": ("stream: {max_hop_tokens: -25}\n", ["stream.max_hop_tokens: -25 is negative"]),
+    "negative window": ("stream: {left_blocks: -2}\n", ["stream.left_blocks: -2 is below -1"]),
+    "text as boolean": ("stream: {reference: 'yes'}\n", ["stream.reference: expected bool, got 'yes'"]),
     "unknown device": ("runtime: {device: tpu}\n", ["runtime.device: 'tpu'", "cuda:N"]),
     "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
     "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
-    "negative threads": ("runtime: {threads: -1}\n", ["runtime.threads: -1 is negative"]),
     "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is negative"]),
     "huge number": ("limits: {streams: 1" + "0" * 400 + "}\n", ["limits.streams: expected int, got 1000"]),
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
@@ -158,10 +140,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        (StreamConfig(hop_tokens=30), "stream.hop_tokens: 30 is not a multiple .* 25 tokens"),
         (StreamConfig(max_hop_tokens=90), "stream.max_hop_tokens: 90 is not a multiple .* 25 tokens"),
-        (StreamConfig(hop_tokens=50, max_hop_tokens=25), "stream.max_hop_tokens: 25 is below hop_tokens 50"),
-        (StreamConfig(hop_tokens=25, block_tokens=10), "stream.hop_tokens: 25 is not a multiple .* 10 tokens"),
+        (StreamConfig(max_hop_tokens=110), "stream.max_hop_tokens: 110 is not a multiple .* 25 tokens"),
     ],
 )
 def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(stream: StreamConfig, words: str) -> None:

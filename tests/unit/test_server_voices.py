@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from tests.unit.material import TINY, demo_voice
 from token2wav import ConfigError
-from token2wav.config import LimitConfig, ServerConfig
-from token2wav.model_config import ModelConfig
+from token2wav.config import ServerConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.voices import check_voices, voices_in
 
 
@@ -24,7 +24,7 @@ def saved(path: Path, length: int = 4, **changes: Any) -> str:
 
 def test_voices_have_the_names_of_their_files(tmp_path: Path) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / "Bob 2.safetensors", 8)
-    voices = voices_in(ServerConfig(voices=files), ModelConfig.read(TINY))
+    voices = voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
     assert {name: len(voice.prompt_tokens) for name, voice in voices.items()} == {"anna": 4, "Bob 2": 8}
 
 
@@ -56,7 +56,6 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, changes:
 
 
 def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    files = (saved(tmp_path / "anna.safetensors", 30),)
-    config = ServerConfig(limits=LimitConfig(prompt_tokens=29), voices=files)
-    with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 30, at most 29 are allowed"):
-        check_voices(config, TINY)
+    files = (saved(tmp_path / "anna.safetensors", 751),)
+    with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"):
+        check_voices(ServerConfig(voices=files), TINY)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from tests.unit.material import demo_voice
 from token2wav import InputError, Voice
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
@@ -86,7 +87,9 @@ MISFITS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("field", "value", "words"), MISFITS.values(), ids=MISFITS.keys())
-def test_a_voice_of_another_model_is_refused_by_name(config: ModelConfig, field: str, value: Any, words: str) -> None:
+def test_a_voice_of_another_model_is_refused_by_name(
+    config: CosyVoice3Config, field: str, value: Any, words: str
+) -> None:
     voice = Voice(**{**arguments(), field: value})
     refused = "prompt_mel" if words.startswith("shape") and field == "prompt_tokens" else field
     with pytest.raises(InputError, match=f"^{refused}: .*{words}") as caught:
@@ -95,8 +98,13 @@ def test_a_voice_of_another_model_is_refused_by_name(config: ModelConfig, field:
 
 
 def test_a_voice_that_fits_passes(config: ModelConfig) -> None:
-    for prompt in (1, 2, 25, 31):
+    for prompt in (1, 2, 25, 750):
         demo_voice(prompt).check(config)
+
+
+def test_prompts_are_limited(config: ModelConfig) -> None:
+    with pytest.raises(InputError, match=r"^prompt_tokens: 751 tokens, at most 750"):
+        demo_voice(751).check(config)
 
 
 def test_a_voice_keeps_copies_that_nobody_can_change() -> None:

@@ -15,7 +15,7 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.voice import graphs, reference
 from tests.voice.material import WriteWav, speechlike
 from token2wav import Token2Wav, Voice
-from token2wav.model_config import ModelConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_client import ClientVoice
 from token2wav_client.tokens import TokenParser
 from token2wav_voice import OutputError, output
@@ -50,7 +50,7 @@ def test_a_voice_is_created(
     assert loaded.prompt_tokens.shape == (35,)
     if rate == 24_000:
         np.testing.assert_allclose(loaded.prompt_mel, reference.prompt_mel(signal), atol=1e-3)  # of 24 bits
-    Voice(loaded.prompt_tokens, loaded.prompt_mel, loaded.speaker_embedding).check(ModelConfig.read(TINY))
+    Voice(loaded.prompt_tokens, loaded.prompt_mel, loaded.speaker_embedding).check(CosyVoice3Config.read(TINY))
 
 
 def test_a_voice_is_spoken_with(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:

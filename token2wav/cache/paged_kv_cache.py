@@ -11,8 +11,6 @@ from typing import Literal
 
 import torch
 
-from token2wav.flow_config import FlowConfig
-
 Storage = Literal["float32", "float16", "int8"]
 Pages = slice | torch.Tensor  # numbers of pages: a slice where they follow one another, else (n,) on the cache's device
 
@@ -23,7 +21,7 @@ _INT8_MAX = 127.0
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Sizes of the cache of one model.
+    """Sizes of what one model keeps of a stream at every ODE step.
 
     Attributes:
         steps: ODE steps.
@@ -33,6 +31,8 @@ class CacheLayout:
         block_frames: frames in a page.
         storage: type in which keys and values are kept; int8 has a scale per token and head.
         branches: of guidance.
+        bands: of the mel.
+        conv_state: shape of what the estimator keeps of a stream beside keys and values, at each step.
     """
 
     steps: int
@@ -42,20 +42,8 @@ class CacheLayout:
     block_frames: int
     storage: Storage = "float32"
     branches: int = BRANCHES
-
-    @classmethod
-    def of(cls, config: FlowConfig, storage: Storage = "float32", steps: int = 0) -> CacheLayout:
-        """The layout of a model; `steps` are the most that a stream has, 0 for the model's own number."""
-        estimator = config.estimator
-        return cls(
-            steps or config.n_timesteps,
-            estimator.depth,
-            estimator.heads,
-            estimator.dim_head,
-            estimator.static_chunk_size,
-            storage,
-            BRANCHES if config.inference_cfg_rate else 1,
-        )
+    bands: int = 80
+    conv_state: tuple[int, ...] = ()
 
     @property
     def vectors_per_page(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from token2wav.cache.prefix_cache import PrefixCache
-from token2wav.flow.masks import BlockMask
+from token2wav.networks.masks import BlockMask
 
 
 class StreamBlocks:

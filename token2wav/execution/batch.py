@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.block_table import HEADER
-from token2wav.flow.dit import CONTEXT_FRAMES
-from token2wav.flow_config import EstimatorConfig
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +25,10 @@ class ChunkInput:
         speaker: (bands,).
         start: position of the first frame, counted from the start of the prompt, a multiple of the block.
         tables: pages that each block sees in order, its own last.
-        conv_state: (steps, 2 convolutions, branches, dim, CONTEXT_FRAMES) last inputs of the position convolutions
-            before the chunk; replaced in place by those at its end.
+        conv_state: (steps, *layout.conv_state) what the estimator keeps beside keys and values before the chunk;
+            replaced in place by that at its end.
+        absent: frames at the stream's start that there are not; they are in the first page of every table.
+        joined: whether its blocks see those that follow them too, as if the chunk were one block.
     """
 
     noise: torch.Tensor
@@ -34,6 +38,8 @@ class ChunkInput:
     start: int
     tables: list[list[int]]
     conv_state: torch.Tensor
+    absent: int = 0
+    joined: bool = False
 
     @property
     def frames(self) -> int:
@@ -42,7 +48,12 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a batch. The columns of a block table say what its numbers mean."""
+    """One row of a batch. The columns of a block table say what its numbers mean; it has none for the last two.
+
+    Attributes:
+        absent: see `ChunkInput`.
+        joined: pages that it sees where these are more than `pages`, which end with its own.
+    """
 
     start: int
     valid: int
@@ -50,6 +61,8 @@ class Block:
     chunk: int
     last: bool
     pages: list[int]
+    absent: int = 0
+    joined: list[int] | None = None
 
     @property
     def row(self) -> list[int]:
@@ -104,10 +117,9 @@ class Batch:
 
     Args:
         size: room.
-        config: of the estimator.
         layout: of the cache.
-        conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps, 2, branches,
-            dim, CONTEXT_FRAMES); its device is that of the batch.
+        conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps,
+            *layout.conv_state); its device is that of the batch.
 
     Attributes:
         blocks: of the batch, in rows of its tensors; there may be fewer than rows.
@@ -117,13 +129,13 @@ class Batch:
         table: (rows, columns) int32, see `block_table`.
     """
 
-    def __init__(self, size: BatchSize, config: EstimatorConfig, layout: CacheLayout, conv_state: torch.Tensor) -> None:
+    def __init__(self, size: BatchSize, layout: CacheLayout, conv_state: torch.Tensor) -> None:
         self.size = size
         self.block_frames = layout.block_frames
         self.blocks: list[Block] = []
-        device, shape = conv_state.device, (size.blocks, config.mel_dim, layout.block_frames)
+        device, shape = conv_state.device, (size.blocks, layout.bands, layout.block_frames)
         self.x, self.mu, self.cond = (torch.zeros(shape, device=device) for _ in range(3))
-        self.speakers = torch.zeros(size.blocks, config.spk_dim, device=device)
+        self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
         self.conv_state = conv_state[: size.rows]
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
         # Copied from memory that the device reads by itself, so that the host need not wait for what runs there.
@@ -186,11 +198,31 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             chunk=number,
             last=index == len(chunk.tables) - 1,
             pages=pages,
+            absent=chunk.absent,
+            joined=chunk.tables[-1] if chunk.joined else None,
         )
         for index, (before, pages) in enumerate(zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True))
     ]
 
 
-def conv_states(chunks: int, config: EstimatorConfig, layout: CacheLayout, device: torch.device) -> torch.Tensor:
+def conv_states(chunks: int, layout: CacheLayout, device: torch.device) -> torch.Tensor:
     """Tensor that `Batch` takes as `conv_state`."""
-    return torch.zeros(*(chunks, layout.steps, 2, layout.branches, config.dim, CONTEXT_FRAMES), device=device)
+    return torch.zeros(chunks, layout.steps, *layout.conv_state, device=device)
+
+
+def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
+    """Indices of items with equal keys, in the order in which they appear."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
+    return list(groups.values())
+
+
+def in_groups(
+    items: Sequence[Item], key: Callable[[Item], Hashable], run: Callable[[list[Item]], Sequence[Result]]
+) -> list[Result]:
+    """Results of all items, in order, where `run` takes those with equal keys together and returns one for each."""
+    results: dict[int, Result] = {}
+    for members in groups_of(items, key):
+        results.update(zip(members, run([items[index] for index in members]), strict=True))
+    return [results[index] for index in range(len(items))]

@@ -8,10 +8,9 @@ from functools import partial
 
 import torch
 
-from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states
+from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states, in_groups
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.step import StepFunction
-from token2wav.groups import in_groups
 
 
 class Runner:
@@ -41,10 +40,10 @@ class Runner:
         return BatchSize.of(chunks, aligned=self.step.aligned)
 
     def _batch(self, size: BatchSize, conv_state: torch.Tensor) -> Batch:
-        return Batch(size, self.step.config, self.step.cache.layout, conv_state)
+        return Batch(size, self.step.cache.layout, conv_state)
 
     def _conv_states(self, chunks: int) -> torch.Tensor:
-        return conv_states(chunks, self.step.config, self.step.cache.layout, self.step.cache.device)
+        return conv_states(chunks, self.step.cache.layout, self.step.cache.device)
 
 
 class GraphRunner(Runner):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.flow.flow import Flow
-from token2wav.flow.solver import OdeTables
+from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
 
@@ -19,7 +19,6 @@ class StepFunction(ABC):
     """Evaluates the estimator on batches; threads may share it.
 
     Args:
-        flow: on the device of the cache; the estimator's weights are used, not copied.
         tables: of the ODE's schedule.
         cache: of keys and values.
 
@@ -29,9 +28,7 @@ class StepFunction(ABC):
 
     aligned = False
 
-    def __init__(self, flow: Flow, tables: OdeTables, cache: PagedKVCache) -> None:
-        self.estimator = flow.estimator
-        self.config = flow.config.estimator
+    def __init__(self, tables: OdeTables, cache: PagedKVCache) -> None:
         self.tables = tables
         self.cache = cache
 
@@ -43,18 +40,36 @@ class StepFunction(ABC):
         blocks' keys and values, and in the batch the chunks' `conv_state`.
         """
 
-    def of_conditions(self, batch: Batch) -> torch.Tensor:
-        """Share of the conditions in the input projection of all steps, (branches, rows, block_frames, dim)."""
-        embed = self.estimator.input_embed
-        conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
-        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
-        given[0] = conditional
-        given[1:] = embed.proj.bias  # without conditions only the bias is left
-        return given
-
     @torch.inference_mode()
     def integrate(self, batch: Batch) -> None:
         """Takes a batch's state from noise to mel."""
         velocity = self(batch)
         for step in range(len(self.tables.widths)):
             batch.x.copy_(self.tables.advance(step, batch.x, velocity(step)))
+
+
+class StepGraph(Protocol):
+    """Executes the step on tensors that stay where they are."""
+
+    @property
+    def cache_type(self) -> torch.dtype:
+        """Of keys and values that go in and come out."""
+
+    def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the graph was built for inputs of these shapes."""
+
+    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+        """One evaluation; tensors by their names in the graph, contiguous, on the device of the engine."""
+
+
+class StepFactory(Protocol):
+    """Maker of the step functions of an estimator, for each way to run it."""
+
+    def eager(self) -> StepFunction:
+        """On torch."""
+
+    def kernels(self) -> StepFunction | None:
+        """On kernels that read block tables on the device, to be captured; None where they do not run."""
+
+    def exported(self, graph: StepGraph | None) -> StepFunction:
+        """On an exported graph; on torch in the same form where there is none."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.model_config import MODEL_FILE, ModelConfig
+from token2wav.families import read_config
+from token2wav.families.cosyvoice3.config import MODEL_FILE
 from token2wav_voice.errors import ModelError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,
@@ -27,6 +28,7 @@ from token2wav_voice.recording import Recording
 
 PUBLIC_VOCABULARY = 6561
 MEL_FRAMES_PER_TOKEN = 2
+EARLIER_TOP_HZ = 8_000  # of the prompt mel of CosyVoice2 and its relatives
 MIN_VOICE_SECONDS = 1.0  # one attention block of the model
 
 
@@ -94,7 +96,8 @@ class FrontEnd:
         """
         encoder = self._speaker_encoder  # before the tokenizer works for seconds
         tokens = self.tokens(recording)
-        mel = prompt_mel(recording.at(PROMPT_RATE_HZ))
+        top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
+        mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
         count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)
         embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)
@@ -104,6 +107,6 @@ def _vocabulary(folder: Path) -> int:
     if not (folder / MODEL_FILE).is_file():
         return PUBLIC_VOCABULARY
     try:
-        return ModelConfig.read(folder).flow.vocab_size
+        return read_config(folder).vocab_size
     except ConfigError as error:
         raise ModelError(str(error)) from None

@@ -15,7 +15,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings.read()
-        stage = FlowStage(settings.flow_engine(), settings.model_config().flow.token_mel_ratio)
+        stage = FlowStage(settings.flow_engine(), settings.model_config().token_mel_ratio)
         self._model = StageModel(args["model_name"], stage, flow_part, settings.server.limits)
 
     def execute(self, requests: list[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from token2wav.serving.audio_output import AudioOutput
 from token2wav_server.ensemble.settings import Settings
 from token2wav_server.ensemble.stage_model import StageModel
 from token2wav_server.ensemble.stages import VocoderStage
@@ -16,9 +17,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings.read()
-        stage = VocoderStage(settings.vocoder_engine())
-        part = partial(vocoder_part, settings.model_config())
-        self._model = StageModel(args["model_name"], stage, part, settings.server.limits)
+        output = partial(AudioOutput, settings.model_config(), trim_silence_ms=settings.server.stream.trim_silence_ms)
+        stage = VocoderStage(settings.vocoder_engine(), output)
+        self._model = StageModel(args["model_name"], stage, vocoder_part, settings.server.limits)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

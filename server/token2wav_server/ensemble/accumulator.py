@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
-from token2wav.streaming.hops import HopSchedule
-from token2wav.streaming.session import Session
-from token2wav.streaming.voices import VoiceRegistry
+from token2wav.serving.audio_output import AudioOutput
+from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.ordered_stage import Label, Ticker
 from token2wav_server.ensemble.settings import Settings
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
-from token2wav_server.metrics import OpenStreams, Refused
+from token2wav_server.metrics import open_streams, refusals
 from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
     give_back,
-    known_voice,
     refuse_voice,
     tensor,
     voice_of,
@@ -47,7 +46,8 @@ class _Stream:
     Attributes:
         stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
             again nor a restart of this process meets what an earlier stream left there.
-        session: tokens, and how far they are handed on.
+        chunker: its tokens, and the chunk that is handed on next.
+        playback: clock of its listener.
         voice: prompt and speaker, which go with the first chunk.
         options: parameters of its first request.
         admitted: time of its admission, in seconds.
@@ -55,7 +55,8 @@ class _Stream:
     """
 
     stream_id: int
-    session: Session
+    chunker: Chunker
+    playback: Playback
     voice: Voice
     options: Options
     admitted: float
@@ -63,7 +64,7 @@ class _Stream:
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
-        return Label(self.stream_id, self.session.chunks_sent, last, self.options.audio_format)
+        return Label(self.stream_id, self.chunker.chunks, last, self.options.audio_format)
 
 
 class Accumulator:
@@ -76,18 +77,16 @@ class Accumulator:
     def __init__(self, settings: Settings) -> None:
         self._config = settings.model_config()
         self._limits = settings.server.limits
-        self._align_prompt = settings.server.stream.align_prompt
-        flow = self._config.flow
-        stream = settings.server.stream.in_tokens(self._config.token_frame_rate, flow.block_tokens)
-        self._schedule = HopSchedule.of(stream, flow)
+        self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
+        self._schedule = HopSchedule.of(settings.server.stream, self._config)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
-        self._voices = VoiceRegistry(self._limits.voices, self._limits.voice_mib << 20)
+        self._voices = VoiceRegistry(self._limits.voices)
         for name, voice in voices_in(settings.server, self._config).items():
-            self._voices.keep(name, voice, self._aligned(voice))
+            self._voices.keep(name, voice)
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
-        self._open_streams = OpenStreams("scheduler")
-        self._refused = Refused()
+        self._open_streams = open_streams("scheduler")
+        self._refused = refusals()
         self._ticker = Ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
@@ -96,13 +95,13 @@ class Accumulator:
             with self._lock:
                 self._handle(request)
         except Token2WavError as error:
-            self._refused.count(error)
+            self._refused(error)
             give_back(request)
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request failed")
             TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
-        self._open_streams.set(len(self._streams))
+        self._open_streams(len(self._streams))
 
     def close(self) -> None:
         """Stops looking for idle streams."""
@@ -111,7 +110,7 @@ class Accumulator:
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
-        sender = ToFlow(request, self._config.flow)
+        sender = ToFlow(request, self._config)
         try:
             if not position.start:
                 refuse_voice(request)
@@ -119,25 +118,27 @@ class Accumulator:
             self._send_chunks(stream, sender)
         except BaseException as error:
             self._streams.pop(position.sequence_id, None)
-            if not isinstance(error, Token2WavError) or not stream.session.chunks_sent:
+            if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
-            self._refused.count(error)
+            self._refused(error)
             sender.send(stream.label(last=True), error)  # later stages hold something for it
-        if stream.session.done:
+        if stream.chunker.done:
             self._streams.pop(position.sequence_id, None)
         sender.finish()
 
     def _open(self, request: Any, position: Position) -> _Stream:
         options = Options.of(request)
-        voice = self._voice(request, options.voice)
+        voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
+        AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
         if position.sequence_id in self._streams:
             raise InputError(
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
             )
         self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
-        session, now = Session(voice, self._config, self._schedule, flow_handle=0, vocoder_handle=0), time.monotonic()
-        stream = _Stream(secrets.randbits(63), session, voice, options, now, now)
+        playback, now = Playback(), time.monotonic()
+        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback, self._config.token_frame_rate)
+        stream = _Stream(secrets.randbits(63), chunker, playback, voice, options, now, now)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
         return stream
@@ -151,49 +152,30 @@ class Accumulator:
                 "its first request had no sequence_start"
             ) from None
 
-    def _voice(self, request: Any, name: str) -> Voice:
-        """Returns the voice of an utterance: named, or sent along and from then on registered."""
-        if (known := known_voice(request, name, self._voices)) is not None:
-            return known
-        sent = voice_of(request)
-        if (count := len(sent.prompt_tokens)) > self._limits.prompt_tokens:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {self._limits.prompt_tokens} are allowed")
-        sent.check(self._config)
-        voice = self._aligned(sent)
-        self._voices.register(sent, voice)
-        return voice
-
-    def _aligned(self, voice: Voice) -> Voice:
-        return voice.aligned(self._config.flow) if self._align_prompt else voice
-
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
-        array = stream.session.check(np.zeros(0, np.int32) if tokens is None else tokens)
-        if len(array) > self._limits.request_tokens:
-            raise InputError(
-                "tokens", f"{len(array)} in one request, at most {self._limits.request_tokens} are allowed"
-            )
-        if stream.session.tokens_received + len(array) > self._limits.stream_tokens:
+        given = np.zeros(0, np.int32) if tokens is None else tokens
+        array = checked_tokens(given, self._config)
+        if stream.chunker.new_tokens + len(array) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
-        stream.session.push(array)
+        stream.chunker.push(array, end=end)
         if len(array) or end:
             stream.last_progress = time.monotonic()
-        if end:
-            stream.session.end()
 
     def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:
-        session = stream.session
-        while (chunk := session.next_chunk()) is not None:
-            voice = None if session.chunks_sent else stream.voice
+        chunker = stream.chunker
+        while (chunk := chunker.next_chunk) is not None:
+            voice = None if chunker.chunks else stream.voice
             sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
-            session.sent(chunk, np.zeros(0, np.float32))  # the audio comes out at the other end
+            stream.playback.sent(chunker.next_tokens / self._config.token_frame_rate)  # out of the other end, soon
+            chunker.computed()
 
     def _expire(self) -> None:
         with self._lock:
             now = time.monotonic()
             for sequence_id, stream in list(self._streams.items()):
                 idle, open_for = now - stream.last_progress, now - stream.admitted
-                if idle > self._limits.idle_seconds or open_for > self._limits.stream_seconds:
+                if idle > self._limits.idle_seconds or open_for > self._open_seconds:
                     del self._streams[sequence_id]
-            self._open_streams.set(len(self._streams))
+            self._open_streams(len(self._streams))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from token2wav.errors import EngineError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioFormat
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,13 @@ class Label:
         stream_id: number that the accumulator drew at random, never used again.
         index: 0, 1, 2 ... within the stream.
         last: whether the stream ends with it.
-        audio_format: sample format, a key of `protocol.AUDIO_TYPES`.
+        audio_format: what its client wants to be sent.
     """
 
     stream_id: int
     index: int
     last: bool
-    audio_format: str
+    audio_format: AudioFormat
 
 
 class Reply(Protocol[ResultIn]):
@@ -205,10 +206,7 @@ class OrderedStage(Generic[Content, State, Result]):
             return [EngineError(str(_told(error)))] * len(batch)
 
     def _fail(
-        self,
-        stream: _Stream[Content, State, Result],
-        error: Token2WavError,
-        part: Part[Content, Result] | None = None,
+        self, stream: _Stream[Content, State, Result], error: Token2WavError, part: Part[Content, Result] | None = None
     ) -> None:
         """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait for it."""
         self._free(stream)

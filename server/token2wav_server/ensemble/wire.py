@@ -15,7 +15,6 @@ import torch
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from token2wav.engines.base import FlowChunk, MelChunk
 from token2wav.errors import (
     EngineError,
     InputError,
@@ -23,12 +22,12 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
-from token2wav.flow_config import FlowConfig
+from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.model_config import ModelConfig
-from token2wav.streaming.session import AudioChunk
+from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, Part
-from token2wav_server.ensemble.stages import FlowContent
+from token2wav_server.ensemble.stages import FlowContent, VocoderContent
 from token2wav_server.protocol import VOICE_INPUTS, TritonReply, tensor
 
 Arrays = dict[str, NDArray[Any]]
@@ -44,14 +43,14 @@ class ToFlow:
         config: shapes of the flow's inputs.
     """
 
-    def __init__(self, request: Any, config: FlowConfig) -> None:
+    def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
         no_tokens = np.zeros((0, *config.token_shape), np.int32)
         self._no_chunk = FlowChunk(no_tokens, 0, 0, 0, last=True)
         self._no_voice = (
             no_tokens,
             np.zeros((0, config.mel_bands), np.float32),
-            np.zeros(config.spk_embed_dim, np.float32),
+            np.zeros(config.speaker_size, np.float32),
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
@@ -79,10 +78,10 @@ def flow_part(request: Any) -> Part[FlowContent, NDArray[np.float32]]:
     return Part(label, _error(request) or _flow_content(request, label), _ToVocoder(request, label))
 
 
-def vocoder_part(config: ModelConfig, request: Any) -> Part[MelChunk, NDArray[np.float32]]:
-    """Reads, in the vocoder, what the flow sends; `config` tells sample rate and samples per token."""
+def vocoder_part(request: Any) -> Part[VocoderContent, AudioChunk | None]:
+    """Reads, in the vocoder, what the flow sends."""
     label = _label(request)
-    return Part(label, _error(request) or _mel_chunk(request, label), _ToClient(request, label, config))
+    return Part(label, _error(request) or _vocoder_content(request, label), _ToClient(request))
 
 
 class _ToVocoder:
@@ -107,14 +106,12 @@ class _ToVocoder:
 class _ToClient:
     """Reply of the vocoder: it answers the client as the one-process model does."""
 
-    def __init__(self, request: Any, label: Label, config: ModelConfig) -> None:
-        self._reply = TritonReply(request, label.audio_format)
-        self._label = label
-        self._config = config
+    def __init__(self, request: Any) -> None:
+        self._reply = TritonReply(request)
 
-    def send(self, audio: NDArray[np.float32]) -> None:
-        label, config = self._label, self._config
-        self._reply.send(AudioChunk(audio, label.index, label.last, config.sample_rate, config.samples_per_token))
+    def send(self, chunk: AudioChunk | None) -> None:
+        if chunk is not None:
+            self._reply.send(chunk)
         self._reply.finish()
 
     def fail(self, error: Token2WavError) -> None:
@@ -128,8 +125,8 @@ def _flow_content(request: Any, label: Label) -> FlowContent:
     return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice, steps)
 
 
-def _mel_chunk(request: Any, label: Label) -> MelChunk:
-    return MelChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
+def _vocoder_content(request: Any, label: Label) -> VocoderContent:
+    return VocoderContent(MelChunk(torch.from_numpy(_array(request, "mel")).T, label.last), label.audio_format)
 
 
 def _label(request: Any) -> Label:
@@ -137,7 +134,7 @@ def _label(request: Any) -> Label:
         stream_id=int(_array(request, "stream_id")[0]),
         index=int(_array(request, "chunk_index")[0]),
         last=bool(_array(request, "final")[0]),
-        audio_format="int16" if _array(request, "int16")[0] else "float32",
+        audio_format=_audio_format(*_array(request, "audio_format").tolist()),
     )
 
 
@@ -146,8 +143,14 @@ def _label_arrays(label: Label) -> Arrays:
         "stream_id": np.array([label.stream_id], np.int64),
         "chunk_index": np.array([label.index], np.int32),
         "final": np.array([label.last]),
-        "int16": np.array([label.audio_format == "int16"]),
+        "audio_format": np.array(
+            [list(ENCODERS).index(label.audio_format.encoding), label.audio_format.sample_rate or 0], np.int32
+        ),
     }
+
+
+def _audio_format(encoding: int, sample_rate: int) -> AudioFormat:
+    return AudioFormat(list(ENCODERS)[encoding], sample_rate or None)
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:

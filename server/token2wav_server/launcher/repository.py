@@ -31,13 +31,13 @@ class InputShapes:
     def of(cls, model: Path) -> InputShapes:
         """Reads the shapes of a model folder; CosyVoice3's if it cannot be read, which the model process will say."""
         from token2wav.errors import ConfigError
-        from token2wav.model_config import ModelConfig  # YAML takes a while to import, and not all commands need it
+        from token2wav.families import read_config
 
         try:
-            flow = ModelConfig.read(model).flow
+            config = read_config(model)
         except ConfigError:
             return cls()
-        return cls(flow.mel_bands, flow.spk_embed_dim, *flow.token_shape)
+        return cls(config.mel_bands, config.speaker_size, *config.token_shape)
 
 
 def fitted(repository: Path, shapes: InputShapes, folder: Path) -> Path:

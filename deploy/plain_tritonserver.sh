@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs Triton out of the wheel without the launcher: docs/deployment.md says what is missing then. MODEL is a model
+# folder, CONFIG a settings file. Run it where model_repository is; it makes the folder backends there.
+
+set -euo pipefail
+
+site=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+triton=$site/pytriton/tritonserver
+mkdir -p backends/python
+ln -sf "$triton"/backends/python/*.so "$triton"/backends/python/*.py backends/python/
+ln -sf "$triton/python_backend_stubs/$(python3 -c 'import sysconfig; print(sysconfig.get_python_version())')"/* \
+    backends/python/
+python_libraries=$(python3 -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
+export LD_LIBRARY_PATH=$python_libraries:$site/nvidia_pytriton.libs
+export TOKEN2WAV_MODEL=$MODEL TOKEN2WAV_CONFIG=$CONFIG
+exec "$triton/bin/tritonserver" --model-repository=model_repository --backend-directory=backends \
+    --disable-auto-complete-config --exit-timeout-secs=5 --allow-http=false \
+    --grpc-address=0.0.0.0 --grpc-port=8001 --metrics-address=127.0.0.1 --metrics-port=8002 \
+    --grpc-restricted-protocol="model-repository,shared-memory,trace,logging:admin-key=$(openssl rand -hex 32)"

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Builds wheel and sdist into dist/, and tries the wheel in a clean environment for each extra that a user installs.
+# Server and client of two such environments then speak with each other, and dist/ gets a list of what each has installed,
+# with licences (CycloneDX). KEEP=1 leaves the environments in out/dist.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly BIN=$PWD/.venv/bin ENVIRONMENTS=$PWD/out/dist PORT=${PORT:-18100}
+readonly TORCH=torch==$("$BIN/python" -c "import torch; print(torch.__version__)")
+readonly TORCH_INDEX=https://download.pytorch.org/whl/cpu
+server=
+
+main() {
+    rm -rf dist "$ENVIRONMENTS"
+    mkdir -p "$ENVIRONMENTS"
+    trap cleanup EXIT
+    "$BIN/python" -m build --outdir dist . >"$ENVIRONMENTS/build.log" 2>&1 || fail "$ENVIRONMENTS/build.log"
+    wheel=$(echo dist/token2wav-*.whl)
+    try client token2wav_client "import importlib.util as u; assert u.find_spec('torch') is None"
+    try voice token2wav_voice "import importlib.util as u; assert u.find_spec('torch') is None"
+    try onnx onnxruntime
+    try onnx-gpu onnxruntime
+    try server token2wav "import token2wav_server"
+    try export token2wav_export
+    try masks token2wav_export.masks
+    speak
+    for extra in client server export; do
+        "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
+    done
+    ls -sh dist
+}
+
+# Installs the wheel with an extra, and imports a module.
+try() {
+    local extra=$1 module=$2 check=${3:-} python=$ENVIRONMENTS/$1/bin/python
+    "$BIN/python" -m venv "$ENVIRONMENTS/$extra"
+    case $extra in
+        # The torch of .venv: else pip would bring the one for CUDA, several gigabytes each time.
+        server | export | masks) install "$extra" --no-deps --extra-index-url "$TORCH_INDEX" "$TORCH" ;;
+    esac
+    install "$extra" --constraint constraints.txt "$wheel[$extra]"
+    (cd / && "$python" -c "import $module; $check")
+    echo "dist: $extra: $(du -sh "$ENVIRONMENTS/$extra" | cut -f1)"
+}
+
+install() {
+    local environment=$1
+    shift
+    "$ENVIRONMENTS/$environment/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile "$@"
+}
+
+# A server from its wheel, the client of another environment, and a voice that a third one makes.
+speak() {
+    local demo=$PWD/examples/demo_voice model=$PWD/examples/demo_voice/model voice=$ENVIRONMENTS/voice.safetensors
+    "$ENVIRONMENTS/voice/bin/token2wav-voice" create --model "$model" --wav "$demo/recordings/prompt.wav" \
+        --out "$voice"
+    install server --no-deps --constraint constraints.txt nvidia-pytriton
+    "$ENVIRONMENTS/server/bin/token2wav-serve" --model "$model" --model-repository "$PWD/model_repository" \
+        --grpc-port "$PORT" --http-port $((PORT + 1)) --metrics-port $((PORT + 2)) >"$ENVIRONMENTS/server.log" 2>&1 &
+    server=$!
+    timeout 300 bash -c "until grep -q 'token2wav: ready' '$ENVIRONMENTS/server.log'; do sleep 1; done" \
+        || fail "$ENVIRONMENTS/server.log"
+    seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav-client" synth --url "127.0.0.1:$PORT" --tokens - \
+        --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
+}
+
+cleanup() {
+    [[ -z "$server" ]] || kill "$server" 2>/dev/null || true
+    wait
+    [[ -n "${KEEP:-}" ]] || rm -rf "$ENVIRONMENTS"
+}
+
+fail() {
+    tail -n 20 "$1" >&2
+    exit 1
+}
+
+main

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Writes constraints.txt: one version of everything that the extras need, for Python 3.10 to 3.12. `make setup` and the
+# images install these. Run it to move to newer releases, then `make test`.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+# What no extra asks for: torch as scripts/setup.sh installs it, what builds wheels, the wheel with tritonserver, and the
+# bindings of the TensorRT in NVIDIA's image 26.07-trtllm-python-py3.
+cat >"$pins" <<'PINS'
+nvidia-pytriton==0.7.0
+setuptools==84.2.1
+tensorrt-cu13-bindings==10.14.1.48.post1
+torch==2.13.0
+wheel==0.48.0
+PINS
+
+locked=$(.venv/bin/uv pip compile --quiet --all-extras --universal --python-version 3.10 --constraint "$pins" \
+    --no-header --no-annotate "$@" pyproject.toml)
+{
+    echo "# Made by scripts/lock.sh. Versions of everything that is installed, for each Python, to the patch level."
+    { echo "$locked"; grep -v '^torch' "$pins"; } | sort --unique
+} >constraints.txt

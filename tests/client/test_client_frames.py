@@ -1,0 +1,43 @@
+"""Frames for telephony: of equal length, whatever the chunks were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from token2wav_client import AudioChunk, InputError, frames
+from token2wav_client.audio import AudioArray, AudioFormat
+
+
+def chunks(audio: AudioArray, cuts: list[int], audio_format: AudioFormat = "mulaw") -> list[AudioChunk]:
+    parts = np.split(audio, sorted(cuts))
+    return [
+        AudioChunk(part, index, index == len(parts) - 1, 0.0, 0.0, None, 8000, 320, audio_format=audio_format)
+        for index, part in enumerate(parts)
+    ]
+
+
+@given(
+    st.integers(0, 900), st.lists(st.integers(0, 900), max_size=6), st.sampled_from([(2.5, 20), (20, 160), (30, 240)])
+)
+def test_frames_hold_all_samples_and_end_in_silence(count: int, cuts: list[int], length: tuple[float, int]) -> None:
+    audio = np.random.default_rng(count).integers(0, 255, count).astype(np.uint8)
+    found = list(frames(chunks(audio, cuts), length[0]))
+    assert all(frame.shape == (length[1],) and frame.dtype == np.uint8 for frame in found)
+    joined = np.concatenate([np.zeros(0, np.uint8), *found])
+    assert joined[:count].tolist() == audio.tolist()
+    assert joined[count:].tolist() == [0xFF] * (-count % length[1])
+
+
+@pytest.mark.parametrize(("audio_format", "silence"), [("alaw", 0xD5), ("int16", 0)])
+def test_silence_is_that_of_the_format(audio_format: AudioFormat, silence: int) -> None:
+    [frame] = frames(chunks(np.ones(159, np.uint8), [], audio_format))
+    assert frame[-1] == silence
+
+
+@pytest.mark.parametrize("milliseconds", [0, -20, 0.1, 20.01])
+def test_a_frame_is_a_whole_number_of_samples(milliseconds: float) -> None:
+    with pytest.raises(InputError, match="is no whole number of samples at 8000 Hz"):
+        list(frames(chunks(np.ones(9, np.uint8), []), milliseconds))

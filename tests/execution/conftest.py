@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.execution.rig import Parts, RecordedModel
+from token2wav.execution.cached_flow import CachedFlow
+
+
+@pytest.fixture(scope="session")
+def parts() -> Parts:
+    return Parts.load()
+
+
+@pytest.fixture(scope="session")
+def engine(parts: Parts) -> CachedFlow:
+    """An incremental engine with room for all; for tests that look at mels only."""
+    return parts.incremental()
+
+
+@pytest.fixture(scope="session")
+def model(parts: Parts, engine: CachedFlow) -> RecordedModel:
+    return parts.model(engine)

@@ -1,0 +1,129 @@
+"""Compiler of every kernel for a GPU that need not be there, at the public model's size.
+
+`python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep pages. It calls the
+kernels as batches of several sizes do, so the types, constants and alignments are those that are compiled where the
+server runs. It prints a line for each binary: kernel, storage, registers of a thread, bytes that it spills, shared
+memory of a program, instructions that load 16 bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.execution import block_table
+from token2wav.execution.batch import conv_states
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+
+MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
+CONFIG = MODEL.flow.estimator
+TYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.float16}
+FRAMES = CONFIG.static_chunk_size
+# Blocks of batches: 1 and multiples of 16 are what a compiler could make binaries of their own for.
+BATCHES = (1, 3, 16)
+_WIDE_LOAD = re.compile(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.b64|cp\.async\.cg\S* .*0x10")
+
+
+class AbsentGPU:
+    """Driver of a GPU of some compute capability: enough of one to compile for it."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(work: Callable[[], None]) -> Iterator[Any]:
+    """Binaries that a function's launches would be made of; nothing is launched."""
+    found: dict[str, Any] = {}
+
+    def take(kernel: JITFunction[Any], grid: object) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            binary = kernel.run(*arguments, grid=grid, warmup=True, **options)
+            found[binary.hash] = binary
+
+        return launch
+
+    before, JITFunction.__getitem__ = JITFunction.__getitem__, take
+    try:
+        work()
+    finally:
+        JITFunction.__getitem__ = before
+    yield from found.values()
+
+
+def on_pages(storage: str) -> None:
+    """Calls the kernels whose types depend on how pages are kept."""
+    layout = CacheLayout(1, 1, CONFIG.heads, CONFIG.dim_head, FRAMES, storage)  # type: ignore[arg-type]
+    for blocks in BATCHES:
+        view = PagedKVCache(layout, 10 + blocks, torch.device("cpu")).layer(0, 0)
+        kind, table = TYPES[storage], a_table(blocks)
+        cos, sin = (torch.zeros(blocks, FRAMES, CONFIG.dim_head) for _ in range(2))
+        qkv = torch.zeros(2 * blocks, FRAMES, 3 * CONFIG.heads * CONFIG.dim_head, dtype=kind)
+        store_keys_values(qkv, view, cos, sin, table)
+        paged_attention(qkv, view, cos, sin, table)
+        x, gate = torch.zeros(2 * blocks, FRAMES, CONFIG.dim), torch.zeros(CONFIG.dim)
+        gated_norm(x, modulated_norm(x, gate, gate, kind), gate, gate, gate)
+
+
+def on_positions() -> None:
+    """Calls the kernels that work in float32 whatever is kept."""
+    conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
+    layout = cache_layout(MODEL.flow, steps=1)
+    for blocks in BATCHES:
+        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0, 1]
+        x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
+        PositionConvolution(conv)(x, state, a_table(blocks))
+
+
+def a_table(blocks: int) -> torch.Tensor:
+    return torch.zeros(blocks, block_table.HEADER + 512 + blocks, dtype=torch.int32)
+
+
+def resources(cubin: bytes) -> tuple[str, str]:
+    """Registers of a thread and bytes of its stack, where spilled ones go, as the disassembler says."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    [(registers, stack)] = re.findall(r"REG:(\d+) STACK:(\d+)", text)
+    return registers, stack
+
+
+def main() -> None:
+    driver.set_active(AbsentGPU(int(sys.argv[1])))
+    works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {"any": on_positions}
+    for storage, work in works.items():
+        for binary in compiled(work):
+            wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
+            print(binary.metadata.name, storage, *resources(binary.asm["cubin"]), binary.metadata.shared, wide)
+
+
+if __name__ == "__main__":
+    main()

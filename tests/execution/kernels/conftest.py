@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from token2wav.execution.device import keep_arithmetic_exact
+
+# Before triton is imported: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton", reason="the Triton language is not installed: pip install 'token2wav[gpu]'")
+
+
+@pytest.fixture(autouse=True)
+def _exact_references() -> None:
+    """On a GPU, what kernels are compared with is computed in float32 proper."""
+    keep_arithmetic_exact(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

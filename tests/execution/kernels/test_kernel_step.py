@@ -1,0 +1,135 @@
+"""Streams on kernels that read pages by themselves equal streams on torch, in batches of any mixture.
+
+Interpreted kernels are slow, so the model here is smaller than tiny: two layers, blocks of 8 frames, two ODE steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.execution.rig import Tokens
+from tests.support.batches import mels_together
+from tests.support.golden import TINY
+from token2wav import StreamConfig, Voice
+from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.execution import backends
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.kernel_step import KernelStep
+from token2wav.families.cosyvoice3.steps import TorchStep
+from token2wav.networks import dit
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver
+from token2wav.serving.chunking import Chunker, HopSchedule
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
+# Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
+MEL = {"float32": 1e-5, "float16": 5e-3}
+BLOCK = 4  # tokens
+LONGEST = 4 * BLOCK
+PAGES = 32
+UTTERANCES = [(4, 5), (0, 3)]  # tokens of prompt and utterance
+
+
+@pytest.fixture(autouse=True)
+def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the position convolutions: each is a program, and there would be 16."""
+    monkeypatch.setattr(dit, "_CONV_GROUPS", 2)
+
+
+def a_flow(guidance: float = 0.7) -> Flow:
+    config = CosyVoice3Config.read(TINY).flow
+    estimator = dataclasses.replace(config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK)
+    torch.manual_seed(0)
+    flow = Flow(dataclasses.replace(config, estimator=estimator, n_timesteps=2, inference_cfg_rate=guidance))
+    for name, weight in flow.named_parameters():
+        if "attn.to_" in name:
+            weight.data.mul_(3)  # so that it shows who sees whom
+    return flow.eval().requires_grad_(False).to(DEVICE)
+
+
+def a_model(flow: Flow) -> CosyVoice3Config:
+    config = CosyVoice3Config.read(TINY)
+    return CosyVoice3Config.of(flow.config, config.vocoder, config.token_frame_rate)
+
+
+def an_engine(
+    flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, kernels: bool
+) -> CachedFlow:
+    """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve on the device."""
+    config, model = flow.config, a_model(flow)
+    solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+    if half:
+        flow.estimator.halve()
+    cache, noise = PagedKVCache(cache_layout(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
+    parts = (flow.estimator, solver.tables, cache)
+    with torch.inference_mode():
+        run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
+    recompute = RecomputeFlow(model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
+    return CachedFlow(
+        model, flow, noise, {config.n_timesteps: run}, cache, recompute, left_blocks=left_blocks, longest_hop=LONGEST
+    )
+
+
+def a_runner(step: KernelStep) -> Runner:
+    """In buckets, captured where there is a GPU."""
+    graphs = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
+    return GraphRunner(step, [BatchSize(blocks, 1, PAGES) for blocks in (2, 4)], graphs)
+
+
+def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
+    """Mels of utterances whose next chunks always run in one batch."""
+    config = a_model(flow)
+    schedule = HopSchedule.of(StreamConfig(max_hop_tokens=LONGEST), config)
+    random = np.random.default_rng(0)
+    utterances = []
+    for prompt, length in UTTERANCES:
+        voice = Voice(
+            some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
+        )
+        chunker = Chunker(voice.prompt_tokens, config, schedule)
+        utterances.append((engine.open(voice), chunker, some(random, length)))
+    return mels_together(engine, utterances)
+
+
+def some(random: np.random.Generator, count: int) -> Tokens:
+    return random.integers(0, 6561, count).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("storage", "left_blocks", "guidance", "half"),
+    [
+        ("float32", -1, 0.7, False),
+        ("float16", 0, 0.0, True),
+    ],
+)
+def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidance: float, half: bool) -> None:
+    found, wanted = (
+        spoken(an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels), flow)
+        for kernels in (True, False)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        assert np.abs(one - other).max() <= MEL[storage] * other.std()
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim_head", "run"), [((9, 0), 64, True), ((7, 5), 64, False), ((9, 0), 48, False)]
+)
+def test_they_run_where_gpu_and_model_allow(
+    capability: tuple[int, int], dim_head: int, run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    layout = dataclasses.replace(cache_layout(CosyVoice3Config.read(TINY).flow), dim_head=dim_head)
+    assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run

@@ -1,0 +1,160 @@
+"""Every kernel against the same arithmetic in torch, on shapes that fill no tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.execution import block_table
+from token2wav.execution.batch import Block
+from token2wav.execution.kernels import attention
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.networks import dit
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
+# Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has been asked yet.
+EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
+# Of keys and values that are rounded to what the store keeps: the widest step between two numbers around 3.
+STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2}
+HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile
+INNER = HEADS * DIM_HEAD
+PAGES = 12
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_norms(dim: int, dtype: torch.dtype) -> None:
+    x, h = 3 * random(2, 3, dim) + 1, random(2, 3, dim).to(dtype)
+    gate, shift, scale = (random(dim) for _ in range(3))
+    tolerance = EXACT if dtype == torch.float32 else 1e-2
+    found = modulated_norm(x, shift, scale, dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.float(), dit.modulated_norm(x, shift[None], scale[None]), atol=tolerance, rtol=tolerance
+    )
+    summed = x + gate * h.float()
+    found = gated_norm(x, h, gate, shift, scale)
+    torch.testing.assert_close(x, summed, atol=EXACT, rtol=EXACT)
+    assert found.dtype == dtype
+    torch.testing.assert_close(
+        found.float(), dit.modulated_norm(summed, shift[None], scale[None]), atol=tolerance, rtol=tolerance
+    )
+
+
+# A chunk of two blocks at the start of its utterance, one block in the middle of another, and a chunk that ends with a
+# block that is not full, after a past of which a window shows a part. Then a row that stands for no block.
+BLOCKS = [
+    Block(start=0, valid=BLOCK, before=0, chunk=0, last=False, pages=[7]),
+    Block(start=BLOCK, valid=BLOCK, before=BLOCK, chunk=0, last=True, pages=[7, 2]),
+    Block(start=3 * BLOCK, valid=BLOCK, before=0, chunk=1, last=True, pages=[9, 4, 0, 11]),
+    Block(start=6 * BLOCK, valid=BLOCK, before=0, chunk=2, last=False, pages=[9, 3, 1]),
+    Block(start=7 * BLOCK, valid=BLOCK, before=BLOCK, chunk=2, last=False, pages=[9, 1, 8]),
+    Block(start=8 * BLOCK, valid=3, before=2 * BLOCK, chunk=2, last=True, pages=[9, 8, 6]),
+]
+CHUNKS, ROWS = 3, len(BLOCKS) + 1
+
+
+def a_table() -> torch.Tensor:
+    table = torch.full((ROWS, block_table.HEADER + 8), 99, dtype=torch.int32)
+    table[len(BLOCKS), : block_table.HEADER] = 0
+    for row, block in zip(table, BLOCKS, strict=False):
+        row[: block_table.HEADER + len(block.pages)] = torch.tensor(block.row)
+    return table.to(DEVICE)
+
+
+def angles() -> dit.Rope:
+    """(ROWS, BLOCK, DIM_HEAD) each."""
+    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(block_table.positions(a_table(), BLOCK))
+
+
+def a_cache(storage: Storage) -> PagedKVCache:
+    return PagedKVCache(CacheLayout(1, 1, HEADS, DIM_HEAD, BLOCK, storage), PAGES, DEVICE)
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    """Keys or queries (2 * ROWS, BLOCK, INNER) with their positions, by branches."""
+    cos, sin = angles()
+    return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(0, (2, ROWS))
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storage) -> None:
+    cache = a_cache(storage)
+    view = cache.layer(0, 0)
+    view.data.fill_(77)
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    store_keys_values(qkv, view, *angles(), a_table())
+    _, keys, values = qkv.chunk(3, dim=2)
+    for row, block in enumerate(BLOCKS):
+        found = view.read(cache.index(block.pages[-1:]), block.valid)
+        for wanted, kept in zip((rotated(keys), values.unflatten(0, (2, ROWS))), found, strict=True):
+            assert (kept - wanted[:, row, : block.valid]).abs().max() <= STEP[storage]
+        assert (view.data[:, :, block.pages[-1], block.valid :] == 77).all(), "the rest of a block"
+    untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
+    assert (view.data[:, :, untouched] == 77).all()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_attention_reads_the_pages_of_a_table(storage: Storage, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
+    cache = a_cache(storage)
+    view = cache.layer(0, 0)
+    view.write(cache.index(list(range(PAGES))), *(random(2, PAGES, BLOCK, INNER) for _ in range(2)))
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    found = paged_attention(qkv, view, *angles(), a_table()).unflatten(0, (2, ROWS))
+    queries = rotated(qkv[..., :INNER])
+    for row, block in enumerate(BLOCKS):
+        k, v = view.read(cache.index(block.pages), (len(block.pages) - 1) * BLOCK + block.valid)
+        q, k, v = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in (queries[:, row, : block.valid], k, v))
+        wanted = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        assert (found[:, row, : block.valid] - wanted).abs().max() <= EXACT
+        assert not found[:, row, block.valid :].any()
+    assert not found[:, len(BLOCKS) :].any()
+
+
+@pytest.mark.parametrize("width", [3, 16])
+def test_position_convolution(width: int) -> None:
+    groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
+    conv = torch.nn.Conv1d(groups * width, groups * width, taps, groups=groups, device=DEVICE).requires_grad_(False)
+    conv.weight.mul_(3)
+    x = 4 * random(2 * ROWS, BLOCK, groups * width)
+    # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more chunk.
+    state = random(CHUNKS + 1, 3, 2, 2, groups * width, taps - 1)[:, 1, 1]
+    before = state.clone()
+    found = PositionConvolution(conv)(x, state, a_table()).unflatten(0, (2, ROWS))
+    for chunk in range(CHUNKS):
+        rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
+        own = torch.cat([x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1)
+        extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
+        wanted = F.mish(conv(extended)).transpose(1, 2)
+        result = torch.cat([found[:, row, : block.valid] for row, block in rows], dim=1)
+        torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
+        assert torch.equal(state[chunk], extended[:, :, -(taps - 1) :])
+    assert torch.equal(state[CHUNKS], before[CHUNKS]), "a chunk that is not there"
+
+
+def test_what_cannot_be_seen_may_be_nan() -> None:
+    cache = a_cache("float32")
+    view = cache.layer(0, 0)
+    view.data.fill_(torch.nan)
+    past = sorted({page for block in BLOCKS for page in block.pages[:-1]} - {block.pages[-1] for block in BLOCKS})
+    view.write(cache.index(past), *(random(2, len(past), BLOCK, INNER) for _ in range(2)))
+    qkv = random(2 * ROWS, BLOCK, 3 * INNER)
+    store_keys_values(qkv, view, *angles(), a_table())
+    assert torch.isfinite(paged_attention(qkv, view, *angles(), a_table())).all()

@@ -1,0 +1,294 @@
+"""What the incremental tests share: the tiny model's parts, streams that end at their mel, and a recorder of mels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tests.support.batches import mels_together
+from tests.support.golden import TINY
+from token2wav import StreamConfig, Token2Wav, Voice
+from token2wav.cache.paged_kv_cache import Storage
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
+from token2wav.families.cosyvoice3.build import cache_layout, cached_flow, recomputed_hift, streaming_hift
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.model_config import ModelConfig
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver
+from token2wav.networks.source_noise import SourceNoise
+from token2wav.serving.chunking import Chunker, HopSchedule
+
+MEL = 2e-5  # of float32, see tests/families/cosyvoice3/tolerances.py
+AUDIO = 1e-4
+VOCABULARY = 6561
+RESERVED = 3  # pages that an exact stream takes when it opens
+
+Tokens = NDArray[np.int32]
+Mel = NDArray[np.float32]
+Utterance = tuple[int, int]  # prompt tokens, tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The tiny model, loaded once; engines of any kind are made from it."""
+
+    config: CosyVoice3Config
+    flow: Flow
+    hift: HiFT
+    flow_noise: FlowNoise
+    source_noise: SourceNoise
+    solver: EulerSolver
+
+    @classmethod
+    def load(cls) -> Parts:
+        config = CosyVoice3Config.read(TINY)
+        flow = load_flow(TINY, config)
+        solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
+        return cls(
+            config,
+            flow,
+            load_hift(TINY, config),
+            load_flow_noise(TINY, config),
+            load_source_noise(TINY, config),
+            solver,
+        )
+
+    def incremental(
+        self,
+        pages: int = 64,
+        *,
+        storage: Storage = "float32",
+        left_blocks: int = -1,
+        longest_hop: int = 100,
+        solver: CountingSolver | CheapSolver | None = None,
+    ) -> CachedFlow:
+        engine = cached_flow(
+            self.config,
+            self.flow,
+            self.flow_noise,
+            {self.config.ode_steps: self.solver},
+            cache_bytes=pages * cache_layout(self.config.flow, storage).page_bytes,
+            storage=storage,
+            left_blocks=left_blocks,
+            longest_hop=longest_hop,
+        )
+        if solver is not None:
+            solver.watch(engine)
+        return engine
+
+    def recompute(self, *, left_blocks: int = -1) -> RecomputeFlow:
+        solvers = {self.config.ode_steps: self.solver}
+        return RecomputeFlow(self.config, self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
+
+    def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
+        """The mel of an utterance computed at once: the oracle."""
+        return self.recompute(left_blocks=left_blocks).whole(tokens, voice, streaming=True).numpy()
+
+    def vocode(self, mel: Mel) -> NDArray[np.float32]:
+        """The audio of a mel computed at once: the oracle."""
+        return recomputed_hift(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
+
+    def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
+        """A model on a flow engine and the incremental vocoder, with a recorder between them."""
+        recorder = MelRecorder(streaming_hift(self.hift, self.source_noise))
+        return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
+
+
+class CountingSolver:
+    """Stands before what computes chunks of an engine, counts its calls, and does something else before each."""
+
+    def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
+        self.calls = 0
+        self._before = before
+
+    def watch(self, engine: CachedFlow) -> None:
+        def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(given: Any, *args: Any) -> Any:
+                if len(given):
+                    self.calls += 1
+                    self._before(self.calls)
+                return function(given, *args)
+
+            return call
+
+        _replace(engine, watched)
+
+
+class CheapSolver:
+    """Computes nothing, so that thousands of streams can pass: their accounting is the same."""
+
+    def watch(self, engine: CachedFlow) -> None:
+        _replace(engine, lambda function: self._compute)
+
+    def _compute(self, given: Any, *_: object) -> Any:
+        if isinstance(given, torch.Tensor):
+            return torch.zeros_like(given)
+        return [torch.zeros_like(chunk.noise) for chunk in given]
+
+
+def _replace(engine: CachedFlow, other: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts something else in the place of what computes chunks, from the cache and without it."""
+    runners: dict[int, Any] = engine._runners
+    solvers: dict[int, Any] = engine._recompute._solvers
+    for steps in runners:
+        runners[steps] = SimpleNamespace(run=other(runners[steps].run))
+        solvers[steps] = SimpleNamespace(solve=other(solvers[steps].solve))
+
+
+class MelRecorder:
+    """A vocoder engine that passes every mel on to another and keeps it."""
+
+    def __init__(self, engine: VocoderStage) -> None:
+        self._engine = engine
+        self._mels: dict[int, list[torch.Tensor]] = {}
+
+    def mel(self, index: int = -1) -> Mel:
+        """(bands, frames) of the utterance that was opened as the `index`th."""
+        return torch.cat(list(self._mels.values())[index], dim=1).numpy()
+
+    def open(self) -> int:
+        handle = self._engine.open()
+        self._mels[handle] = []
+        return handle
+
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        for handle, chunk in batch:
+            self._mels[handle].append(chunk.mel)
+        return self._engine.advance(batch)
+
+    def close(self, handle: int) -> None:
+        self._engine.close(handle)
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return self._engine.whole(mel)
+
+    @property
+    def open_streams(self) -> int:
+        return self._engine.open_streams
+
+
+@dataclass(frozen=True)
+class RecordedModel:
+    model: Token2Wav
+    recorder: MelRecorder
+
+    def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
+        """Audio and mel of an utterance whose tokens are pushed in portions."""
+        with self.model.stream(voice) as stream:
+            chunks = [chunk for portion in portions for chunk in stream.push(portion)] + stream.finish()
+        return np.concatenate([chunk.audio for chunk in chunks]), self.recorder.mel()
+
+
+class FlowStream:
+    """One utterance that ends at its mel: what `Stream` does, without a vocoder.
+
+    Args:
+        engine: to run on.
+        voice: of the speaker.
+        config: of the model.
+        stream: how it is cut.
+    """
+
+    def __init__(
+        self, engine: FlowStage, voice: Voice, config: ModelConfig, stream: StreamConfig | None = None
+    ) -> None:
+        self._engine = engine
+        self.handle = engine.open(voice)
+        schedule = HopSchedule.of(stream or StreamConfig(), config)
+        self._chunker = Chunker(voice.prompt_tokens, config, schedule)
+        self._skip = 2 * (len(voice.prompt_tokens) - config.prefix_tokens(len(voice.prompt_tokens)))
+        self._mels: list[torch.Tensor] = []
+
+    @property
+    def mel(self) -> Mel:
+        """(bands, frames) so far, without the prompt."""
+        return torch.cat(self._mels, dim=1)[:, self._skip :].numpy()
+
+    def push(self, tokens: Tokens) -> FlowStream:
+        self._chunker.push(tokens)
+        return self._run()
+
+    def finish(self) -> FlowStream:
+        self._chunker.push(np.empty(0, np.int32), end=True)
+        return self._run()
+
+    def close(self) -> None:
+        self._engine.close(self.handle)
+
+    def _run(self) -> FlowStream:
+        while (chunk := self._chunker.next_chunk) is not None:
+            self._mels += self._engine.advance([(self.handle, chunk)])
+            self._chunker.computed()
+        return self
+
+
+def flow_mel(
+    parts: Parts, engine: FlowStage, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None
+) -> Mel:
+    """Mel of an utterance whose tokens are pushed in portions; the stream is closed."""
+    utterance = FlowStream(engine, voice, parts.config, stream)
+    try:
+        for portion in portions:
+            utterance.push(portion)
+        return utterance.finish().mel
+    finally:
+        utterance.close()
+
+
+def a_voice(prompt_tokens: int, seed: int = 0) -> Voice:
+    random = np.random.default_rng((prompt_tokens, seed))
+    return Voice(
+        random.integers(0, VOCABULARY, prompt_tokens),
+        random.standard_normal((2 * prompt_tokens, 80)).astype(np.float32),
+        random.standard_normal(192).astype(np.float32),
+    )
+
+
+def some_tokens(count: int, seed: int = 0) -> Tokens:
+    return np.random.default_rng((count, seed)).integers(0, VOCABULARY, count).astype(np.int32)
+
+
+def portions(tokens: Tokens, sizes: Sequence[int]) -> list[Tokens]:
+    """Tokens in portions of these sizes, over and over."""
+    parts, at, turn = [], 0, 0
+    while at < len(tokens):
+        size = sizes[turn % len(sizes)]
+        parts.append(tokens[at : at + size])
+        at, turn = at + size, turn + 1
+    return parts
+
+
+def off(value: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
+    """Largest difference of two arrays of one shape."""
+    assert value.shape == reference.shape
+    return float(np.abs(value - reference).max())
+
+
+def unreferenced_evicted(engine: CachedFlow) -> int:
+    """Pages in use after every prompt that no stream refers to was evicted."""
+    while engine.prefixes.evict():
+        pass
+    return engine.pool.used
+
+
+def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
+    """Mels of utterances whose next chunks always run in one batch."""
+    schedule = HopSchedule.of(StreamConfig(), parts.config)
+    streams = []
+    for seed, (prompt, length) in enumerate(utterances):
+        voice = a_voice(prompt)
+        chunker = Chunker(voice.prompt_tokens, parts.config, schedule)
+        streams.append((engine.open(voice), chunker, some_tokens(length, seed)))
+    mels = mels_together(engine, streams)
+    return [mel[:, -2 * length :] for mel, (_, length) in zip(mels, utterances, strict=True)]

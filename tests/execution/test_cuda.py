@@ -1,0 +1,119 @@
+"""What only a GPU can show of the flow: captured graphs equal steps run one by one, and both equal the CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.execution.rig import a_voice, some_tokens
+from tests.support.golden import TINY, snr_db
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.execution.runner import GraphRunner
+from token2wav.families.cosyvoice3.steps import TorchStep
+from token2wav_export.verify import stream_mel
+
+MEL = 2e-4  # of float32: other kernels sum in another order
+HALF = 1e-2  # of float16, relative to the spread of the mel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+CASES = [(0, 30), (41, 60), (75, 260)]
+
+
+def load(precision: str, stream: StreamConfig | None = None) -> Token2Wav:
+    runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
+    return Token2Wav.load(TINY, stream=stream, runtime=runtime)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Token2Wav:
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu", engine="torch"))
+
+
+@pytest.fixture(params=["float32", "float16"])
+def precision(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+    torch.cuda.empty_cache()
+
+
+def test_captured_graphs_equal_the_cpu(reference: Token2Wav, precision: str) -> None:
+    model = load(precision)
+    assert isinstance(model.pipeline.flow._runners[10], GraphRunner)  # type: ignore[attr-defined]
+    for prompt, length in CASES:
+        tokens, voice = some_tokens(length), a_voice(prompt)
+        mel, expected = stream_mel(model, tokens, voice), stream_mel(reference, tokens, voice)
+        bound = MEL if precision == "float32" else HALF * float(expected.std())
+        assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
+
+
+def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = load(precision)
+    monkeypatch.setenv(SWITCH, "0")
+    eager = load(precision)
+    assert isinstance(eager.pipeline.flow._runners[10].step, TorchStep)  # type: ignore[attr-defined]
+    for prompt, length in CASES:
+        tokens, voice = some_tokens(length), a_voice(prompt)
+        mel, expected = stream_mel(captured, tokens, voice), stream_mel(eager, tokens, voice)
+        bound = MEL if precision == "float32" else HALF * float(expected.std())
+        assert np.sqrt(np.mean((mel - expected) ** 2)) <= bound
+
+
+def test_a_second_model_has_graphs_of_its_own(reference: Token2Wav) -> None:
+    """Also while the first one is there, and after it is gone."""
+    tokens, voice = some_tokens(60), a_voice(41)
+    expected = stream_mel(reference, tokens, voice)
+    first, second = load("float32"), load("float32")
+    for model in (first, second):
+        assert np.sqrt(np.mean((stream_mel(model, tokens, voice) - expected) ** 2)) <= MEL
+    del first, second, model
+    assert np.sqrt(np.mean((stream_mel(load("float32"), tokens, voice) - expected) ** 2)) <= MEL
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch sees no second CUDA device")
+def test_a_model_on_another_gpu(reference: Token2Wav) -> None:
+    tokens, voice = some_tokens(60), a_voice(41)
+    runtime = RuntimeConfig(device="cuda:1", engine="torch", precision="float32", cache_mib=512)
+    audio = Token2Wav.load(TINY, runtime=runtime).synthesize(tokens, voice)
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= 35
+
+
+LOSE_THE_DEVICE = """
+import sys, numpy, torch
+from tests.execution.rig import a_voice, some_tokens
+from token2wav import RuntimeConfig, Token2Wav
+from token2wav.errors import DeviceLostError
+model = Token2Wav.load(sys.argv[1], runtime=RuntimeConfig(device="cuda", engine="torch", cache_mib=512))
+assert len(model.synthesize(some_tokens(30), a_voice(0)))
+torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")]  # fails in the kernel, later than it is called
+try:
+    model.synthesize(some_tokens(30), a_voice(0))
+except DeviceLostError as error:
+    print("lost:", error)
+"""
+
+
+def test_a_failed_kernel_costs_the_process_its_device() -> None:
+    """In a process of its own: nothing else could use the GPU in this one afterwards."""
+    command = [sys.executable, "-c", LOSE_THE_DEVICE, str(TINY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "lost: engine: the GPU cannot be used any more by this process" in done.stdout, done.stderr
+
+
+def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
+    tokens, voice = some_tokens(150), a_voice(30)
+    assert snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
+
+
+def test_a_window_on_the_gpu() -> None:
+    stream = StreamConfig(left_blocks=2)
+    tokens, voice = some_tokens(260), a_voice(30)
+    exact = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch"))
+    assert np.abs(stream_mel(load("float32", stream), tokens, voice) - stream_mel(exact, tokens, voice)).max() <= MEL

@@ -1,0 +1,151 @@
+"""Device of a model: exact arithmetic, the current GPU, its loss, room beside the cache, graphs of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.material import TINY
+from token2wav import RuntimeConfig, StreamConfig
+from token2wav.errors import ConfigError, DeviceLostError
+from token2wav.execution.backends import Host
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.device import (
+    check_device,
+    cuda_cache_bytes,
+    device_named,
+    entered,
+    keep_arithmetic_exact,
+)
+from token2wav.families.cosyvoice3 import build
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.lookahead import as_product
+
+ROUNDINGS = {"cudnn TF32", "matmul TF32", "float16 sums"}
+
+
+def roundings() -> set[str]:
+    """Those that torch may make."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    allowed = (cudnn.allow_tf32, matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction)
+    return {name for name, on in zip(("cudnn TF32", "matmul TF32", "float16 sums"), allowed, strict=True) if on}
+
+
+@pytest.fixture(autouse=True)
+def _all_allowed() -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction
+    cudnn.allow_tf32 = matmul.allow_tf32 = matmul.allow_fp16_reduced_precision_reduction = True
+    yield
+    cudnn.allow_tf32, matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction = before
+
+
+@pytest.mark.parametrize(("name", "left"), [("cuda", set()), ("cuda:1", set()), ("cpu", ROUNDINGS)])
+def test_roundings_are_turned_off_for_a_gpu_only(name: str, left: set[str]) -> None:
+    keep_arithmetic_exact(torch.device(name))
+    assert roundings() == left
+
+
+def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that graphs, which are recorded while a model loads, have no rounding in them."""
+
+    def load(*_: object) -> None:
+        assert not roundings()
+        raise InterruptedError
+
+    monkeypatch.setattr(build, "load_flow", load)
+    host = Host(TINY, RuntimeConfig(engine="torch"), torch.device("cuda"))
+    with pytest.raises(InterruptedError):
+        build.build(host, CosyVoice3Config.read(TINY), StreamConfig())
+
+
+def test_work_goes_to_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+
+    @contextmanager
+    def enter(name: torch.device) -> Iterator[None]:
+        current.append(name)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    with entered(torch.device("cuda:1")):
+        assert current == [torch.device("cuda:1")]
+    with entered(torch.device("cpu")):
+        assert not current
+
+
+def test_a_lost_gpu_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = RuntimeError("out of memory")
+    check_device(torch.device("cpu"), cause)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    check_device(torch.device("cuda"), cause)
+
+    def refuse(_: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore lines")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    with pytest.raises(
+        DeviceLostError, match="cannot be used any more by this process: CUDA error: an illegal"
+    ) as lost:
+        check_device(torch.device("cuda"), cause)
+    assert lost.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(("free_gib", "cache_gib"), [(130, 104), (22, 17.6), (10, 6), (6, 3)])
+def test_the_cache_leaves_room_for_graphs(free_gib: float, cache_gib: float) -> None:
+    assert cuda_cache_bytes(int(free_gib * 2**30)) / 2**30 == pytest.approx(cache_gib)
+
+
+def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torch's calls notes where functions were warmed up and recorded."""
+    pools, journal = iter(range(9)), []
+    streams: list[Any] = [SimpleNamespace(name="current", wait_stream=lambda _: None)]
+
+    def stream(_: torch.device) -> Any:
+        return SimpleNamespace(name=f"stream {next(pools)}", wait_stream=lambda _: None)
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    def record(graph: object, pool: int, stream: Any) -> Any:
+        journal.append(f"pool {pool}")
+        return on(stream)
+
+    for name, stand_in in {
+        "graph_pool_handle": lambda: next(pools),
+        "Stream": stream,
+        "stream": on,
+        "current_stream": lambda: streams[-1],
+        "synchronize": lambda: None,
+        "CUDAGraph": object,
+        "graph": record,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    for _ in range(2):
+        pool = GraphPool(torch.device("cuda"))
+        for work in ("flow", "vocoder"):
+            pool.capture(lambda work=work: journal.append(f"{work} on {streams[-1].name}"))  # type: ignore[misc]
+    first = [f"{work} on stream 1" for work in ("flow", "vocoder")]
+    assert journal[:8] == [first[0], first[0], "pool 0", first[0], first[1], first[1], "pool 0", first[1]]
+    assert journal[8:] == [line.replace("stream 1", "stream 3").replace("pool 0", "pool 2") for line in journal[:8]]
+
+
+def test_a_convolution_as_a_product() -> None:
+    conv, x = torch.nn.Conv1d(6, 5, 4), torch.randn(3, 6, 11)
+    with torch.inference_mode():
+        torch.testing.assert_close(as_product(conv, x), conv(x), atol=1e-6, rtol=1e-6)
+
+
+def test_an_unknown_device_is_named() -> None:
+    with pytest.raises(ConfigError, match="'cuda:7' was asked for, but torch sees"):
+        device_named("cuda:7")

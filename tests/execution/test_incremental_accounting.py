@@ -1,0 +1,196 @@
+"""Accounting of blocks and prefixes, as numbers: no tensors here."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.execution.rig import a_voice
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
+from token2wav.cache.prefix_cache import Prefix, PrefixCache
+
+VOICES = [a_voice(0, seed) for seed in range(6)]
+
+
+@dataclass(eq=False)
+class Numbered:
+    """Content of a prefix: pages, and the number of its voice."""
+
+    number: int
+    pages: list[int]
+
+
+class Voices:
+    """A cache of prefixes, and what is computed for it: one page for each of the voices."""
+
+    def __init__(self, most: int = 256) -> None:
+        self.pool = BlockPool(12)
+        self.cache: PrefixCache[Numbered] = PrefixCache(self.pool, most)
+        self.made = 0
+
+    def acquire(self, number: int) -> Prefix[Numbered]:
+        return self.cache.acquire(VOICES[number].content_hash, lambda: self._compute(number))
+
+    @property
+    def live(self) -> list[int]:
+        """Voices whose prefix is there, the least recently used first."""
+        return [each.content.number for each in self.cache._prefixes.values() if each.content is not None]
+
+    def _compute(self, number: int) -> Numbered:
+        self.made += 1
+        return Numbered(number, self.cache.take(1))
+
+
+def test_lowest_pages_go_first_and_in_order() -> None:
+    pool = BlockPool(8)
+    assert [pool.acquire(2), pool.acquire(0), pool.acquire(3)] == [[0, 1], [], [2, 3, 4]]
+    given_back = [1, 0]
+    pool.release(given_back)
+    assert given_back == []
+    assert pool.acquire(3) == [0, 1, 5]
+    assert (pool.used, pool.free) == (6, 2)
+
+
+def test_too_many_pages_are_refused_and_none_is_taken() -> None:
+    pool = BlockPool(4)
+    pool.acquire(1)
+    with pytest.raises(OutOfBlocksError, match="4 pages needed, 3 of 4 free; try again later"):
+        pool.acquire(4)
+    assert pool.acquire(3) == [1, 2, 3]
+
+
+@settings(derandomize=True, deadline=None)
+@given(operations=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
+def test_any_use_of_a_pool(operations: list[tuple[bool, int]]) -> None:
+    pool, free, owners = BlockPool(12), set(range(12)), list[list[int]]()
+    for take, number in operations:
+        if take and number > len(free):
+            with pytest.raises(OutOfBlocksError):
+                pool.acquire(number)
+        elif take:
+            owners.append(pool.acquire(number))
+            assert owners[-1] == sorted(free)[:number]
+            free -= set(owners[-1])
+        elif owners:
+            pages = owners.pop(number % len(owners))
+            free |= set(pages)
+            pool.release(pages)
+            assert pages == []
+        assert (pool.free, pool.used) == (len(free), 12 - len(free))
+
+
+def test_pool_used_by_many_threads() -> None:
+    pool = BlockPool(40)
+    start = threading.Barrier(8)
+
+    def work(_: int) -> None:
+        start.wait(timeout=PATIENCE_SECONDS)
+        for count in (1, 2, 3, 4, 5) * 40:
+            pages = pool.acquire(count)
+            assert len(set(pages)) == count
+            pool.release(pages)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert pool.acquire(40) == list(range(40))
+
+
+def test_least_recently_used_prefix_goes_first() -> None:
+    voices = Voices()
+    for number in (0, 1, 2, 0):
+        voices.cache.release(voices.acquire(number))
+    assert voices.made == 3
+    for left in ([2, 0], [0], []):
+        assert voices.cache.evict()
+        assert (voices.live, voices.pool.used) == (left, len(left))
+    assert not voices.cache.evict()
+
+
+def test_prefix_in_use_is_not_evicted() -> None:
+    voices = Voices(most=0)
+    first, again = voices.acquire(0), voices.acquire(0)
+    assert first is again
+    voices.cache.release(first)
+    assert not voices.cache.evict()
+    assert (voices.live, voices.cache.referenced, voices.cache.pages) == ([0], 1, 1)
+    voices.cache.release(again)
+    assert (voices.live, voices.cache.referenced, len(voices.cache), voices.pool.used) == ([], 0, 0, 0)
+
+
+def test_most_prefixes_that_are_kept() -> None:
+    voices = Voices(most=2)
+    used = voices.acquire(5)  # does not count
+    for number in range(5):
+        voices.cache.release(voices.acquire(number))
+    assert sorted(voices.live) == [3, 4, 5]
+    voices.cache.release(used)
+    assert len(voices.live) == 2
+
+
+def test_blocks_that_are_needed_come_from_idle_prefixes_if_those_are_enough() -> None:
+    voices = Voices()
+    used = voices.acquire(0)
+    for number in (1, 2, 3):
+        voices.cache.release(voices.acquire(number))
+    with pytest.raises(OutOfBlocksError, match="12 pages needed, 8 of 12 free; try again later"):
+        voices.cache.take(12)
+    assert voices.live == [0, 1, 2, 3], "in vain none is given up"
+    assert len(voices.cache.take(10)) == 10
+    assert voices.live == [0, 3]
+    assert voices.pool.free == 0
+    voices.cache.release(used)
+
+
+@settings(derandomize=True, deadline=None)
+@given(operations=st.lists(st.tuples(st.sampled_from("aaare"), st.integers(0, 5)), max_size=60))
+def test_any_use_of_a_prefix_cache(operations: list[tuple[str, int]]) -> None:
+    voices = Voices()
+    held: list[tuple[int, Prefix[Numbered]]] = []
+    order: list[int] = []  # of last use
+    for operation, number in operations:
+        if operation == "a":
+            held.append((number, voices.acquire(number)))
+            order = [each for each in order if each != number] + [number]
+            content = held[-1][1].content
+            assert content is not None
+            assert content.number == number
+        elif operation == "r" and held:
+            voices.cache.release(held.pop(number % len(held))[1])
+        elif operation == "e":
+            idle = [each for each in order if each not in {holder for holder, _ in held}]
+            assert voices.cache.evict() == bool(idle)
+            order = [each for each in order if each not in idle[:1]]
+        assert voices.live == order
+        assert voices.pool.used == voices.cache.pages == len(voices.cache) == len(order)
+        assert voices.cache.referenced == len({holder for holder, _ in held})
+        assert voices.cache.computed == voices.made
+
+
+def test_twenty_threads_compute_once() -> None:
+    voices, start = Voices(), threading.Barrier(20)
+
+    def acquire(_: int) -> Prefix[Numbered]:
+        start.wait(timeout=PATIENCE_SECONDS)
+        return voices.acquire(0)
+
+    with ThreadPoolExecutor(20) as threads:
+        prefixes = list(threads.map(acquire, range(20)))
+    assert (voices.made, len(set(map(id, prefixes))), prefixes[0].references) == (1, 1, 20)
+
+
+def test_failing_compute_leaves_the_cache_usable() -> None:
+    def fail() -> Numbered:
+        raise RuntimeError("it broke")
+
+    voices = Voices()
+    with pytest.raises(RuntimeError, match="it broke"):
+        voices.cache.acquire(VOICES[0].content_hash, fail)
+    assert (len(voices.cache), voices.cache.referenced, voices.cache.computed) == (0, 0, 0)
+    assert voices.acquire(0).content is not None
+    assert (len(voices.cache), voices.cache.referenced, voices.cache.computed) == (1, 1, 1)

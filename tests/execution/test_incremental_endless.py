@@ -1,0 +1,63 @@
+"""With a bounded view of the past, a stream may go on for ever: nothing that it holds grows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.execution.rig import Parts, a_voice, some_tokens
+from token2wav import StreamConfig, Token2Wav
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.serving.chunking import Chunker, HopSchedule
+
+SECONDS = 40
+
+
+def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
+    config = StreamConfig(left_blocks=2, max_hop_tokens=25)
+    engine = parts.incremental(pages=16, left_blocks=2, longest_hop=25)
+    model: Token2Wav = parts.model(engine, config).model
+    pipeline = model.pipeline
+    request = pipeline.request(a_voice(41))
+    pipeline.open(request)
+    chunker, slots = request.chunker, request.slots
+    assert slots is not None
+    vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
+    assert isinstance(vocoder, StreamingVocoder)
+    flow, tokens = engine._streams[slots.flow], some_tokens(25 * SECONDS)
+    seen: list[tuple[int, ...]] = []
+    for second in np.split(tokens, SECONDS):
+        chunker.push(second)
+        while chunker.next_chunk is not None:
+            pipeline.advance([request])
+            chunker.computed()
+        seen.append(
+            (
+                engine.pool.used,
+                flow.blocks.held,
+                len(flow.blocks.own),
+                len(flow.tokens),
+                flow.conv_state.untyped_storage().nbytes(),
+                vocoder.store.used,
+                vocoder._streams[slots.vocoder].held.numel(),
+                len(chunker._tokens),
+            )
+        )
+    pipeline.close(request)
+    assert chunker.new_tokens == 25 * SECONDS
+    assert set(seen[8:]) == {seen[8]}
+    assert engine._recompute.open_streams == 0
+
+
+@pytest.mark.parametrize("push", [1, 25, 400])
+def test_chunker_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
+    tokens = some_tokens(20_000)
+    chunker = Chunker(tokens[:41], parts.config, HopSchedule("fixed", 25, 25, 25))
+    for at in range(41, len(tokens), push):
+        chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
+        while (chunk := chunker.next_chunk) is not None:
+            right = 0 if chunk.last else 3
+            assert np.array_equal(chunk.tokens, tokens[chunk.start - 2 : chunk.stop + right])
+            chunker.computed()
+    assert chunker.done
+    assert len(chunker._tokens) <= 2 * (push + 60) + 200

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, random_bigvgan
+from token2wav.families.bigvgan.weights import load_bigvgan
+from token2wav.networks.bigvgan import BigVGAN
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, torch.Tensor]:
+    """`mel` (1, bands, frames) and the `wav` (1, 1, samples) that the public code made of it."""
+    return load_file(GOLDEN / "io.safetensors")
+
+
+@pytest.fixture(scope="session")
+def bigvgan() -> BigVGAN:
+    return load_bigvgan(GOLDEN)
+
+
+@pytest.fixture(scope="session")
+def small() -> BigVGAN:
+    return random_bigvgan(SMALL)
+
+
+@pytest.fixture(scope="session")
+def least() -> BigVGAN:
+    return random_bigvgan(LEAST)

@@ -1,0 +1,121 @@
+"""BigVGAN piece by piece: the samples of the whole, however it is cut and whoever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
+from tests.support.golden import TINY
+from token2wav.errors import StreamClosedError
+from token2wav.execution.stages import MelChunk, VocoderStage
+from token2wav.execution.vocoder import likely_pieces
+from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.bigvgan import BigVGAN
+
+AUDIO = 1e-4
+AHEAD = BigVGAN(SMALL).lookahead_frames
+HOP = SMALL.hop_size
+
+
+def streamed(engine: VocoderStage, mel: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Audio of every piece of a mel; the sizes are those of all but the last one."""
+    handle = engine.open()
+    parts = mel.split([*sizes, mel.shape[1] - sum(sizes)], dim=1)
+    audio = [engine.advance([(handle, MelChunk(part, index == len(sizes)))])[0] for index, part in enumerate(parts)]
+    engine.close(handle)
+    assert engine.open_streams == 0
+    return audio
+
+
+def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
+    together = torch.cat(list(audio))
+    assert together.shape == whole.shape
+    return float((together - whole).abs().max())
+
+
+@pytest.mark.parametrize("size", [1, AHEAD, 50])
+def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
+    engine, mel = streaming_bigvgan(small), a_mel(63)
+    assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
+
+
+def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
+    engine, mel = streaming_bigvgan(small), a_mel(120)
+    assert off(streamed(engine, mel, [1, 0, 40, 3, 0, 0, 30, 7]), engine.whole(mel)) <= AUDIO
+
+
+def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+    audio = streamed(streaming_bigvgan(bigvgan), golden["mel"][0], [38, 1, 61])
+    assert off(audio, golden["wav"][0, 0]) <= AUDIO
+
+
+@pytest.mark.parametrize("last", [0, 1, AHEAD, AHEAD + 1])
+@pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
+def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
+    """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
+    engine, mel = streaming_bigvgan(small), a_mel(first + last)
+    head, tail = streamed(engine, mel, [first])
+    assert len(head) == (HOP * first - small.delay if first > AHEAD else 0)
+    assert len(head) + len(tail) == HOP * (first + last)
+    if first + last:
+        assert off([head, tail], engine.whole(mel)) <= AUDIO
+
+
+def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
+    """Streams that start, run, wait for their look-ahead and end in the same calls."""
+    engine = streaming_bigvgan(small)
+    sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
+    mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
+    handles = [engine.open() for _ in mels]
+    audio: list[list[torch.Tensor]] = [[] for _ in mels]
+    for step in range(3):
+        batch = [
+            (handle, MelChunk(mel.split(each, dim=1)[step], step == 2))
+            for handle, mel, each in zip(handles, mels, sizes, strict=True)
+        ]
+        for parts, new in zip(audio, engine.advance(batch), strict=True):
+            parts.append(new)
+    for parts, mel in zip(audio, mels, strict=True):
+        assert off(parts, engine.whole(mel)) <= AUDIO
+
+
+def test_prepared_lengths(small: BigVGAN) -> None:
+    """As on a GPU, where each is a CUDA graph."""
+    config = CosyVoice3Config.read(TINY)
+    engine = streaming_bigvgan(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
+    for sizes in ([50, 100], [17, 31, 9], [3, 1]):
+        mel = a_mel(sum(sizes) + 20)
+        assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO
+
+
+def test_cost_stays_the_same(small: BigVGAN) -> None:
+    """Every piece is of the new frames alone, and equal ones of several streams are one."""
+    shapes: list[tuple[int, ...]] = []
+    hook = small.conv_post.register_forward_hook(lambda _m, _i, output: shapes.append(tuple(output.shape)))
+    engine, parts = streaming_bigvgan(small), a_mel(500).split(50, dim=1)
+    handles = [engine.open() for _ in range(3)]
+    for index, part in enumerate(parts):
+        engine.advance([(handle, MelChunk(part, index == len(parts) - 1)) for handle in handles])
+    hook.remove()
+    assert shapes == [(3, 1, 50 * HOP)] * 9 + [(3, 1, (50 + AHEAD) * HOP)]
+
+
+def test_handles(small: BigVGAN) -> None:
+    engine = streaming_bigvgan(small)
+    one, two = engine.open(), engine.open()
+    assert engine.open_streams == 2
+    engine.close(one)
+    engine.close(one)
+    assert engine.open_streams == 1
+    with pytest.raises(StreamClosedError):
+        engine.advance([(one, MelChunk(a_mel(3), last=True))])
+    [audio] = engine.advance([(two, MelChunk(a_mel(3), last=True))])
+    assert audio.shape == (3 * HOP,)
+
+
+def test_a_module_says_what_it_runs_on() -> None:
+    assert random_bigvgan(SMALL).device == torch.device("cpu")

@@ -1,0 +1,194 @@
+"""Streams chunk by chunk: against the public streaming loop, and against whole-sequence results of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.families.cosyvoice3 import tolerances
+from tests.support.golden import TINY, GoldenSet, snr_db
+from tests.support.recomputing import recomputing
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.execution.recompute import RecomputeVocoder
+from token2wav.execution.stages import MelChunk
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.serving.audio_output import AudioChunk
+
+Load = Callable[..., Token2Wav]
+
+HELD_BACK_IN_PUBLIC, DELAY = 8 * 480, 4 * 480 + 4  # samples: by the public loop, and here
+
+
+class MelRecorder:
+    """Passes every mel chunk on to the vocoder and keeps it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mels: list[torch.Tensor] = []
+        for engine in (StreamingVocoder, RecomputeVocoder):
+            self._record(engine, monkeypatch)
+
+    def _record(self, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        advance = kind.advance
+
+        def recording(engine: Any, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+            self.mels += [chunk.mel.cpu() for _, chunk in batch]
+            return advance(engine, batch)
+
+        monkeypatch.setattr(kind, "advance", recording)
+
+
+CACHE = RuntimeConfig(cache_mib=1024)
+
+
+def incremental(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
+    return Token2Wav.load(folder, stream=stream, runtime=CACHE)
+
+
+@pytest.fixture(scope="module", params=[incremental, recomputing])
+def load(request: pytest.FixtureRequest) -> Load:
+    """Both ways to compute: from caches of the past, and all of it anew for every chunk."""
+    way: Load = request.param
+    return way
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one stream gave: its audio, and the mel of each chunk."""
+
+    chunks: list[AudioChunk]
+    mels: list[torch.Tensor]
+
+
+def run(model: Token2Wav, golden: GoldenSet) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        recorder = MelRecorder(patch)
+        with model.stream(golden.voice) as stream:
+            return Run(stream.push(golden.tokens) + stream.finish(), recorder.mels)
+
+
+@pytest.fixture(scope="module")
+def public(folder: Path) -> Token2Wav:
+    """The model as the public loop runs it."""
+    return Token2Wav.load(folder, stream=StreamConfig(reference=True))
+
+
+@pytest.fixture(scope="module")
+def public_run(public: Token2Wav, golden: GoldenSet) -> Run:
+    return run(public, golden)
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path, load: Load) -> Token2Wav:
+    """The model with its defaults."""
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def our_run(ours: Token2Wav, golden: GoldenSet) -> Run:
+    return run(ours, golden)
+
+
+@pytest.fixture(scope="module")
+def whole(ours: Token2Wav, golden: GoldenSet) -> torch.Tensor:
+    """The mel of the whole sequence."""
+    return torch.from_numpy(ours.mel(golden.tokens, golden.voice, streaming=True))
+
+
+def test_prompt_does_not_end_on_a_block(golden: GoldenSet) -> None:
+    assert golden["in.prompt_token"].shape[1] % 25
+
+
+def test_chunks_are_those_of_the_public_loop(golden: GoldenSet, public_run: Run) -> None:
+    chunks = public_run.chunks
+    sent = np.cumsum([len(chunk.audio) for chunk in chunks])
+    earlier = np.array([HELD_BACK_IN_PUBLIC - DELAY] * (len(chunks) - 1) + [0])
+    assert (sent == np.cumsum([chunk["audio_samples"] for chunk in golden.chunks]) + earlier).all()
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    for index, mel in enumerate(public_run.mels):
+        reference = golden.chunk(index, "mel")
+        assert mel.shape == reference.shape
+        assert float((mel - reference).abs().max()) <= tolerances.MEL, f"chunk {index}"
+
+
+def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token2Wav) -> None:
+    vocoder = public.pipeline.vocoder
+    handle, last = vocoder.open(), len(golden.chunks) - 1
+    audio = torch.cat(
+        [
+            vocoder.advance([(handle, MelChunk(golden.chunk(index, "mel"), index == last))])[0].cpu()
+            for index in range(last + 1)
+        ]
+    )
+    reference = torch.cat([golden.chunk(index, "audio") for index in range(last + 1)])
+    assert audio.shape == reference.shape
+    assert float((audio - reference).abs().max()) <= tolerances.AUDIO
+    vocoder.close(handle)
+
+
+def test_our_chunks_but_the_last_are_those_of_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
+    """The last one runs under the full mask there."""
+    for index, mel in enumerate(our_run.mels[:-1]):
+        assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, f"chunk {index}"
+
+
+def test_our_audio_is_that_of_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
+    check_audio(golden, our_run)
+
+
+def test_audio_end_to_end(golden: GoldenSet, public_run: Run) -> None:
+    check_audio(golden, public_run)
+
+
+def check_audio(golden: GoldenSet, done: Run) -> None:
+    chunks = done.chunks[:-1]  # the tail amplifies the difference of masks in the public loop's mel
+    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(chunks))])
+    audio = np.concatenate([chunk.audio for chunk in chunks])[: len(reference)]
+    assert snr_db(audio, reference) > tolerances.SNR_DB
+
+
+def test_stream_equals_the_whole_sequence(
+    golden: GoldenSet, ours: Token2Wav, our_run: Run, whole: torch.Tensor
+) -> None:
+    done = our_run
+    assert sum(mel.shape[1] for mel in done.mels) == whole.shape[1]
+    at = 0
+    for index, mel in enumerate(done.mels):
+        assert float((mel - whole[:, at : at + mel.shape[1]]).abs().max()) <= tolerances.MEL, f"chunk {index}"
+        at += mel.shape[1]
+    audio = np.concatenate([chunk.audio for chunk in done.chunks])
+    assert len(audio) == 960 * len(golden.tokens)
+    vocoded = ours.vocode(torch.cat(done.mels, dim=1).numpy())
+    assert np.abs(audio - vocoded).max() <= tolerances.AUDIO
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        StreamConfig(hop="fixed"),
+        StreamConfig(max_hop_tokens=50),
+        StreamConfig(max_hop_tokens=200),
+        StreamConfig(hop="lead"),
+    ],
+    ids=lambda config: f"{config.hop}-{config.max_hop_tokens}",
+)
+def test_any_schedule_gives_the_same_mel(
+    golden: GoldenSet, folder: Path, whole: torch.Tensor, load: Load, stream: StreamConfig
+) -> None:
+    if golden.folder != TINY and load is recomputing:
+        pytest.skip("recomputing under every schedule is tried with the tiny model only: the same code, and minutes")
+    mel = torch.cat(run(load(folder, stream), golden).mels, dim=1)
+    assert (mel - whole).abs().max() <= tolerances.MEL
+
+
+def test_last_chunk_under_the_full_mask_is_the_whole_non_streaming_mel(
+    golden: GoldenSet, public: Token2Wav, public_run: Run
+) -> None:
+    tail = public_run.mels[-1].numpy()
+    whole = public.mel(golden.tokens, golden.voice, streaming=False)
+    assert np.abs(tail - whole[:, -tail.shape[1] :]).max() <= tolerances.MEL

@@ -1,0 +1,113 @@
+"""Every stage from mel to audio against the public implementation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.families.cosyvoice3 import tolerances
+from tests.support.golden import GoldenSet, snr_db
+from token2wav import StreamConfig
+from token2wav.execution.stages import MelChunk
+from token2wav.execution.vocoder import likely_pieces
+from token2wav.families.cosyvoice3.build import streaming_hift
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.networks.f0 import F0_LOOKAHEAD
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.source_noise import SourceNoise
+
+Noises = tuple[FlowNoise, SourceNoise]
+
+
+def off(value: torch.Tensor, reference: torch.Tensor) -> float:
+    assert value.shape == reference.shape
+    return float((value.cpu() - reference).abs().max())
+
+
+def on_device(hift: HiFT, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(hift.device)
+
+
+def test_f0(golden: GoldenSet, hift: HiFT) -> None:
+    mel = on_device(hift, golden["hift.in.mel"])
+    assert off(hift.f0_predictor(mel), golden["hift.finalize.f0"]) <= tolerances.F0_HZ
+    assert off(hift.f0_predictor(mel)[:, :-F0_LOOKAHEAD], golden["hift.nofinalize.f0"]) <= tolerances.F0_HZ
+    whole = torch.cat([golden.chunk(index, "mel") for index in range(len(golden.chunks))], dim=1)
+    assert off(hift.f0_predictor(on_device(hift, whole[None])), golden["hift.full.f0_of_chunked_mel"]) <= (
+        tolerances.F0_HZ
+    )
+
+
+def test_source_with_the_reference_phase(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    for ending in ("finalize", "nofinalize"):
+        f0, reference = on_device(hift, golden[f"hift.{ending}.f0"]), golden[f"hift.{ending}.s"]
+        noise = hift.m_source.merged(on_device(hift, noises[1].window(0, reference.shape[2])))
+        assert off(hift.m_source(f0, noise, "reference"), reference) <= tolerances.SOURCE
+
+
+def test_sines_and_noise_before_they_are_merged(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    f0, reference = on_device(hift, golden["hift.finalize.f0"]), golden["hift.finalize.sines_first_2400"]
+    sine, amplitude, _ = hift.m_source.frames(f0, "reference")
+    samples = [value.repeat_interleave(hift.config.samples_per_frame, dim=1)[:, :2400] for value in (sine, amplitude)]
+    noise = on_device(hift, noises[1].window(0, 2400))
+    assert off(samples[0] + samples[1][..., None] * noise, reference) <= tolerances.SOURCE
+
+
+def test_exact_phase_is_the_phase_that_the_reference_rounds(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    mel = on_device(hift, golden["flow.mel.streaming"])
+    reference = golden["hift.full.audio_of_streaming_mel"].numpy()
+    assert snr_db(hift.vocode(mel, noises[1], phase="exact").cpu().numpy(), reference) > tolerances.SNR_DB
+
+
+def test_spectrum_of_the_source(golden: GoldenSet, hift: HiFT) -> None:
+    spectrum = hift.stft(on_device(hift, golden["hift.finalize.s"]))
+    assert off(spectrum[..., :600], golden["hift.finalize.s_stft_first_600"]) <= tolerances.SOURCE * 16
+
+
+def test_decoder_stages(golden: GoldenSet, hift: HiFT) -> None:
+    prefix = "hift.finalize.stage."
+    names = {key.removeprefix(prefix) for key in golden.tensors if key.startswith(prefix)}
+    outputs: dict[str, torch.Tensor] = {}
+    hooks = []
+    for name in names:
+        module = hift.get_submodule(name.removesuffix("_first_1200"))
+        hooks.append(
+            module.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output.clone()}))
+        )
+    hift.decode(on_device(hift, golden["hift.in.mel"]), on_device(hift, golden["hift.finalize.s"]))
+    for hook in hooks:
+        hook.remove()
+    assert len(outputs) == 11
+    for name, output in outputs.items():
+        reference = golden[prefix + name]
+        assert off(output[..., : reference.shape[2]], reference) <= tolerances.VOCODER_STAGE, name
+
+
+def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    mel = on_device(hift, golden["hift.in.mel"])
+    final = hift.vocode(mel, noises[1], final=True, phase="reference")
+    assert off(final, golden["hift.finalize.audio"]) <= tolerances.AUDIO
+    reference = golden["hift.nofinalize.audio"]
+    unfinished = hift.vocode(mel, noises[1], final=False, phase="reference")
+    assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.delay  # less is held back than in public
+    assert off(unfinished[:, : reference.shape[1]], reference) <= tolerances.AUDIO
+
+
+def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+    audio = hift.vocode(on_device(hift, golden["flow.mel.streaming"]), noises[1], phase="reference")
+    assert off(audio, golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO
+
+
+def test_audio_of_pieces_of_prepared_lengths(golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises) -> None:
+    mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
+    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
+    engine = streaming_hift(hift, noises[1], shapes=shapes)
+    whole = engine.whole(mel)[None]
+    handles, audio = [engine.open(), engine.open()], []
+    for start in range(0, mel.shape[1], 50):
+        chunk = MelChunk(mel[:, start : start + 50], start + 50 >= mel.shape[1])
+        audio.append(engine.advance([(handle, chunk) for handle in handles]))
+    for parts in zip(*audio, strict=True):
+        assert off(torch.cat(parts)[None], whole) <= tolerances.AUDIO

@@ -1,0 +1,117 @@
+"""Streams of chunks in sliding windows against the whole utterance computed at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.families.streamflow.rig import (
+    BLOCK,
+    MEL,
+    RATIO,
+    GuidedStream,
+    Parts,
+    a_voice,
+    flow_config,
+    off,
+    portions,
+    some_tokens,
+    stream_mel,
+)
+from token2wav import StreamConfig
+from token2wav.execution.stages import FlowChunk
+
+ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]
+
+
+@pytest.mark.parametrize(("backward", "forward"), ASSIGNMENTS)
+def test_whole_utterance_by_hand(backward: tuple[int, ...], forward: tuple[int, ...]) -> None:
+    parts = Parts.random(flow_config(backward=backward, forward=forward))
+    tokens, voice = some_tokens(45), a_voice()
+    for streaming in (True, False):
+        whole = parts.engine().whole(tokens, voice, streaming=streaming).numpy()
+        assert off(whole, parts.by_hand(tokens, voice)) <= MEL
+
+
+@pytest.mark.parametrize(("backward", "forward"), ASSIGNMENTS)
+def test_one_evaluation_in_a_window_is_that_of_the_whole(backward: tuple[int, ...], forward: tuple[int, ...]) -> None:
+    """With the past and future blocks of the assignment and no more."""
+    parts = Parts.random(flow_config(backward=backward, forward=forward, steps=1))
+    tokens, voice = some_tokens(20 * BLOCK + 1), a_voice()
+    assert off(stream_mel(parts, portions(tokens, 7), voice), parts.by_hand(tokens, voice)) <= MEL
+
+
+def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
+    """Blocks in reach of one evaluation go through all steps beside the chunk, as if nothing were beyond them."""
+    parts = Parts.random(flow_config())
+    count, voice = 11 * BLOCK + 4, a_voice()
+    tokens = some_tokens(count)
+    expected, start = [], 0
+    while start < count:
+        stop = start + 2 * BLOCK
+        last = stop + BLOCK > count  # its one future block is not there
+        stop, end = (count, count) if last else (stop, stop + BLOCK)
+        begin = max(0, start - 2 * BLOCK)
+        window = parts.by_hand(tokens[begin:end], voice, begin // BLOCK)
+        expected.append(window[:, RATIO * (start - begin) : RATIO * (stop - begin)])
+        start = stop
+    by_window = np.concatenate(expected, axis=1)
+    for size in (1, 5, 29, count):
+        assert off(stream_mel(parts, portions(tokens, size), voice), by_window) <= MEL
+    # All steps together depend on more than the window holds.
+    assert off(by_window, parts.by_hand(tokens, voice)) > 10 * MEL
+
+
+@pytest.mark.parametrize("count", [1, BLOCK, 3 * BLOCK, 6 * BLOCK, 6 * BLOCK + 1, 50])
+def test_any_length(count: int) -> None:
+    parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(count)
+    mel = stream_mel(parts, portions(tokens, 5), voice)
+    assert mel.shape[1] == RATIO * count
+    assert off(mel, parts.by_hand(tokens, voice)) <= MEL
+
+
+@pytest.mark.parametrize("stream", [StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=8 * BLOCK)])
+def test_hops_make_no_difference_to_one_evaluation(stream: StreamConfig) -> None:
+    parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(22 * BLOCK + 5)
+    assert off(stream_mel(parts, [tokens], voice, stream), parts.by_hand(tokens, voice)) <= MEL
+
+
+def test_every_chunk_costs_the_same() -> None:
+    utterance = GuidedStream(Parts.random(flow_config()), a_voice())
+    utterance.push(some_tokens(30 * BLOCK))
+    width = 2 + 2 + 1
+    assert set(utterance.windows[5:]) == {width * BLOCK}
+    assert max(utterance.windows) == width * BLOCK
+    utterance.finish()
+
+
+def test_first_audio_waits_for_chunk_and_look_ahead() -> None:
+    utterance = GuidedStream(Parts.random(flow_config()), a_voice())
+    needed = 3 * BLOCK
+    for count in range(1, needed + 1):
+        utterance.push(some_tokens(1, count))
+        assert len(utterance.windows) == (count == needed)
+    utterance.finish()
+
+
+def test_batched_equals_alone() -> None:
+    """Streams at different places, with windows of different shapes, and another speaker."""
+    parts = Parts.random(flow_config())
+    engine = parts.engine()
+    handles = [engine.open(a_voice(seed)) for seed in range(4)]
+    chunks = [
+        FlowChunk(some_tokens(18, 0), left=0, start=0, stop=12, last=False),
+        FlowChunk(some_tokens(30, 1), left=12, start=24, stop=36, last=False),
+        FlowChunk(some_tokens(30, 2), left=12, start=240, stop=252, last=False),
+        FlowChunk(some_tokens(15, 3), left=12, start=36, stop=39, last=True),
+    ]
+    batch = list(zip(handles, chunks, strict=True))
+    together = engine.advance(batch)
+    for row, mel in zip(batch, together, strict=True):
+        [alone] = engine.advance([row])
+        assert mel.shape[1] == RATIO * (row[1].stop - row[1].start)
+        assert off(mel.numpy(), alone.numpy()) <= MEL
+    for handle in handles:
+        engine.close(handle)
+    assert engine.open_streams == 0
+    assert engine.advance([]) == []

@@ -1,0 +1,88 @@
+"""`token2wav-masks`: what it draws, frame by frame, and that it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
+from tests.support.golden import TINY
+from token2wav import StreamConfig
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
+from token2wav_export import masks
+
+# Blocks (first, last) that a frame of block q sees, of which there are n.
+SEEN = {
+    "full attention: not streaming": lambda q, n: (0, n - 1),
+    "static chunks": lambda q, n: (0, q),
+    "2 left chunks": lambda q, n: (max(0, q - 2), q),
+    "chunks of twice the size": lambda q, n: (0, q // 2 * 2 + 1),
+    "guided: block": lambda q, n: (q, q),
+    "guided: backward": lambda q, n: (max(0, q - 1), q),
+    "guided: forward": lambda q, n: (q, min(n - 1, q + 1)),
+    "StreamFlow-SR: all 22 layers": lambda q, n: (max(0, q - 2), min(n - 1, q + 1)),
+    "StreamFlow-LR: all 22 layers": lambda q, n: (max(0, q - 2), min(n - 1, q + 2)),
+}
+
+
+def by_hand(seen: object, blocks: int, size: int) -> torch.Tensor:
+    mask = torch.zeros(blocks * size, blocks * size, dtype=torch.bool)
+    for row in range(blocks * size):
+        first, last = seen(row // size, blocks)  # type: ignore[operator]
+        mask[row, first * size : (last + 1) * size] = True
+    return mask
+
+
+def test_every_mask_frame_by_frame() -> None:
+    pictures, size = masks.every_mask(8)
+    for title, seen in SEEN.items():
+        assert torch.equal(pictures.pop(title), by_hand(seen, 8, size)), title
+    [(title, mask)] = pictures.items()
+    assert title == "2 left chunks and a prompt of 2"
+    expected = by_hand(SEEN["2 left chunks"], 8, size)
+    for row in range(2 * size, 8 * size):
+        expected[row, : 2 * size] = True
+    assert torch.equal(mask, expected)
+
+
+def test_masks_of_a_model_are_those_it_is_served_with() -> None:
+    flow = read_cosyvoice3(TINY).flow
+    pictures, size = masks.masks_of(flow, StreamConfig(), 4)
+    assert size == 50
+    assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))
+    kept = StreamConfig(left_blocks=0)
+    pictures, _ = masks.masks_of(flow, kept, 4)
+    assert pictures["streaming, a prompt of 2 blocks"][-1].nonzero().flatten().tolist() == [
+        *range(100),
+        *range(150, 200),
+    ]
+
+
+def test_masks_of_guided_attention_name_their_layers() -> None:
+    pictures, size = masks.masks_of(flow_config(depth=8), StreamConfig(), 6)
+    assert size == BLOCK_FRAMES
+    assert list(pictures) == [
+        "backward: layers 2, 4",
+        "block: 5 other layers",
+        "forward: layer 1",
+        "all layers: one evaluation",
+    ]
+    reach = by_hand(lambda q, n: (max(0, q - 2), min(n - 1, q + 1)), 6, BLOCK_FRAMES)
+    assert torch.equal(pictures["all layers: one evaluation"], reach)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for name, arguments in {"all.png": [], "tiny.png": ["--model", str(TINY), "--blocks", "4"]}.items():
+        assert masks.main([*arguments, "--save", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    for arguments, words in (
+        (["--model", str(tmp_path)], "not a model folder"),
+        (["--config", str(tmp_path / "none.yaml")], "cannot be read"),
+    ):
+        assert masks.main([*arguments, "--save", str(tmp_path / "x.png")]) == 2
+        assert words in capsys.readouterr().err
+    assert masks.main(["--save", str(tmp_path / "none" / "x.png")]) == 2
+    assert "none" in capsys.readouterr().err

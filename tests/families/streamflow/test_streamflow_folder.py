@@ -1,0 +1,130 @@
+"""A StreamFlow folder: what its YAML may say, and the library on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
+from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.execution.window_flow import WindowFlow
+from token2wav.families import check_folder
+from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.networks.configs import GuidedAttention
+
+AUDIO = 1e-4
+CPU = RuntimeConfig(device="cpu")
+TOKENS = np.random.default_rng(3).integers(0, 6561, 100).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "streamflow")
+
+
+def written(folder: Path, target: Path, **flow: Any) -> Path:
+    """The folder's YAML with other values, beside its vocoder and without weights."""
+    document = yaml.safe_load((folder / "streamflow.yaml").read_text())
+    document["flow"].update(flow)
+    (target / "streamflow.yaml").write_text(yaml.safe_dump(document))
+    (target / "bigvgan").symlink_to(folder / "bigvgan")
+    return target
+
+
+def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "streamflow.yaml").write_text(
+        "sample_rate: 16000\nflow: {type: streamflow}\nvocoder: {type: bigvgan, folder: bigvgan}\n"
+    )
+    (tmp_path / "bigvgan").symlink_to(folder / "bigvgan")
+    config = StreamFlowConfig.read(tmp_path)
+    flow, estimator = config.flow, config.flow.estimator
+    assert flow.guided == GuidedAttention.assigned(22, (7, 14), (1,))
+    assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (1024, 22, 16, 24)
+    assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (10, 0.5, 80, 4)
+    assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (16000, 640, 25)
+    assert config.hops(StreamConfig()) == (12, 12)
+    assert (flow.lookbehind_tokens, flow.lookahead_tokens) == (12, 6)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"layers": 3}, "flow: unknown key 'layers'; known are type, vocab_size"),
+    "another type": ({"type": "dit"}, "flow.type: 'dit' is not one of streamflow"),
+    "no layer": ({"forward_layers": [5]}, "flow.forward_layers: 5 is not one of the layers 1 to 4"),
+    "two masks": ({"forward_layers": [2]}, "flow.forward_layers: layer 2 has a mask already: backward"),
+    "half tokens": ({"block_frames": 26}, "flow.block_frames: 26 frames are not a whole number of tokens of 4 frames"),
+    "no chunk": ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not positive"),
+    "text": ({"dim": "wide"}, "flow.dim: expected int, got 'wide'"),
+    "other hop": ({"input_frame_rate": 50}, "hop_size is 160 instead of 80"),
+    "other bands": ({"mel_bands": 100}, "num_mels is 80 instead of 100"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_section_that_cannot_be_is_refused(folder: Path, tmp_path: Path, case: str) -> None:
+    changes, words = BAD[case]
+    with pytest.raises(ConfigError) as caught:
+        StreamFlowConfig.read(written(folder, tmp_path, **changes))
+    assert words in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_engine_that_cannot_run_it_says_so(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run guided attention"):
+        Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", engine="onnx"))
+
+
+def test_the_folder_is_checked_like_any_other(folder: Path) -> None:
+    check_folder(folder)
+
+
+def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
+    """A window holds all that one evaluation depends on."""
+    model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
+    assert isinstance(model.pipeline.flow, WindowFlow)
+    with model.stream(voice) as stream:
+        chunks = [chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)] + stream.finish()
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    assert len(audio) == len(TOKENS) * SAMPLES_PER_TOKEN
+    assert {chunk.sample_rate for chunk in chunks} == {SAMPLE_RATE}
+    assert np.abs(audio - model.vocode(model.mel(TOKENS, voice))).max() <= AUDIO
+    assert np.abs(audio).max() > 0.01
+    assert model.pipeline.open_streams == 0
+
+
+def test_no_guidance_has_no_unconditional_rows(folder: Path, tmp_path: Path) -> None:
+    unguided = written(folder, tmp_path, inference_cfg_rate=0, t_scheduler="linear")
+    (tmp_path / "flow.safetensors").symlink_to(folder / "flow.safetensors")
+    model = Token2Wav.load(unguided, stream=StreamConfig(steps=(1,)), runtime=CPU)
+    audio = model.synthesize(TOKENS[:70], a_voice())
+    assert np.abs(audio - model.vocode(model.mel(TOKENS[:70], a_voice()))).max() <= AUDIO
+
+
+def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
+    model, voice = Token2Wav.load(folder, runtime=CPU), a_voice()
+    expected = model.synthesize(TOKENS, voice)
+    for size in (1, 17):
+        with model.stream(voice) as stream:
+            chunks = [chunk for at in range(0, 100, size) for chunk in stream.push(TOKENS[at : at + size])]
+            chunks += stream.finish()
+        assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - expected).max() <= AUDIO
+
+
+def test_first_chunk_runs_when_its_look_ahead_is_there(folder: Path) -> None:
+    model = Token2Wav.load(folder, runtime=CPU)
+    with model.stream(a_voice()) as stream:
+        needed = (2 + 1) * BLOCK_TOKENS
+        assert stream.push(TOKENS[: needed - 1]) == []
+        assert len(stream.push(TOKENS[needed - 1 : needed])) == 1
+
+
+def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
+    model = Token2Wav.load(folder, runtime=CPU)
+    voice = Voice(np.arange(5), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
+    with pytest.raises(
+        InputError, match="prompt_tokens: 5 tokens, expected none: this model takes a speaker embedding"
+    ):
+        model.stream(voice)

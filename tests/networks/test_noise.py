@@ -1,0 +1,211 @@
+"""Noise: what a stock deployment draws, a function of the position alone, without end and within bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.material import DATA, FULL_SIZE, TINY
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.weights import draws_before_source
+from token2wav.networks.noise import PAGE_FRAMES, FlowNoise
+from token2wav.networks.source_noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, SourceNoise
+
+BANDS, HARMONICS = 80, 9
+BLOCK = _BLOCK_SAMPLES
+
+
+def public(name: str) -> dict[str, Any]:
+    return json.loads((DATA / "public_noise.json").read_text())[name]
+
+
+@cache
+def stock_source() -> SourceNoise:
+    config = CosyVoice3Config.read(TINY)
+    return SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+
+
+@cache
+def first_samples() -> torch.Tensor:
+    """The first blocks of the tiny model's source noise, drawn in one go as a stock model does."""
+    config = CosyVoice3Config.read(TINY)
+    generator = torch.Generator().manual_seed(0)
+    torch.rand(draws_before_source(config.flow, config.hift), generator=generator)
+    return torch.rand(4 * BLOCK, HARMONICS, generator=generator)
+
+
+# Digests of the public buffers.
+
+
+def test_the_flow_noise_is_the_public_one() -> None:
+    noise = FlowNoise(BANDS).window(0, PAGE_FRAMES)
+    assert [1, *noise.shape] == public("rand_noise")["shape"]
+    assert hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == public("rand_noise")["sha256"]
+
+
+def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
+    config = CosyVoice3Config.read(FULL_SIZE)
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    digest, step = hashlib.sha256(), 10 * BLOCK
+    samples = public("sine_waves")["shape"][1]
+    for start in range(0, samples, step):
+        digest.update(noise.window(start, min(start + step, samples)).numpy().tobytes())
+    assert digest.hexdigest() == public("sine_waves")["sha256"]
+
+
+# A function of the position.
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * PAGE_FRAMES), st.integers(0, 700)), min_size=1, max_size=6))
+@settings(max_examples=15, deadline=None)
+def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
+    noise = FlowNoise(BANDS)
+    whole = FlowNoise(BANDS).window(0, 2 * PAGE_FRAMES + 700)
+    for start, count in windows:
+        found = noise.window(start, start + count)
+        assert found.shape == (BANDS, count)
+        assert torch.equal(found, whole[:, start : start + count])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_source_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
+    config = CosyVoice3Config.read(TINY)
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    for start, count in windows:
+        found = noise.window(start, start + count)
+        assert found.shape == (count, HARMONICS)
+        assert torch.equal(found, first_samples()[start : start + count])
+
+
+def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
+    noise = stock_source()
+    before = noise.window(0, 100)
+    for block in range(_BLOCKS_KEPT + 3):
+        noise.window(block * BLOCK, block * BLOCK + 10)
+    assert torch.equal(noise.window(0, 100), before)
+    assert torch.equal(noise.window(BLOCK - 50, BLOCK + 50), first_samples()[BLOCK - 50 : BLOCK + 50])
+
+
+def test_source_noise_is_safe_to_share_between_threads() -> None:
+    config = CosyVoice3Config.read(TINY)
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for start in torch.randint(3 * BLOCK, (10,), generator=generator).tolist():
+            if not torch.equal(noise.window(start, start + 100), first_samples()[start : start + 100]):
+                wrong.append(start)
+
+    first_samples()
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_global_random_state_neither_matters_nor_changes() -> None:
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    flow = FlowNoise(BANDS).window(3 * PAGE_FRAMES, 3 * PAGE_FRAMES + 5)
+    source = SourceNoise(HARMONICS, 100).window(0, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(7)
+    assert torch.equal(FlowNoise(BANDS).window(3 * PAGE_FRAMES, 3 * PAGE_FRAMES + 5), flow)
+    assert torch.equal(SourceNoise(HARMONICS, 100).window(0, 5), source)
+
+
+# Past 300 seconds.
+
+
+def test_flow_noise_goes_on_past_its_public_end() -> None:
+    end = PAGE_FRAMES
+    across = FlowNoise(BANDS).window(end - 5, 3 * end + 5)
+    assert across.isfinite().all()
+    assert torch.equal(across[:, 5:10], FlowNoise(BANDS).window(end, end + 5))
+    pages = [FlowNoise(BANDS).window(page * end, (page + 1) * end) for page in range(3)]
+    for page, noise in enumerate(pages):
+        assert abs(float(noise.mean())) < 0.01
+        assert abs(float(noise.std()) - 1) < 0.01
+        for other in pages[:page]:
+            correlation = torch.corrcoef(torch.stack((noise.flatten(), other.flatten())))[0, 1]
+            assert abs(float(correlation)) < 0.01
+
+
+def test_source_noise_goes_on_past_its_public_end() -> None:
+    end = public("sine_waves")["shape"][1]
+    noise = stock_source()
+    past = noise.window(end, end + 2 * BLOCK)
+    assert past.isfinite().all()
+    assert float(past.min()) >= 0
+    assert float(past.max()) < 1
+    assert abs(float(past.mean()) - 0.5) < 0.01
+    assert not torch.equal(past[:BLOCK], past[BLOCK:])
+    assert not torch.equal(past[:BLOCK], noise.window(0, BLOCK))
+    assert torch.equal(noise.window(end, end + 2 * BLOCK), past)
+
+
+def test_memory_of_source_noise_is_bounded() -> None:
+    noise = SourceNoise(HARMONICS, 1)
+    for block in range(30):
+        noise.window(block * BLOCK, block * BLOCK + 1)
+    states = noise._known
+    noise.window(0, 3 * BLOCK)  # what is known already adds nothing
+    assert noise._known == states
+    assert len(noise._blocks) == _BLOCKS_KEPT
+    assert noise._states.numel() < 301 * 6000
+
+
+# Tables that replace the start.
+
+
+@pytest.mark.parametrize("given_frames", [1, 420, PAGE_FRAMES + 10])
+def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_frames: int) -> None:
+    table = torch.full((BANDS, given_frames), 7.0)
+    noise, stock = FlowNoise(BANDS, table), FlowNoise(BANDS)
+    window = noise.window(max(0, given_frames - 3), given_frames + 4)
+    assert (window[:, :-4] == 7).all()
+    assert torch.equal(window[:, -4:], stock.window(given_frames, given_frames + 4))
+    assert torch.equal(
+        noise.window(given_frames + 1, given_frames + 9), stock.window(given_frames + 1, given_frames + 9)
+    )
+    assert noise.window(0, 0).shape == (BANDS, 0)
+
+
+@pytest.mark.parametrize("samples", [1, 480, BLOCK + 7])
+def test_a_source_table_comes_first_and_the_stock_noise_goes_on_behind_it(samples: int) -> None:
+    config = CosyVoice3Config.read(TINY)
+    skip = draws_before_source(config.flow, config.hift)
+    noise = SourceNoise(HARMONICS, skip, torch.full((samples, HARMONICS), 0.25))
+    window = noise.window(max(0, samples - 3), samples + 4)
+    assert (window[:-4] == 0.25).all()
+    assert torch.equal(window[-4:], first_samples()[samples : samples + 4])
+    assert noise.window(0, 0).shape == (0, HARMONICS)
+
+
+def test_packed_numbers_are_the_floats_they_were_made_from() -> None:
+    floats = first_samples()[:5000]  # torch draws uniform float32 as multiples of 2**-24
+    integers = (floats.double() * 2**24).long()
+    packed = torch.stack((integers & 255, integers >> 8 & 255, integers >> 16), dim=-1).to(torch.uint8)
+    from_packed, from_floats = SourceNoise(HARMONICS, 1, packed), SourceNoise(HARMONICS, 1, floats)
+    for start, stop in ((0, 5000), (17, 18), (4990, 5010)):
+        assert torch.equal(from_packed.window(start, stop), from_floats.window(start, stop))
+
+
+@pytest.mark.parametrize(
+    ("cut", "bytes_of"), [(0, [1, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])], ids=["low", "middle", "high"]
+)
+def test_packed_bytes_have_the_low_one_first(cut: int, bytes_of: list[int]) -> None:
+    table = torch.tensor(bytes_of, dtype=torch.uint8).expand(1, HARMONICS, 3)
+    assert (SourceNoise(HARMONICS, 1, table).window(0, 1) == 256.0**cut / 2**24).all()

@@ -1,0 +1,39 @@
+# ruff: noqa: F401, F811 (fixtures of another folder)
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.serving.replies import LIMITS, Make
+from tests.unit.conftest import _faulty, config, expected, faulty, loaded_model, model, voice
+from token2wav import Token2Wav
+from token2wav.serving.worker import Observer, WorkerPool
+
+
+@pytest.fixture
+def make(model: Token2Wav) -> Iterator[Make]:
+    """Makes pools of one worker; afterwards each must be empty, and its thread ends."""
+    made: list[WorkerPool] = []
+
+    def build(
+        target: Token2Wav = model,
+        clock: Callable[[], float] = time.monotonic,
+        observer: Observer | None = None,
+        **limits: float,
+    ) -> WorkerPool:
+        made.append(WorkerPool(target.pipeline, replace(LIMITS, **limits), observer, clock))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield build
+    leftovers = [workers.open_requests for workers in made]
+    for workers in made:
+        workers.close()
+    assert leftovers == [0] * len(made)
+
+
+@pytest.fixture
+def workers(make: Make) -> WorkerPool:
+    return make()

@@ -1,0 +1,187 @@
+"""Output of an utterance: the same samples however they are portioned, equal to a conversion of the whole."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.material import TINY
+from token2wav import AudioChunk, InputError, StreamConfig
+from token2wav.errors import ConfigError
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.audio_output import ENCODERS, SAMPLE_RATES, AudioFormat, AudioOutput
+
+CONFIG = CosyVoice3Config.read(TINY)
+TOKEN = CONFIG.samples_per_token
+WINDOW = 240  # 10 ms
+EQUALS_WHOLE_DB = -80.0
+
+
+def noise(samples: int, seed: int = 0, level: float = 0.2) -> NDArray[np.float32]:
+    return (level * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32)
+
+
+def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> list[AudioChunk]:
+    """What is sent of audio that comes in portions; the rules that hold for every utterance are checked here."""
+    portions = np.split(audio, sorted(cuts))
+    found = [output.take(portion, last=index == len(portions) - 1) for index, portion in enumerate(portions)]
+    chunks = [chunk for chunk in found if chunk is not None]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(len(chunk.audio) for chunk in chunks[:-1])
+    last = chunks[-1]
+    assert sum(len(chunk.audio) for chunk in chunks) + last.samples_trimmed == (
+        last.samples_per_token * (len(audio) / TOKEN)
+    )
+    return chunks
+
+
+def joined(chunks: list[AudioChunk]) -> NDArray[Any]:
+    return np.concatenate([chunk.audio for chunk in chunks])
+
+
+@st.composite
+def portioned(draw: st.DrawFn) -> tuple[int, list[int]]:
+    """Tokens of an utterance, and where its audio is cut."""
+    tokens = draw(st.integers(1, 60))
+    return tokens, draw(st.lists(st.integers(0, tokens * TOKEN), max_size=12))
+
+
+@pytest.mark.parametrize("sample_rate", SAMPLE_RATES)
+@settings(max_examples=15, deadline=None)
+@given(portioned())
+def test_resampled_in_portions_equals_the_whole(sample_rate: int, case: tuple[int, list[int]]) -> None:
+    tokens, cuts = case
+    audio = noise(tokens * TOKEN)
+    chunks = taken(AudioOutput(CONFIG, AudioFormat("float32", sample_rate)), audio, cuts)
+    whole = soxr.resample(audio, CONFIG.sample_rate, sample_rate) if sample_rate != CONFIG.sample_rate else audio
+    found = joined(chunks)
+    assert found.dtype == np.float32
+    assert len(found) == len(whole)
+    assert 20 * np.log10(np.std(found - whole) / np.std(whole) + 1e-20) < EQUALS_WHOLE_DB
+    assert {chunk.sample_rate for chunk in chunks} == {sample_rate}
+
+
+@pytest.mark.parametrize(("sample_rate", "most_s"), [(8_000, 0.075), (16_000, 0.04), (48_000, 0.04)])
+def test_a_resampler_holds_back_no_more_than_is_said(sample_rate: int, most_s: float) -> None:
+    output, given_s, sent_s = AudioOutput(CONFIG, AudioFormat("int16", sample_rate)), 0.0, 0.0
+    for size in np.random.default_rng(1).integers(1, 2000, 50):
+        chunk = output.take(noise(int(size)), last=False)
+        given_s += int(size) / CONFIG.sample_rate
+        sent_s += chunk.duration_s if chunk else 0.0
+        assert given_s - sent_s <= most_s
+
+
+@pytest.mark.parametrize(("encoding", "subtype"), [("mulaw", "ULAW"), ("alaw", "ALAW"), ("int16", "PCM_16")])
+def test_encodings_are_those_of_libsndfile(encoding: str, subtype: str) -> None:
+    pcm = np.arange(-32767, 32768).astype(np.int16)
+    file = io.BytesIO()
+    soundfile.write(file, pcm, 8000, format="RAW", subtype=subtype, endian="LITTLE")
+    encoded = ENCODERS[encoding]((pcm / 32767).astype(np.float32))
+    assert encoded.tobytes() == file.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["mulaw", "alaw"])
+@pytest.mark.filterwarnings("ignore:'audioop' is deprecated:DeprecationWarning")
+def test_a_telephone_hears_what_was_said(encoding: str) -> None:
+    """Decoded by Python's own G.711: quantisation of 4 bits of mantissa, 38 dB for a loud voice."""
+    import audioop
+
+    audio = noise(8000)
+    codes = ENCODERS[encoding](audio).tobytes()
+    decode = audioop.ulaw2lin if encoding == "mulaw" else audioop.alaw2lin
+    heard = np.frombuffer(decode(codes, 2), np.int16) / 32767
+    assert 20 * np.log10(np.std(audio) / np.std(np.clip(audio, -1, 1) - heard)) > 35
+
+
+def test_what_is_too_loud_is_clipped() -> None:
+    loud = np.array([1.5, -1.5], np.float32)
+    assert [encode(loud).tolist() for encode in ENCODERS.values()] == [
+        [1.5, -1.5],
+        [32767, -32767],
+        [128, 0],
+        [170, 42],
+    ]
+
+
+@pytest.mark.parametrize(("encoding", "sample_rate"), [("float32", None), ("mulaw", 8_000), ("int16", 22_050)])
+@settings(max_examples=15, deadline=None)
+@given(portioned(), st.integers(0, 8000), st.integers(0, 300))
+def test_trimmed_in_portions_equals_the_whole(
+    encoding: str, sample_rate: int | None, case: tuple[int, list[int]], silence: int, trim_ms: int
+) -> None:
+    tokens, cuts = case
+    audio = noise(tokens * TOKEN)
+    audio[:silence] *= 1e-3
+    windows = min(trim_ms // 10, min(silence, len(audio)) // WINDOW)
+    rate = sample_rate or CONFIG.sample_rate
+    chunks = taken(AudioOutput(CONFIG, AudioFormat(encoding, sample_rate), trim_ms), audio, cuts)
+    assert chunks[-1].samples_trimmed == -(-windows * WINDOW * rate // CONFIG.sample_rate)
+    kept = audio[windows * WINDOW :]
+    whole = ENCODERS[encoding](soxr.resample(kept, CONFIG.sample_rate, rate) if sample_rate else kept)
+    found = joined(chunks)
+    assert len(whole) - len(found) in (0, 1)  # where the part that was dropped is no whole number of samples
+    assert np.array_equal(found, whole[: len(found)])
+
+
+@pytest.mark.parametrize("trim_ms", [0, 9, 10, 290, 5000])
+def test_as_much_is_trimmed_as_may_be(trim_ms: int) -> None:
+    [only] = taken(AudioOutput(CONFIG, trim_silence_ms=trim_ms), np.zeros(130 * TOKEN, np.float32), [])
+    assert only.samples_trimmed == trim_ms // 10 * WINDOW
+
+
+def test_nothing_but_silence_is_sent_as_an_end() -> None:
+    [only] = taken(AudioOutput(CONFIG, trim_silence_ms=5000), np.zeros(10 * TOKEN, np.float32), [100, 5000])
+    assert (only.final, len(only.audio), only.samples_trimmed, only.sound_s) == (True, 0, 10 * TOKEN, None)
+
+
+@pytest.mark.parametrize(("trim_ms", "sample_rate", "sound_s"), [(0, None, 0.5), (200, None, 0.3), (1000, 8000, 0.0)])
+def test_the_first_sound_is_found(trim_ms: int, sample_rate: int | None, sound_s: float) -> None:
+    audio = noise(50 * TOKEN)
+    audio[:12_000] *= 0.003  # -64 dBFS
+    chunks = taken(AudioOutput(CONFIG, AudioFormat("alaw", sample_rate), trim_ms), audio, [7000, 11_000, 20_000])
+    before = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])
+    [found] = [start + chunk.sound_s for start, chunk in zip(before, chunks, strict=False) if chunk.sound_s is not None]
+    assert found == pytest.approx(sound_s, abs=0.011)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sample_rate", "message"),
+    [
+        ("mp3", None, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
+        (["int16"], None, "audio_format: list is not one of float32, int16, mulaw, alaw"),
+        ("int16", 11_025, "sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48000"),
+        ("int16", 8000.0, "sample_rate: 8000.0 is not one of 8000, "),
+        ("int16", True, "sample_rate: True is not one of 8000, "),
+    ],
+)
+def test_formats_that_do_not_exist_are_refused(encoding: Any, sample_rate: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        AudioFormat(encoding, sample_rate)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd:
+        sample_rate, samples_per_token = 22_050, 512
+
+    with pytest.raises(InputError, match=r"^sample_rate: 8000 gives 185\.76 samples per token of this model"):
+        AudioOutput(Odd(), AudioFormat(sample_rate=8000))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    AudioOutput(CONFIG, AudioFormat(sample_rate=24_000))
+    with pytest.raises(InputError, match=r"^sample_rate: 8000 needs the library soxr, which this server lacks"):
+        AudioOutput(CONFIG, AudioFormat(sample_rate=8000))
+
+
+def test_trimming_goes_forward_only() -> None:
+    with pytest.raises(ConfigError, match=r"^stream\.trim_silence_ms: -1 is negative$"):
+        StreamConfig(trim_silence_ms=-1)

@@ -1,0 +1,289 @@
+"""Which tokens run when: pure arithmetic, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.unit.material import TINY, demo_voice, schedule_of
+from token2wav import ConfigError, InputError, StreamConfig
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
+
+CONFIG = CosyVoice3Config.read(TINY)
+LOOKAHEAD = 3
+BLOCK = 25
+NOTHING = np.zeros(0, np.int32)
+
+Policy = Literal["growing", "fixed", "lead"]
+
+prompts = st.integers(1, 120)
+lengths = st.integers(1, 400)
+policies = st.sampled_from(
+    [StreamConfig(), StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=50), StreamConfig(max_hop_tokens=25)]
+)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def chunker_of(prompt: int, stream: StreamConfig | None = None, playback: Playback | None = None) -> Chunker:
+    return Chunker(demo_voice(prompt).prompt_tokens, CONFIG, schedule_of(CONFIG, stream), playback)
+
+
+def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
+    """Tokens that say where they are in the utterance."""
+    return np.arange(start, start + count, dtype=np.int32)
+
+
+def run(chunker: Chunker, portions: Iterable[int]) -> list[FlowChunk]:
+    """Pushes portions of numbered tokens and ends; every chunk runs as soon as it can."""
+    chunks: list[FlowChunk] = []
+    at = 0
+
+    def drain() -> None:
+        while (chunk := chunker.next_chunk) is not None:
+            chunks.append(chunk)
+            chunker.computed()
+
+    for portion in portions:
+        chunker.push(numbered(portion, at))
+        at += portion
+        drain()
+    chunker.push(NOTHING, end=True)
+    drain()
+    return chunks
+
+
+def ranges(chunks: Iterable[FlowChunk]) -> list[tuple[int, int, bool]]:
+    return [(chunk.start, chunk.stop, chunk.last) for chunk in chunks]
+
+
+@given(prompts, st.lists(st.integers(0, 60), min_size=1, max_size=12), policies)
+def test_chunks_cover_the_utterance_on_the_block_grid_with_their_context(
+    prompt: int, portions: list[int], stream: StreamConfig
+) -> None:
+    count = sum(portions)
+    if not count:
+        portions, count = [1], 1
+    chunks = run(chunker_of(prompt, stream), portions)
+    total = prompt + count
+    prefix = (prompt - LOOKAHEAD) // BLOCK * BLOCK if prompt >= LOOKAHEAD else 0
+
+    assert chunks[0].start == prefix
+    assert [chunk.start for chunk in chunks[1:]] == [chunk.stop for chunk in chunks[:-1]]
+    assert chunks[-1].stop == total
+    assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert all(chunk.stop > chunk.start for chunk in chunks)
+    assert all(chunk.stop % BLOCK == 0 for chunk in chunks[:-1])
+
+    utterance = np.concatenate((demo_voice(prompt).prompt_tokens, numbered(count)))
+    for chunk in chunks:
+        right = 0 if chunk.last else LOOKAHEAD
+        assert chunk.left == min(2, chunk.start)
+        assert chunk.tokens.dtype == np.int32
+        assert np.array_equal(chunk.tokens, utterance[chunk.start - chunk.left : chunk.stop + right])
+
+
+@given(prompts, lengths, policies, st.data())
+def test_the_chunks_do_not_depend_on_how_tokens_arrive(
+    prompt: int, count: int, stream: StreamConfig, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=20)))
+    portions = np.diff([0, *cuts, count]).tolist()
+    at_once = run(chunker_of(prompt, stream), [count])
+    one_by_one = run(chunker_of(prompt, stream), [1] * count)
+    assert ranges(run(chunker_of(prompt, stream), portions)) == ranges(at_once) == ranges(one_by_one)
+
+
+@given(prompts, lengths, policies)
+@settings(max_examples=40)
+def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
+    prompt: int, count: int, stream: StreamConfig
+) -> None:
+    chunker = chunker_of(prompt, stream)
+    for received in range(1, count + 1):
+        chunker.push(numbered(1))
+        chunk = chunker.next_chunk
+        if chunk is None:
+            continue
+        assert prompt + received == chunk.stop + LOOKAHEAD
+        assert not chunk.last
+        chunker.computed()
+        assert chunker.next_chunk is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "first"), [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)]
+)
+def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: int, first: int) -> None:
+    chunker = chunker_of(prompt)
+    chunker.push(numbered(first + LOOKAHEAD - 1))
+    assert chunker.next_chunk is None
+    chunker.push(numbered(1))
+    chunk = chunker.next_chunk
+    assert chunk is not None
+    assert chunk.stop == prompt + first
+
+
+@pytest.mark.parametrize(
+    ("stream", "hops"),
+    [
+        (StreamConfig(), [25, 50, 100, 100, 100]),
+        (StreamConfig(max_hop_tokens=75), [25, 50, 75, 75]),
+        (StreamConfig(max_hop_tokens=200), [25, 50, 100, 200, 200]),
+        (StreamConfig(hop="fixed"), [25, 25, 25, 25]),
+    ],
+)
+def test_hops_of_the_policies_that_count_chunks(stream: StreamConfig, hops: list[int]) -> None:
+    chunks = run(chunker_of(50, stream), [sum(hops) + LOOKAHEAD])
+    stops = [50, *(chunk.stop for chunk in chunks[:-1])]
+    assert np.diff(stops).tolist() == hops
+    assert chunks[-1].stop - chunks[-1].start == LOOKAHEAD
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_an_utterance_that_ends_within_the_lookahead_of_a_chunk_has_no_stub(extra: int) -> None:
+    chunks = run(chunker_of(25), [25 + extra])
+    assert ranges(chunks) == [(0, 50 + extra, True)]
+
+
+def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it() -> None:
+    assert ranges(run(chunker_of(25), [28])) == [(0, 50, False), (50, 53, True)]
+
+
+def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
+    prefixes = {prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
+    assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
+
+
+# The policy that follows the lead over playback.
+
+
+def lead_hops(*seconds_between_chunks: float) -> list[int]:
+    """Tokens of the chunks of a stream whose listener hears it while it is computed."""
+    clock = FakeClock()
+    playback = Playback(clock)
+    chunker = chunker_of(50, StreamConfig(hop="lead"), playback)
+    clock.now += 100  # the first tokens are slow to come, which is no part of playback
+    chunker.push(numbered(1000))
+    stops = [50]
+    for seconds in seconds_between_chunks:
+        assert chunker.next_chunk is not None
+        stops.append(chunker.next_chunk.stop)
+        playback.sent((stops[-1] - stops[-2]) / 25)
+        clock.now += seconds
+        chunker.computed()
+    return np.diff(stops).tolist()
+
+
+def test_lead_takes_as_many_tokens_as_audio_is_ahead() -> None:
+    # Nothing is heard meanwhile: 25 tokens ahead, then 50, 100, and the bound.
+    assert lead_hops(0, 0, 0, 0, 0) == [25, 25, 50, 100, 100]
+
+
+def test_lead_falls_back_to_the_shortest_hop_when_there_is_none() -> None:
+    assert lead_hops(1, 1, 1, 1, 1) == [25] * 5  # all audio has been heard when the next chunk is decided
+    assert lead_hops(60, 60, 60) == [25] * 3
+
+
+def test_lead_shrinks_with_playback() -> None:
+    # 200 tokens are sent, of which 112.5 are heard, then 150 of 275, 350 of 350.
+    assert lead_hops(0, 0, 0, 4.5, 1.5, 100, 0) == [25, 25, 50, 100, 75, 100, 25]
+
+
+@given(st.integers(1, 30), st.floats(-1e6, 1e6), st.sampled_from(["growing", "fixed", "lead"]))
+def test_every_hop_is_whole_blocks_within_its_bounds(index: int, lead: float, policy: Policy) -> None:
+    hop = HopSchedule(policy, first=50, longest=200, block=25).hop(index, lead)
+    assert hop % 25 == 0
+    assert 50 <= hop <= 200
+
+
+@pytest.mark.parametrize(
+    ("stream", "field", "value"),
+    [
+        (StreamConfig(max_hop_tokens=30), "stream.max_hop_tokens", "30"),
+        (StreamConfig(max_hop_tokens=110), "stream.max_hop_tokens", "110"),
+    ],
+)
+def test_a_hop_off_the_block_grid_is_refused(stream: StreamConfig, field: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: {value} is not a multiple .* 25 tokens$"):
+        HopSchedule.of(stream, CONFIG)
+
+
+# The rules of a chunker.
+
+
+def test_a_decision_stands_until_its_chunk_is_computed() -> None:
+    chunker = chunker_of(25)
+    chunker.push(numbered(200))
+    first = chunker.next_chunk
+    chunker.push(numbered(200), end=True)
+    assert chunker.next_chunk is first
+    assert chunker.chunks == 0
+
+
+def test_a_message_is_consumed_when_the_next_chunk_needs_more_than_its_tokens() -> None:
+    chunker = chunker_of(25)
+    chunker.push(numbered(27))
+    assert chunker.needs(52)
+    chunker.push(numbered(2))
+    assert chunker.needs(52)
+    assert not chunker.needs(53)
+    chunker.computed()
+    assert chunker.needs(54)
+    chunker.push(NOTHING, end=True)
+    assert chunker.needs(54)  # of the end, which came with a later one
+
+
+def test_tokens_are_checked_once() -> None:
+    for bad in ([5, -1], [6561], [[1]], [1.5]):
+        with pytest.raises(InputError, match=r"^tokens: "):
+            checked_tokens(bad, CONFIG)
+
+
+def test_a_stream_that_would_end_without_tokens_goes_on() -> None:
+    chunker = chunker_of(25)
+    with pytest.raises(InputError, match=r"^tokens: .*at least 1"):
+        chunker.push(NOTHING, end=True)
+    assert not chunker.ended
+    chunker.push(numbered(1), end=True)
+    assert ranges([chunk for chunk in [chunker.next_chunk] if chunk]) == [(0, 26, True)]
+
+
+def test_windows_are_copies() -> None:
+    chunkers = [chunker_of(25) for _ in range(2)]
+    tokens = numbered(300)
+    for chunker in chunkers:
+        chunker.push(tokens)
+    assert chunkers[0].next_chunk is not None
+    chunkers[0].next_chunk.tokens[:] = -7
+    chunkers[0].computed()
+    assert chunkers[1].next_chunk is not None
+    assert np.array_equal(tokens, numbered(300))
+    assert chunkers[0].next_chunk is not None
+    assert (chunkers[0].next_chunk.tokens >= 0).all()
+
+
+def test_a_playback_clock_counts_from_the_first_audio_and_its_buffer() -> None:
+    clock = FakeClock()
+    playback = Playback(clock, buffer_seconds=0.3)
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 1001.3)
+    clock.now += 1.2
+    assert (playback.sent(1.0), playback.plays_until) == (0.0, 1002.3)
+    clock.now += 1.5
+    assert playback.sent(0.5) == pytest.approx(0.4)  # the listener heard nothing for as long
+    assert playback.plays_until == pytest.approx(1003.2)
+    assert (playback.started, playback.seconds_sent, playback.underruns) == (1000.0, 2.5, 1)

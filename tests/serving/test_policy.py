@@ -1,0 +1,237 @@
+"""Who runs next: rules one by one, then whole days of a server in no time, with a clock of its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from token2wav.serving.policy import AHEAD_SECONDS, RESERVE_SECONDS, Policy, Ready
+
+TOKENS_PER_SECOND = 25
+HOP, LOOKAHEAD = 25, 3
+BUFFER = 0.3
+POLL_SECONDS = 0.05  # after which a worker looks again
+VOCODER_HOLDS = 0.16  # seconds of audio that need what follows
+
+
+def heard(owner: str, plays_until: float, tokens: int = 25, since: float = 0.0) -> Ready[str]:
+    return Ready(owner, since, plays_until, tokens)
+
+
+def fresh(owner: str, since: float, tokens: int = 25) -> Ready[str]:
+    return Ready(owner, since, None, tokens)
+
+
+def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> str:
+    return "".join(chunk.owner for chunk in Policy[str](most).next_batch(chunks, now))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "batch"),
+    [
+        ([], ""),
+        ([heard("a", 9), heard("b", 8)], "ba"),  # by the end of their audio
+        ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cb"),  # first chunks go first, and what has time waits
+        ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "ba"),  # unless somebody would fall silent
+        ([fresh("a", 0, 25), fresh("b", 1, 40), fresh("c", 2, 20)], "ac"),  # a short one does not wait for a long one
+        ([heard("a", 4, 100), heard("b", 5, 25)], "ab"),
+        ([heard("a", 4), heard("b", AHEAD_SECONDS + 1)], "a"),  # who is far ahead makes no batch slower
+        ([heard("a", 8), heard("b", 7)], "ba"),  # but their own
+    ],
+)
+def test_who_comes_first_and_who_rides_along(chunks: list[Ready[str]], batch: str) -> None:
+    assert first_batch(chunks) == batch
+
+
+def test_a_batch_is_bounded() -> None:
+    assert first_batch([fresh("a", 3), fresh("b", 1), fresh("c", 2)], most=2) == "bc"
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
+def test_idle_workers_share_what_is_there(workers: int, batch: str) -> None:
+    chunks = [fresh(owner, since) for since, owner in enumerate("abcde")]
+    assert "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, workers)) == batch
+
+
+def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spare() -> None:
+    policy, relaxed = Policy[str](1), heard("relaxed", 4.0, since=-90.0)
+    heads = []
+    for _ in range(8):
+        chunks = [heard("urgent", -9.0, since=-9.0), fresh("old", -50.0), relaxed]
+        heads.append(policy.next_batch(chunks, 0.0)[0].owner)
+    assert heads == ["urgent", "urgent", "urgent", "old"] * 2
+
+
+@pytest.mark.parametrize(
+    ("in_hand", "tokens", "due", "workers", "batch"),
+    [
+        (4.5, 100, [9.0], 1, "abcd"),  # 4 s of work
+        (3.5, 100, [], 1, "abc"),  # else the first of them comes too late itself
+        (4.5, 100, [2.5], 1, "ab"),  # else a listener falls silent whose tokens may come meanwhile
+        (4.5, 100, [0.5], 1, "a"),
+        (4.5, 25, [0.5], 1, "abcd"),  # as slow as one long chunk
+        (4.5, 100, [0.5], 2, "ab"),  # another worker is there for that listener
+        (9.0, 100, [2.5], 1, "ab"),
+        (9.0, 100, [0.5], 1, ""),  # who is far ahead can wait
+        (9.0, 100, [-2.0], 1, ""),
+        (9.0, 100, [-AHEAD_SECONDS], 1, "abcd"),  # nobody waits for a stream whose tokens don't come
+        (9.0, 100, [0.5], 2, "ab"),
+    ],
+)
+def test_chunks_that_have_time_leave_the_last_worker_to_others(
+    in_hand: float, tokens: int, due: list[float], workers: int, batch: str
+) -> None:
+    policy = Policy[str](8)
+    policy.computed(100, 1.0)
+    chunks = [heard(owner, in_hand, tokens) for owner in "abcd"]
+    assert "".join(chunk.owner for chunk in policy.next_batch(chunks, 0.0, workers, due)) == batch
+
+
+def test_the_speed_of_a_worker_is_learned() -> None:
+    policy = Policy[str](8)
+    chunks = [heard(owner, 4.0, 100) for owner in "abcd"]
+    for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):  # for 100 tokens
+        policy.computed(100, seconds)
+        assert len(policy.next_batch(chunks, 0.0)) == most
+
+
+@dataclass(eq=False)
+class Listener:
+    """A stream whose tokens arrive at 25 a second; its player starts a moment after the first audio.
+
+    Attributes:
+        longest: hop; the first has 25 tokens, each of the others twice those of the one before.
+        at_once: whether all its tokens arrive together.
+    """
+
+    arrives: float
+    longest: int = HOP
+    at_once: bool = False
+    tokens: int = 0
+    plays_until: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    first: float = 0.0
+
+    @property
+    def hop(self) -> int:
+        return min(self.longest, HOP << len(self.gaps) + 1 if self.plays_until is not None else HOP)
+
+    @property
+    def ready_at(self) -> float:
+        return self.arrives + (0 if self.at_once else (self.tokens + self.hop + LOOKAHEAD) / TOKENS_PER_SECOND)
+
+    def take(self, now: float) -> None:
+        held_back, hop = 0.0, self.hop
+        if self.plays_until is None:
+            self.first, self.plays_until, held_back = now - self.ready_at, now + BUFFER, VOCODER_HOLDS
+        else:
+            self.gaps.append(max(0.0, now - self.plays_until))
+        self.plays_until = max(self.plays_until, now) + hop / TOKENS_PER_SECOND - held_back
+        self.tokens += hop
+
+
+@dataclass
+class Running:
+    """A batch that a worker computes."""
+
+    batch: list[Ready[Listener]]
+    until: float
+
+
+def replay(
+    listeners: list[Listener], seconds: float, most: int, fixed: float, per_token: float, workers: int = 1
+) -> list[Listener]:
+    """Runs a server whose batches take `fixed` plus `per_token` for every token in them."""
+    policy: Policy[Listener] = Policy(most)
+    running: list[Running] = []
+    now = 0.0
+    while now < seconds:
+        for worker in [worker for worker in running if worker.until <= now]:
+            running.remove(worker)
+            tokens = sum(chunk.tokens for chunk in worker.batch)
+            policy.computed(tokens, fixed + per_token * tokens)
+            for chunk in worker.batch:
+                chunk.owner.take(now)
+        while len(running) < workers and (batch := policy.next_batch(*waiting(listeners, running, now, workers))):
+            running.append(Running(batch, now + fixed + per_token * sum(chunk.tokens for chunk in batch)))
+        events = [worker.until for worker in running] + [each.ready_at for each in listeners if each.ready_at > now]
+        now = min([now + POLL_SECONDS, *events] if len(running) < workers else [worker.until for worker in running])
+    return listeners
+
+
+def waiting(
+    listeners: list[Listener], running: list[Running], now: float, workers: int
+) -> tuple[list[Ready[Listener]], float, int, list[float]]:
+    """What the scheduler asks the policy."""
+    computed = {id(chunk.owner) for worker in running for chunk in worker.batch}
+    idle = [each for each in listeners if each.arrives <= now and id(each) not in computed]
+    ready = [Ready(each, each.ready_at, each.plays_until, each.hop) for each in idle if each.ready_at <= now]
+    ends = [each.arrives if each.plays_until is None else each.plays_until for each in idle if each.ready_at > now]
+    return ready, now, workers - len(running), ends
+
+
+def poisson(count: int, mean_gap: float, seed: int) -> list[float]:
+    generator, at, arrivals = random.Random(seed), 0.0, []
+    for _ in range(count):
+        at += generator.expovariate(1 / mean_gap)
+        arrivals.append(at)
+    return arrivals
+
+
+def arriving(times: list[float]) -> list[Listener]:
+    return [Listener(at) for at in times]
+
+
+FULL_LOAD = 1 / (32 * TOKENS_PER_SECOND)  # seconds per token at which 32 streams are all that can be served
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_playback_is_unbroken_and_first_audio_fast_at_70_percent_load(seed: int) -> None:
+    listeners = replay(arriving(poisson(32, 0.1, seed)), 60.0, most=8, fixed=0.004, per_token=0.7 * FULL_LOAD)
+    assert max(gap for listener in listeners for gap in listener.gaps) == 0
+    assert max(listener.first for listener in listeners) < 0.5
+
+
+def test_overload_starves_nobody() -> None:
+    listeners = replay(arriving(poisson(32, 0.5, 0)), 60.0, most=8, fixed=0.004, per_token=2 * FULL_LOAD)
+    progress = [listener.tokens / (60.0 - listener.arrives) for listener in listeners]
+    assert max(listener.first for listener in listeners) < 8
+    assert min(progress) > 0.6 * max(progress)
+
+
+def test_a_flood_of_newcomers_does_not_silence_those_who_listen() -> None:
+    listeners = arriving([0.0] + [5 + 0.001 * i for i in range(60)])
+    replay(listeners, 9.0, most=8, fixed=0.01, per_token=0.0005)
+    assert max(listeners[0].gaps) == 0
+    assert all(listener.plays_until is not None for listener in listeners)
+
+
+# What batches of the `small` model take on 2 cores (docs/tuning.md), one worker on both and two workers on one each,
+# and on something ten times as fast: seconds for a batch, and for each token in it.
+ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.0065, 0.00033)
+
+
+@pytest.mark.parametrize(
+    ("host", "paced", "longest_gap", "bulk_seconds"),
+    [(ONE_WORKER, 1, 0.6, 480), (TWO_WORKERS, 1, 0.3, 600), (TWO_WORKERS, 4, 0.6, 450), (FAST, 4, 0.0, 3000)],
+)
+def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
+    host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
+) -> None:
+    """Eight of them, from 10 s on, for 50 s."""
+    listeners = [Listener(0.37 * number) for number in range(paced)]
+    bulk = [Listener(10.0, longest=100, at_once=True) for _ in range(8)]
+    workers, fixed, per_token = host
+    replay(listeners + bulk, 60.0, 8, fixed, per_token, workers)
+    assert max(gap for listener in listeners for gap in listener.gaps) <= longest_gap
+    assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds  # they get what is left
+    assert min(each.tokens for each in bulk) > 0.8 * max(each.tokens for each in bulk)
+
+
+def test_newcomers_do_not_wait_for_long_utterances_that_are_far_ahead() -> None:
+    bulk = [Listener(0.0, longest=100, at_once=True) for _ in range(8)]
+    newcomers = arriving([20.0 + 2.3 * number for number in range(8)])
+    replay(bulk + newcomers, 60.0, 8, *TWO_WORKERS[1:], workers=2)
+    assert max(each.first for each in newcomers) < 0.5

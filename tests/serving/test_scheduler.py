@@ -1,0 +1,134 @@
+"""The scheduler alone, without threads, engines or time that passes: what becomes ready, who gets it, who is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.serving.replies import FIRST, LIMITS, SECOND, FakeClock, RecordingReply
+from tests.unit.material import TINY, demo_tokens, demo_voice, schedule_of
+from token2wav import LimitError, StreamClosedError
+from token2wav.errors import IdleError
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.serving.audio_output import AudioOutput
+from token2wav.serving.chunking import Chunker, Playback
+from token2wav.serving.request import Request, Slots, Status
+from token2wav.serving.scheduler import Scheduler
+
+CONFIG = CosyVoice3Config.read(TINY)
+WORKER = 7
+
+
+class Rig:
+    def __init__(self, **limits: float) -> None:
+        self.clock = FakeClock()
+        self.scheduler = Scheduler(replace(LIMITS, **limits), 25.0, self.clock)  # type: ignore[arg-type]
+
+    def admitted(self) -> Request:
+        voice, playback = demo_voice(25), Playback(self.clock)
+        chunker = Chunker(voice.prompt_tokens, CONFIG, schedule_of(CONFIG), playback)
+        self.scheduler.admit(request := Request(voice, 10, chunker, playback, AudioOutput(CONFIG)))
+        return request
+
+    def opened(self) -> Request:
+        request = self.admitted()
+        request.slots = Slots(1, 1)
+        return request
+
+    def push(self, request: Request, count: int, *, end: bool = False, keep_open: bool = False) -> list[int]:
+        """Pushes tokens; returns the numbers of the messages that are finished by it."""
+        reply = RecordingReply(str(len(request.messages)))
+        finished = self.scheduler.push(request, demo_tokens(count), reply, end=end, keep_open=keep_open)
+        return [int(each.name) for each in finished if isinstance(each, RecordingReply)]
+
+    def computed(self, request: Request) -> int:
+        """Runs the next chunk of a request; returns how many replies are finished by it."""
+        assert self.scheduler.next_batch(WORKER, 1) == [request]
+        assert (request.status, request.owner) == (Status.RUNNING, WORKER)
+        self.scheduler.sent(request)
+        finished = self.scheduler.settle(request)
+        self.scheduler.release(request)
+        return len(finished)
+
+
+def test_a_request_waits_is_ready_runs_and_is_finished() -> None:
+    rig = Rig()
+    request = rig.opened()
+    seen = [request.status]
+    assert rig.push(request, FIRST - 1) == [0]  # consumed: its tokens make no chunk possible
+    seen.append(request.status)
+    assert rig.push(request, 1) == []
+    seen.append(request.status)
+    assert rig.push(request, SECOND - FIRST) == []  # waits behind the one whose chunk comes first
+    for _ in range(2):
+        assert rig.computed(request) == 1
+        seen.append(request.status)
+    assert rig.push(request, 0, end=True) == []
+    assert rig.computed(request) == 1
+    seen.append(request.status)
+    ready, waiting = Status.READY, Status.WAITING
+    assert seen == [waiting, waiting, ready, ready, waiting, Status.FINISHED]
+    assert rig.scheduler.requests == []
+    with pytest.raises(StreamClosedError):
+        rig.push(request, 1)
+
+
+def test_requests_are_opened_in_order_and_not_before_a_chunk_that_has_waited_longer() -> None:
+    rig = Rig()
+    old, first, second = rig.opened(), rig.admitted(), rig.admitted()
+    rig.push(second, 1)
+    rig.push(first, 1)
+    assert rig.scheduler.next_to_open(WORKER) is first
+    rig.push(old, FIRST)
+    rig.clock.now += 1
+    rig.push(young := rig.admitted(), 1)
+    assert rig.scheduler.next_to_open(WORKER) is second
+    assert rig.scheduler.next_to_open(WORKER) is None
+    assert rig.scheduler.next_batch(WORKER, 1) == [old]
+    assert rig.scheduler.next_to_open(WORKER) is young
+
+
+def test_a_message_stays_until_its_request_is_opened_so_that_it_can_tell_of_a_failure() -> None:
+    rig = Rig()
+    request = rig.admitted()
+    assert rig.push(request, 1) == []
+    assert request.status is Status.READY
+    assert len(rig.scheduler.fail(request, LimitError("cache: full"))) == 1
+    assert (request.status, request.why_closed) == (Status.FAILED, "stream: it failed: cache: full")
+    assert rig.scheduler.fail(request, LimitError("again")) == []
+
+
+def test_a_worker_answers_what_comes_while_it_computes() -> None:
+    rig = Rig()
+    request = rig.opened()
+    rig.push(request, FIRST)
+    assert rig.scheduler.next_batch(WORKER, 1) == [request]
+    assert rig.push(request, 1) == []
+    rig.scheduler.sent(request)
+    assert len(rig.scheduler.settle(request)) == 2
+
+
+def test_only_who_waits_for_tokens_is_idle() -> None:
+    rig = Rig(idle_seconds=30.0)
+    ready, waiting, unopened = rig.opened(), rig.opened(), rig.admitted()
+    rig.push(ready, FIRST)
+    rig.push(waiting, 1)
+    rig.push(unopened, 1)
+    rig.clock.now += 29
+    assert rig.push(waiting, 0) == [0]  # no sign of life
+    rig.clock.now += 2
+    [(request, error)] = rig.scheduler.overdue()
+    assert request is waiting
+    assert isinstance(error, IdleError)
+
+
+def test_kept_replies_are_finished_with_their_request_each_once() -> None:
+    rig = Rig()
+    request = rig.opened()
+    assert rig.push(request, 1, keep_open=True) == []
+    assert len(request.messages) == 0
+    assert rig.push(request, 1, end=True, keep_open=True) == []
+    assert rig.computed(request) == 2
+    assert np.array_equal([request.chunker.new_tokens, request.chunker.chunks], [2, 1])

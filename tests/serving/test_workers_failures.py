@@ -1,0 +1,114 @@
+"""What goes wrong with one utterance harms no other."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from tests.serving.replies import (
+    FIRST,
+    LIMITS,
+    BrokenReply,
+    Counter,
+    Expected,
+    Make,
+    RecordingReply,
+    assert_serves,
+    joined,
+    speak,
+)
+from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from token2wav import EngineError, Token2Wav, Voice
+from token2wav.errors import DeviceLostError
+from token2wav.serving import pipeline
+from token2wav.serving.worker import WorkerPool
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [RuntimeError("out of memory\non two lines"), ValueError("a bug"), float("nan")],
+    ids=["engine", "bug", "NaN"],
+)
+def test_an_engine_failure_ends_one_utterance_and_no_other(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, fault: BaseException | float
+) -> None:
+    model, vocoder = faulty
+    workers = make(model)
+    other, started = workers.open(voice), RecordingReply()
+    workers.push(other, demo_tokens(FIRST), started, end=False)
+    started.succeeded()
+
+    vocoder.fault = fault
+    closed, reply, kept = Counter(), RecordingReply(), RecordingReply()
+    utterance = workers.open(voice, closed)
+    workers.push(utterance, [1], kept, end=False, keep_open=True)
+    workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+    error = reply.failed()
+    assert isinstance(error, EngineError)
+    assert str(error).startswith("engine: ")
+    assert kept.failed() is error
+    assert closed.count == 1
+
+    rest = RecordingReply()
+    workers.push(other, demo_tokens(40)[FIRST:], rest, end=True)
+    assert np.array_equal(joined(started, rest), expected(40))
+    assert model.pipeline.open_streams == 0
+
+
+def test_a_lost_device_is_told_once_its_utterances_have_failed(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(device: torch.device, cause: BaseException) -> None:
+        raise DeviceLostError("engine: the GPU cannot be used any more by this process")
+
+    monkeypatch.setattr(pipeline, "check_device", lost)
+    model, vocoder = faulty
+    told, reply = threading.Event(), RecordingReply()
+
+    def tell() -> None:
+        assert reply.outcomes == ["failed"]
+        told.set()
+
+    workers = WorkerPool(model.pipeline, LIMITS, on_device_lost=tell)
+    vocoder.fault = RuntimeError("CUDA error: device-side assert triggered")
+    workers.push(workers.open(voice), demo_tokens(FIRST), reply, end=False)
+    assert isinstance(reply.failed(), DeviceLostError)
+    assert told.wait(WAIT_SECONDS)
+    workers.close()
+
+
+def test_an_engine_that_cannot_open_fails_the_request(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    model, vocoder = faulty
+    workers = make(model)
+    vocoder.open_fault = RuntimeError("no room")
+    assert isinstance(speak(workers, voice, 4).failed(), EngineError)
+    vocoder.open_fault = None
+    assert_serves(workers, voice, expected)
+
+
+def test_a_reply_that_raises_harms_nobody(
+    workers: WorkerPool, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    closed, reply = Counter(), BrokenReply()
+    workers.push(workers.open(voice, closed), demo_tokens(FIRST), reply, end=True)
+    reply.failed()
+    assert closed.count == 1
+    assert model.pipeline.open_streams == 0
+    assert_serves(workers, voice, expected)
+
+
+def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
+    class Unaskable(RecordingReply):
+        def is_cancelled(self) -> bool:
+            raise ConnectionError("gone")
+
+    reply = Unaskable()
+    utterance = workers.open(voice)
+    workers.push(utterance, [1], reply, end=False, keep_open=True)
+    reply.failed()
+    assert_serves(workers, voice, expected)

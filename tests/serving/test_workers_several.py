@@ -1,0 +1,94 @@
+"""Several workers: the same audio, utterance by utterance in order, and nothing is held or forgotten by any."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.serving.replies import FIRST, LIMITS, SECOND, Expected, RecordingReply, joined, speak, until
+from tests.support.golden import snr_db
+from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
+from token2wav import StreamClosedError, Token2Wav, Voice
+from token2wav.serving.worker import WorkerPool, default_workers
+
+WORKERS = 3
+SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
+
+
+@pytest.fixture
+def several(model: Token2Wav) -> Iterator[WorkerPool]:
+    workers = WorkerPool(model.pipeline, LIMITS, workers=WORKERS)
+    yield workers
+    workers.close()
+    assert model.pipeline.open_streams == 0
+
+
+def test_many_utterances_in_portions_are_those_of_the_library(
+    several: WorkerPool, voice: Voice, expected: Expected
+) -> None:
+    rng = random.Random(3)
+    spoken = []
+    for _ in range(12):
+        count = rng.choice([4, FIRST, SECOND + 1])
+        utterance, replies, sent = several.open(voice), [], 0
+        while sent < count:
+            stop = min(count, sent + rng.choice([3, 20, 60]))
+            replies.append(RecordingReply())
+            several.push(utterance, demo_tokens(count)[sent:stop], replies[-1], end=stop == count)
+            sent = stop
+        spoken.append((count, replies))
+    for count, replies in spoken:
+        audio = joined(*replies)
+        assert [chunk.index for reply in replies for chunk in reply.chunks] == list(
+            range(sum(len(reply.chunks) for reply in replies))
+        )
+        assert audio.shape == expected(count).shape
+        assert snr_db(expected(count), audio) > SAME_DB
+
+
+def test_workers_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
+    model, vocoder = faulty
+    barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
+
+    def meeting() -> None:
+        barrier.wait()
+
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
+    try:
+        first = workers.open(voice)
+        vocoder.meanwhile["advance"] = meeting
+        reply = RecordingReply()
+        workers.push(first, demo_tokens(FIRST), reply, end=True)
+        until(lambda: barrier.n_waiting == 1)
+        vocoder.meanwhile["advance"] = meeting  # the first call took it
+        second = speak(workers, voice, FIRST)
+        reply.succeeded()
+        second.succeeded()
+    finally:
+        workers.close()
+
+
+def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    model, vocoder = faulty
+    workers = WorkerPool(model.pipeline, LIMITS, workers=2)
+    try:
+        utterance, reply = workers.open(voice), RecordingReply()
+        vocoder.meanwhile["advance"] = lambda: workers.cancel(utterance)
+        workers.push(utterance, demo_tokens(FIRST), reply, end=False)
+        assert isinstance(reply.failed(), StreamClosedError)
+        audio = joined(speak(workers, voice, FIRST))
+        until(lambda: model.pipeline.open_streams == 0)
+    finally:
+        workers.close()
+    assert np.array_equal(audio, expected(FIRST))
+
+
+def test_a_cpu_has_as_many_workers_as_cores_up_to_four_and_a_gpu_has_one() -> None:
+    assert 1 <= default_workers("cpu") <= 4
+    assert default_workers("cuda:0") == 1

@@ -1,0 +1,85 @@
+"""Values of configurations: they are converted from parsed YAML to typed ones, with messages that name the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from token2wav.errors import ConfigError
+
+_LARGEST = sys.float_info.max  # NaN and infinity are beyond it too
+_SHOWN_CHARS = 80
+
+_Config = TypeVar("_Config")
+
+
+def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
+    """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages, empty for a file."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
+    hints = get_type_hints(cls)
+    if unknown := [str(key) for key in data if key not in hints]:
+        raise ConfigError(f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}")
+    values = {}
+    for key, value in data.items():
+        path = f"{name}.{key}" if name else key
+        nested = dataclasses.is_dataclass(hints[key])
+        values[key] = from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
+    return cls(**values)
+
+
+def convert(value: Any, kind: Any, name: str) -> Any:
+    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers.
+
+    A kind may allow None.
+    """
+    if get_origin(kind) is UnionType:
+        if value is None:
+            return None
+        [kind] = [one for one in get_args(kind) if one is not NoneType]
+    if get_origin(kind) is Literal:
+        if value in (allowed := get_args(kind)):
+            return value
+        raise ConfigError(f"{name}: {shown(value)} is not one of {', '.join(allowed)}")
+    if get_origin(kind) is tuple:
+        if isinstance(value, list):
+            return tuple(convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value))
+        raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
+    if get_origin(kind) is dict:
+        if isinstance(value, dict):
+            return {key: convert(item, get_args(kind)[1], f"{name}.{key}") for key, item in value.items()}
+        raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    if kind is int and numeric and value == int(value):
+        return int(value)
+    if kind is float and numeric:
+        return float(value)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"{name}: expected {kind.__name__}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """Formats a value for a message: on one line, and short whatever it is."""
+    text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None:
+    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
+
+    Args:
+        config: dataclass to look at.
+        name: path of it for messages.
+        zero_too: fields in which zero is allowed.
+    """
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            for leaf in number if isinstance(number, tuple) else (number,):
+                if isinstance(leaf, (int, float)) and (leaf < 0 or (leaf == 0 and item.name not in zero_too)):
+                    raise ConfigError(f"{name}.{item.name}: {leaf} is not positive")

@@ -1,1 +1,0 @@
-"""Engines that run the networks for streams: one protocol, several implementations."""

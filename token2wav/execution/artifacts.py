@@ -1,0 +1,320 @@
+"""Artifacts of a model: their folder holds exported graphs and engines, and tells whether they may still be used.
+
+Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The folder is made beside
+its place and renamed into it when all is there, so an export that dies changes nothing, and no lock is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from token2wav.config import config_hash
+from token2wav.config.values import from_mapping
+from token2wav.errors import ArtifactError, CheckpointError, ConfigError
+from token2wav.families import read_config
+from token2wav.model_config import Stem
+
+Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
+Precision = Literal["float32", "float16"]
+Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
+
+GRAPH_VERSION = 2  # to be raised when inputs or outputs of a graph change
+ENGINES = "engines"  # the folder below a model folder, unless another is named
+DESCRIPTION = "artifact.json"
+_STAGING = ".partial-"
+_ABANDONED_NS = 24 * 3600 * 10**9  # a day: no export takes that long
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """Artifact: one graph in one form, with all that decides whether it may be used.
+
+    Attributes:
+        file: path below the engine folder, in its description the name alone; weights may lie beside it.
+        graph, precision, backend: graph that it holds, and its form.
+        fingerprint: `fingerprint` of the checkpoint that it was made from.
+        opset: version of the ONNX operators in it, or in the graph that it was built from.
+        schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
+        versions: versions of the packages that made it, by name.
+        target: accepted properties of the machine it runs on, such as `{"compute_capability": ["8.9"]}`.
+        flags: options of the builder.
+        profiles: smallest, best and largest shape per profile and input; none where every shape will do.
+        created: time of its making, UTC, ISO 8601.
+        seconds: time that making it took.
+        command: command line that made it.
+        graph_version: GRAPH_VERSION when it was made.
+        sizes: bytes of every file, by path as `file`; `EngineFolder.add` fills it in.
+    """
+
+    file: str
+    graph: Graph
+    precision: Precision
+    backend: Backend
+    fingerprint: str
+    opset: int
+    schedule: dict[str, float]
+    versions: dict[str, str]
+    target: dict[str, tuple[str, ...]]
+    flags: tuple[str, ...]
+    profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
+    created: str
+    seconds: float
+    command: str
+    graph_version: int = GRAPH_VERSION
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
+
+    @property
+    def slot(self) -> tuple[Any, ...]:
+        """Key of which a folder has one: a later artefact with the same slot replaces an earlier one."""
+        return self.graph, self.precision, self.backend, sorted(self.target.items())
+
+
+def fingerprint(model_folder: Path, stem: Stem) -> str:
+    """Returns hexadecimal digits that change with the weights of a stage or its part of the configuration.
+
+    Raises:
+        ConfigError: the folder's YAML cannot be used.
+        CheckpointError: there are no weights, or they cannot be read.
+    """
+    config = read_config(model_folder)
+    path = config.weights_file(model_folder, stem)
+    try:
+        status = path.stat()
+        digest = _digest(path.resolve(), status.st_size, status.st_mtime_ns)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    return f"{config_hash(config.part(stem))}-{digest}"
+
+
+def stem_of(graph: Graph) -> Stem:
+    """Returns the stage whose weights a graph holds."""
+    return "hift" if graph.startswith("vocoder") else "flow"
+
+
+@lru_cache
+def _digest(path: Path, size: int, changed_ns: int) -> str:
+    """Computes SHA-256 of a file, once for each of its states: a full-size one has over a gigabyte."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+class EngineFolder:
+    """Folder of all artefacts of a model. Several processes may add to it at the same time.
+
+    Args:
+        path: path of the folder, which is made when something is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, model_folder: Path) -> EngineFolder:
+        """Returns the default folder of a model."""
+        return cls(model_folder / ENGINES)
+
+    def artifacts(self) -> list[Artifact]:
+        """Reads all current artefacts, usable or not; none if there is no folder.
+
+        Raises:
+            ArtifactError: a description cannot be read or is damaged.
+        """
+        return list({repr(artifact.slot): artifact for artifact in self._all()}.values())
+
+    def _all(self) -> list[Artifact]:
+        """Reads all artefacts, oldest first, with those that were replaced a moment ago."""
+        paths = sorted(self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path))
+        return [artifact for path in paths if (artifact := _described(path)) is not None]
+
+    def find(
+        self,
+        graph: Graph,
+        precision: Precision,
+        backend: Backend,
+        *,
+        model_folder: Path,
+        versions: Mapping[str, str] | None = None,
+        target: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Finds the file of a usable artefact.
+
+        Args:
+            graph, precision, backend: graph and form that are wanted.
+            model_folder: folder of the checkpoint that it must have been made from.
+            versions: installed versions of packages, which must be those that made it.
+            target: properties of the machine that is to run it, such as `{"compute_capability": "8.9"}`.
+
+        Raises:
+            ArtifactError: there is none; says why, and which command makes one.
+            ConfigError, CheckpointError: the model folder cannot be used.
+        """
+        what = (graph, precision, backend)
+        problem = f"{self.path}: the {graph} graph is not there in {precision} for {backend}"
+        for artifact in self.artifacts():
+            if (artifact.graph, artifact.precision, artifact.backend) != what:
+                continue
+            reason = self.problem(artifact, model_folder=model_folder, versions=versions, target=target)
+            if reason is None:
+                return self.path / artifact.file
+            problem = f"{self.path / artifact.file}: {reason}"
+        command = self.command(graph, precision, backend, model_folder=model_folder, target=target)
+        raise ArtifactError(f"{problem}; run: {command}")
+
+    def problem(
+        self,
+        artifact: Artifact,
+        *,
+        model_folder: Path,
+        versions: Mapping[str, str] | None = None,
+        target: Mapping[str, str] | None = None,
+    ) -> str | None:
+        """Returns why an artefact cannot be used, or None if it can. Arguments are those of `find`.
+
+        Raises:
+            ConfigError, CheckpointError: the model folder cannot be used.
+        """
+        for name, size in artifact.sizes.items():
+            path = self.path / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if (found := path.stat().st_size) != size:
+                return f"{name} has {found} bytes instead of {size}"
+        if artifact.graph_version != GRAPH_VERSION:
+            return f"its inputs and outputs are of version {artifact.graph_version}, not {GRAPH_VERSION}"
+        if artifact.fingerprint != fingerprint(model_folder, stem_of(artifact.graph)):
+            return f"it was made from another checkpoint than the one in {model_folder}"
+        for package, version in (versions or {}).items():
+            if (made_by := artifact.versions.get(package)) != version:
+                return f"it was made by {package} {made_by}, but {version} is installed"
+        for key, value in (target or {}).items():
+            if value not in (accepted := artifact.target.get(key, (value,))):
+                return f"it is for {key.replace('_', ' ')} {', '.join(accepted)}, but this machine has {value}"
+        return None
+
+    def command(
+        self,
+        graph: Graph,
+        precision: Precision,
+        backend: Backend,
+        *,
+        model_folder: Path,
+        target: Mapping[str, str] | None = None,
+    ) -> str:
+        """Returns the command line that makes an artefact. Arguments are those of `find`."""
+        words = ["token2wav-export", "onnx" if backend == "onnx" else "tensorrt", "--model", str(model_folder)]
+        if self.path != EngineFolder.of(model_folder).path:
+            words += ["--out", str(self.path)]
+        words += ["--graphs", graph, "--precision", precision]
+        if backend != "onnx":
+            words += ["--package", backend]
+        if backend == "tensorrt_rtx" and target and "compute_capability" in target:
+            words += ["--compute-capability", target["compute_capability"]]
+        return shlex.join(words)
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Makes an empty folder for an artefact; it vanishes afterwards unless it was added.
+
+        Raises:
+            ArtifactError: the engine folder cannot be written.
+        """
+        folder = self.path / f"{_STAGING}{uuid.uuid4().hex[:12]}"
+        with self._writing():
+            folder.mkdir(parents=True)
+            for other in self.path.glob(f"{_STAGING}*"):
+                if time.time_ns() - _written(other) > _ABANDONED_NS:
+                    shutil.rmtree(other, ignore_errors=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def add(self, staged: Path, artifact: Artifact) -> Path:
+        """Puts a finished artefact in place, where it replaces the one before it.
+
+        Args:
+            staged: folder from `staging` with its files.
+            artifact: description, with `file` as a name in that folder.
+
+        Returns:
+            The file in its place.
+
+        Raises:
+            ArtifactError: the engine folder cannot be written.
+        """
+        sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
+        document = dataclasses.asdict(dataclasses.replace(artifact, sizes=sizes))
+        place = self.path / f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
+        with self._writing():
+            with (staged / DESCRIPTION).open("w", encoding="utf-8") as file:
+                file.write(json.dumps(document, indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            staged.rename(place)
+            alike = [(self.path / other.file).parent for other in self._all() if other.slot == artifact.slot]
+            for replaced in alike[:-1]:
+                shutil.rmtree(replaced, ignore_errors=True)
+        return place / artifact.file
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ArtifactError(f"{self.path}: cannot be written: {error.strerror}; name another --out") from error
+
+
+def _written(path: Path) -> int:
+    """Returns when a file was written, in nanoseconds; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _described(path: Path) -> Artifact | None:
+    """Reads a description into an artefact with paths below the engine folder; None if it was replaced just now."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ConfigError("expected an object")
+        if missing := [field.name for field in dataclasses.fields(Artifact) if field.name not in document]:
+            raise ConfigError(f"{missing[0]}: missing")
+        artifact: Artifact = from_mapping(Artifact, document, "")
+        for name in (artifact.file, *artifact.sizes):
+            if Path(name).name != name:
+                raise ConfigError(f"file: '{name}' is not a file in this folder")
+        if artifact.file not in artifact.sizes:
+            raise ConfigError(f"sizes: '{artifact.file}' is not among them")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise ArtifactError(
+            f"{path}: not a description of an artefact: {reason}; remove {path.parent} and run token2wav-export again"
+        ) from error
+    here = path.parent.name
+    sizes = {f"{here}/{name}": size for name, size in artifact.sizes.items()}
+    return dataclasses.replace(artifact, file=f"{here}/{artifact.file}", sizes=sizes)

@@ -1,0 +1,196 @@
+"""Selection of the backend that runs a model: the one that is configured, or the fastest for which all is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.config import RuntimeConfig
+from token2wav.errors import ConfigError, EngineUnavailableError
+from token2wav.execution.artifacts import EngineFolder, Precision
+from token2wav.execution.batch import BatchSize
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.exported_vocoder import VocoderGraph
+from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.stages import BackendName
+from token2wav.execution.step import StepFactory, StepGraph
+from token2wav.execution.tensorrt import PACKAGES, TensorRTGraph, package, target_of
+
+log = logging.getLogger(__name__)
+
+# Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
+# than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
+_ORDER: dict[str, tuple[BackendName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
+
+
+# Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in parts. A table's room
+# for 8.5 minutes with all history costs nothing, since kernels read what is there.
+_BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_PAST = 511
+# Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer ones run eagerly.
+_CAPTURED_PAST = 64
+_CAPTURED_STREAMS = 4
+_LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
+_HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
+
+
+@dataclass(frozen=True)
+class Host:
+    """Host that a backend is chosen for.
+
+    Attributes:
+        folder: of the model.
+        runtime: its configuration.
+        device: that was chosen.
+    """
+
+    folder: Path
+    runtime: RuntimeConfig
+    device: torch.device
+
+    @property
+    def precision(self) -> Precision:
+        if self.runtime.precision == "auto":
+            return "float16" if self.device.type == "cuda" else "float32"
+        return self.runtime.precision
+
+    @property
+    def engines(self) -> EngineFolder:
+        return EngineFolder(Path(self.runtime.engines)) if self.runtime.engines else EngineFolder.of(self.folder)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs that were found for a backend.
+
+    Attributes:
+        backend: that runs them.
+        step: of the estimator; None for torch.
+        vocoder: of the vocoder; None where torch runs it.
+    """
+
+    backend: BackendName
+    step: StepGraph | None = None
+    vocoder: VocoderGraph | None = None
+
+
+def choose(host: Host) -> Graphs:
+    """The backend of a host, with its graphs loaded.
+
+    Args:
+        host: model, configuration and device.
+
+    Raises:
+        ConfigError: the backend that the configuration names cannot run here.
+    """
+    loaders: dict[BackendName, Callable[[], Graphs]] = {
+        "torch": lambda: Graphs("torch"),
+        "onnx": lambda: _onnx(host),
+        "tensorrt": lambda: _tensorrt(host),
+    }
+    if host.runtime.engine != "auto":
+        return loaders[host.runtime.engine]()
+    order = _ORDER[host.device.type]
+    for index, name in enumerate(order):
+        try:
+            graphs = loaders[name]()
+        except ConfigError as error:
+            log.info("engine %s would come before others but cannot be used: %s", name, error)
+            continue
+        if slower := order[index + 1 :]:
+            log.info("engine %s is the fastest on this kind of device, before %s", name, " and ".join(slower))
+        return graphs
+    raise AssertionError("torch can always be used")
+
+
+def runner(
+    graphs: Graphs, steps: StepFactory, cache: PagedKVCache, longest_blocks: int, pool: GraphPool | None = None
+) -> Runner:
+    """Runner of chunks on the backend that was chosen.
+
+    Args:
+        graphs: from `choose`.
+        steps: makes step functions of the estimator.
+        cache: of keys and values.
+        longest_blocks: blocks of the longest hop.
+        pool: of the model's CUDA graphs; None runs without.
+    """
+    if graphs.backend == "onnx":
+        return Runner(steps.exported(graphs.step))
+    if pool is None:
+        return Runner(steps.eager() if graphs.step is None else steps.exported(graphs.step))
+    if graphs.step is None and kernels_run(cache) and (step := steps.kernels()) is not None:
+        return GraphRunner(step, [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
+    return GraphRunner(
+        steps.exported(graphs.step), exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS), pool
+    )
+
+
+def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
+    """Sizes that take every batch up to some size, not too loosely: powers of two of chunks and of past blocks.
+
+    Args:
+        longest: blocks of the longest chunk.
+        most_past: blocks before a chunk.
+        most_streams: in a batch.
+    """
+    lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
+    sizes = product(_powers_of_two(1, most_streams), lengths, _powers_of_two(4, most_past))
+    return [BatchSize(*each) for each in sizes]
+
+
+def _powers_of_two(first: int, last: int) -> list[int]:
+    """From first on, the last of them not below `last`."""
+    values = [first]
+    while values[-1] < last:
+        values.append(2 * values[-1])
+    return values
+
+
+def kernels_run(cache: PagedKVCache) -> bool:
+    """Whether there is the Triton language, and what its kernels ask of GPU and model."""
+    return (
+        importlib.util.find_spec("triton") is not None
+        and torch.cuda.get_device_capability(cache.device) >= _LEAST_CAPABILITY
+        and cache.layout.dim_head in _HEAD_SIZES
+    )
+
+
+def _onnx(host: Host) -> Graphs:
+    if importlib.util.find_spec("onnxruntime") is None:
+        extra = "onnx-gpu" if host.device.type == "cuda" else "onnx"
+        raise EngineUnavailableError(f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'")
+    from token2wav.execution.onnx_runtime import OnnxGraph, check_provider  # an optional dependency
+
+    check_provider(host.device)
+    step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
+    vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
+    return Graphs("onnx", *(OnnxGraph(path, host.device) for path in (step, vocoder)))
+
+
+def _tensorrt(host: Host) -> Graphs:
+    if host.device.type != "cuda":
+        raise EngineUnavailableError(f"tensorrt runs on NVIDIA GPUs, and the device is {host.device}")
+    problems = []
+    for name in PACKAGES:
+        try:
+            versions: dict[str, str] = {name: package(name).__version__}
+            step = host.engines.find(
+                "step",
+                host.precision,
+                name,
+                model_folder=host.folder,
+                versions=versions,
+                target=target_of(host.device),
+            )
+            return Graphs("tensorrt", TensorRTGraph(step, name))
+        except ConfigError as error:
+            problems.append(str(error))
+    raise EngineUnavailableError("; ".join(problems))

@@ -1,0 +1,287 @@
+"""Incremental flow stage: every chunk costs only itself.
+
+Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
+prompt are computed once per voice and shared. The result is that of `RecomputeFlow` up to float rounding. This module
+decides what is kept and for whom; the arithmetic is that of a `Runner` and of the family's `Encoder`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.prefix_cache import Prefix, PrefixCache
+from token2wav.cache.stream_blocks import StreamBlocks
+from token2wav.errors import EngineError, StreamClosedError
+from token2wav.execution.batch import ChunkInput, in_groups
+from token2wav.execution.recompute import RecomputeFlow, stream_mask
+from token2wav.execution.runner import Runner
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
+from token2wav.model_config import ModelConfig
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.noise import FlowNoise
+from token2wav.voice import Voice
+
+_PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
+
+
+@dataclass(eq=False)
+class _Prompt:
+    """Prefix that all streams of a voice and a number of ODE steps share."""
+
+    conv_state: torch.Tensor  # (steps, *layout.conv_state)
+    encoder_state: Any
+    prompt_mel: torch.Tensor  # (bands, 2 P)
+    speaker: torch.Tensor  # (bands,)
+    absent: int = 0  # frames that are missing before the prompt, see `ChunkInput`
+    pages: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One utterance."""
+
+    voice: Voice
+    steps: int
+    prefix: Prefix[_Prompt]
+    prompt: _Prompt
+    blocks: StreamBlocks
+    conv_state: torch.Tensor
+    encoder_state: Any
+    next_frame: int
+    tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
+    recomputing: int | None = None  # handle in the recompute stage, once it had to
+    busy: bool = False
+    closed: bool = False
+
+
+class CachedFlow:
+    """Incremental flow on a CPU or a CUDA device.
+
+    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
+    its pages back and goes on by recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed
+    number of pages, all taken when it opens.
+
+    Args:
+        config: of the model.
+        encoder: of the flow, on the device that is to be used.
+        noise: of the flow.
+        runners: compute chunks, by number of ODE steps; the usual number comes first.
+        cache: of keys and values, the same that all of them use.
+        recompute: for streams that the pool has no room for, and for whole utterances.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        longest_hop: tokens of the longest hop that streams will take.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        encoder: Encoder,
+        noise: FlowNoise,
+        runners: Mapping[int, Runner],
+        cache: PagedKVCache,
+        recompute: RecomputeFlow,
+        *,
+        left_blocks: int = -1,
+        longest_hop: int = 100,
+    ) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._device = encoder.device
+        self._noise = noise.to(self._device)
+        self._runners = dict(runners)
+        self._usual = next(iter(runners))
+        self._recompute = recompute
+        self._left_blocks = left_blocks
+        self._longest_hop = longest_hop
+        self._keeps_tokens = left_blocks < 0
+        self._layout = cache.layout
+        self.pool = BlockPool(cache.pages)
+        self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
+        self._streams: HandleTable[_Stream] = HandleTable()
+        self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        prefixes = self.prefixes
+        return CacheUsage(
+            capacity=self.pool.capacity,
+            used=self.pool.used,
+            shared=prefixes.pages,
+            page_bytes=self._layout.page_bytes,
+            prompt_hits=prefixes.acquired - prefixes.computed,
+            prompt_misses=prefixes.computed,
+        )
+
+    @torch.inference_mode()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        steps = steps or self._usual
+        prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
+        prompt = prefix.content
+        assert prompt is not None
+        mask = stream_mask(self._config, len(voice.prompt_tokens), self._left_blocks)
+        try:
+            blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
+        except BaseException:
+            self.prefixes.release(prefix)
+            raise
+        next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
+        states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
+        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        streams = self._enter([handle for handle, _ in batch])
+        try:
+            return self._advance(streams, [chunk for _, chunk in batch])
+        finally:
+            self._leave(streams)
+
+    def close(self, handle: int) -> None:
+        stream = self._streams.remove(handle)
+        if stream is None:
+            return
+        with self._lock:
+            stream.closed = True
+            busy = stream.busy
+        if not busy:  # else another thread still writes to its pages, and releases them when it is done
+            self._release(stream)
+
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
+
+    def _reserved_blocks(self) -> int:
+        """Pages to take for a stream before it starts: for its first chunk, or all it will ever need."""
+        if self._left_blocks < 0:
+            return 3
+        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the look-ahead tokens.
+        return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
+
+    def _enter(self, handles: list[int]) -> list[_Stream]:
+        """The streams of a batch; until `_leave`, who closes one leaves its pages to this thread."""
+        streams = [self._streams[handle] for handle in handles]
+        with self._lock:
+            if any(stream.closed for stream in streams):
+                raise StreamClosedError("stream: it was cancelled")
+            for stream in streams:
+                stream.busy = True
+        return streams
+
+    def _leave(self, streams: list[_Stream]) -> None:
+        with self._lock:
+            for stream in streams:
+                stream.busy = False
+            closed = [stream for stream in streams if stream.closed]
+        for stream in closed:
+            self._release(stream)
+
+    def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
+        running = zip((stream.encoder_state for stream in streams), chunks, strict=True)
+        inputs = [
+            self._next_input(*each) for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
+        ]
+        ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
+        computed = iter(in_groups(ready, lambda each: each[0], self._run))
+        mels = []
+        for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
+            mel = self._recomputed(stream, chunk) if given is None else next(computed)
+            stream.next_frame += mel.shape[1]
+            if given is not None:
+                stream.blocks.forget_unseen()
+                if self._keeps_tokens:
+                    stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+            mels.append(mel)
+        return mels
+
+    def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
+        """Mels of chunks with as many steps."""
+        return self._runners[alike[0][0]].run([given for _, given in alike])
+
+    def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
+        """Input of a chunk's computation, or None if the stream must go on without the cache."""
+        first_frame = self._config.token_mel_ratio * chunk.start
+        if stream.next_frame != first_frame:
+            raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
+        if stream.recomputing is not None:
+            return None
+        try:
+            return self._input(chunk, mu, stream.prompt, stream.blocks, stream.conv_state)
+        except OutOfBlocksError:
+            return None
+
+    def _input(
+        self, chunk: FlowChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
+    ) -> ChunkInput:
+        """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
+        start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
+        cond = torch.zeros_like(mu)
+        given = prompt.prompt_mel[:, start : start + frames]
+        cond[:, : given.shape[1]] = given
+        noise = self._noise.window(start, start + frames)
+        if prompt.absent and not start:  # so that its blocks are complete, whose last one ends with the prompt
+            noise, mu, cond = (F.pad(value, (prompt.absent, 0)) for value in (noise, mu, cond))
+        else:
+            start += prompt.absent
+        tables = blocks.extend(-(-mu.shape[1] // self._layout.block_frames))
+        joined = self._config.joined_prompt and start < prompt.absent + prompt.prompt_mel.shape[1]
+        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state, prompt.absent, joined)
+
+    def _prefill(self, voice: Voice, steps: int) -> _Prompt:
+        """Computes the blocks that lie wholly in a prompt."""
+        config, size, count = self._config, self._config.block_tokens, len(voice.prompt_tokens)
+        mask = stream_mask(config, count)
+        prompt = _Prompt(
+            conv_state=torch.zeros(self._layout.steps, *self._layout.conv_state, device=self._device),
+            encoder_state=self._encoder.start(voice, mask),
+            prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
+            speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+            absent=config.token_mel_ratio * config.absent_tokens(count),
+        )
+        prefix = config.prefix_tokens(count)
+        blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks)
+        hop = max(1, prefix) if config.joined_prompt else _PREFILL_BLOCKS * size
+        try:
+            for start in range(0, prefix, hop):
+                stop, left = min(prefix, start + hop), min(config.lookbehind_tokens, start)
+                window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
+                chunk = FlowChunk(window, left, start, stop, last=False)
+                [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
+                self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
+        except BaseException:
+            blocks.release()
+            raise
+        prompt.pages = blocks.own
+        return prompt
+
+    def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
+        if stream.recomputing is None:
+            stream.recomputing = self._start_over(stream)
+        [mel] = self._recompute.advance([(stream.recomputing, chunk)])
+        return mel
+
+    def _start_over(self, stream: _Stream) -> int:
+        """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
+        stream.blocks.release()
+        prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
+        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
+        stream.tokens.clear()
+        return self._recompute.resume(stream.voice, tokens, stream.steps)
+
+    def _release(self, stream: _Stream) -> None:
+        """Gives back all that a stream holds: its one end."""
+        stream.blocks.release()
+        self.prefixes.release(stream.prefix)
+        if stream.recomputing is not None:
+            self._recompute.close(stream.recomputing)

@@ -1,0 +1,101 @@
+"""Device that a model runs on: chosen by its name, entered by every thread that launches work, and kept exact."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from token2wav.errors import ConfigError, DeviceLostError
+
+_CPU_SHARE = 0.25
+_CUDA_SHARE = 0.8
+# Room for activations, convolution contexts and some 100,000 nodes of CUDA graphs, which are taken after the cache. By
+# count, not measured: 3 GB for the public model.
+_CUDA_REST = 4 << 30
+
+
+def device_named(name: str) -> torch.device:
+    """Device of the setting `runtime.device`.
+
+    Args:
+        name: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` takes a GPU where torch sees one.
+
+    Raises:
+        ConfigError: torch sees no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():  # torch wraps large indices around
+        raise ConfigError(f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"runtime.device: '{name}' is not a device of torch") from error
+
+
+@contextmanager
+def entered(device: torch.device) -> Iterator[None]:
+    """Makes a GPU the current one of this thread: kernels, streams and events go to the current GPU, not to tensors'.
+
+    Every thread starts on GPU 0, so a model on `cuda:1` needs this around all that it launches.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        yield
+
+
+def keep_arithmetic_exact(device: torch.device) -> None:
+    """Turns roundings off that torch makes on a GPU to be faster, for the whole process.
+
+    Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and products of float16
+    matrices are summed in float32, also between the parts that a library splits them into. docs/parity.md says
+    what each is worth.
+
+    Args:
+        device: that a model is to be loaded on.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def cache_bytes(mib: int, device: torch.device) -> int:
+    """Bytes for the cache of keys and values: `mib`, or if that is 0 a share of what is free now.
+
+    A CPU's memory is shared with everything else and taken only as it is used; a GPU's is ours, and taken at once.
+    """
+    if mib:
+        return mib << 20
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return cuda_cache_bytes(free)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
+
+
+def cuda_cache_bytes(free: int) -> int:
+    """Share of a GPU's free bytes that the cache takes; what is left is for graphs and activations."""
+    return int(max(min(_CUDA_SHARE * free, free - _CUDA_REST), free / 2))
+
+
+def check_device(device: torch.device, cause: BaseException) -> None:
+    """Asks a GPU whether it still works after an error.
+
+    An illegal access or a failed assertion in a kernel makes every later call of the process fail, until its end.
+
+    Raises:
+        DeviceLostError: it does not, because of `cause`.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DeviceLostError(f"engine: the GPU cannot be used any more by this process: {reason}") from cause

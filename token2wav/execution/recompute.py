@@ -1,0 +1,181 @@
+"""Stages that recompute the whole history for every chunk: simple, and the oracle of any other stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.errors import EngineError
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable, MelChunk, Solver
+from token2wav.execution.vocoder import VocoderNetwork
+from token2wav.model_config import ModelConfig
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.noise import FlowNoise
+from token2wav.voice import Voice
+
+
+@dataclass(eq=False)
+class _History:
+    """One utterance so far."""
+
+    steps: int  # of the ODE
+    voice: Voice
+    tokens: NDArray[np.int32]  # the prompt's first
+
+
+def stream_mask(config: ModelConfig, prompt_tokens: int, left_blocks: int = -1) -> BlockMask:
+    """Mask of the frames of a stream, whose positions count from the start of the prompt's first block.
+
+    Args:
+        config: of the model.
+        prompt_tokens: of the voice.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
+    """
+    prefix = -(-config.prefix_tokens(prompt_tokens) // config.block_tokens)
+    joined = prefix if config.joined_prompt else 0
+    return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
+
+
+class RecomputeFlow:
+    """Runs every chunk as one call of the estimator on the utterance so far.
+
+    Args:
+        config: of the model.
+        encoder: of the flow, on the device that is to be used.
+        noise: of the flow.
+        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
+        full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        encoder: Encoder,
+        noise: FlowNoise,
+        solvers: Mapping[int, Solver],
+        *,
+        full_tail: bool = False,
+        left_blocks: int = -1,
+    ) -> None:
+        self._config = config
+        self._encoder = encoder
+        self._device = encoder.device
+        self._noise = noise.to(self._device)
+        self._full_tail = full_tail
+        self._left_blocks = left_blocks
+        self._solvers = dict(solvers)
+        self._usual = next(iter(solvers))
+        self._streams: HandleTable[_History] = HandleTable()
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self.resume(voice, voice.prompt_tokens[: self._config.prefix_tokens(len(voice.prompt_tokens))], steps)
+
+    def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
+        """Starts in the middle of an utterance.
+
+        Args:
+            voice: of the speaker.
+            tokens: all tokens before the next chunk, the prompt's first.
+            steps: of the ODE, 0 for the usual number.
+        """
+        return self._streams.add(_History(steps or self._usual, voice, tokens))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
+
+    def close(self, handle: int) -> None:
+        self._streams.remove(handle)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
+
+    @torch.inference_mode()
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
+        tokens = np.concatenate((voice.prompt_tokens, tokens))
+        chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+        return self._solve(voice, steps or self._usual, chunk, full=not streaming)[:, len(voice.prompt_mel) :]
+
+    def _advance_one(self, history: _History, chunk: FlowChunk) -> torch.Tensor:
+        if len(history.tokens) != chunk.start:
+            raise EngineError(f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed")
+        tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
+        history.tokens = tokens[: chunk.stop]
+        whole = FlowChunk(tokens, left=0, start=0, stop=chunk.stop, last=chunk.last)
+        mel = self._solve(history.voice, history.steps, whole, full=chunk.last and self._full_tail)
+        return mel[:, self._config.token_mel_ratio * chunk.start :]
+
+    def _solve(self, voice: Voice, steps: int, chunk: FlowChunk, *, full: bool) -> torch.Tensor:
+        """(bands, frames) of an utterance's tokens from its start."""
+        config, prompt_tokens = self._config, len(voice.prompt_tokens)
+        mask = None if full else stream_mask(config, prompt_tokens, self._left_blocks)
+        [mu] = self._encoder.encode([(self._encoder.start(voice, mask), chunk)])
+        frames = mu.shape[1]
+        cond = torch.zeros_like(mu)
+        prompt = torch.tensor(voice.prompt_mel, device=self._device).T[:, :frames]
+        cond[:, : prompt.shape[1]] = prompt
+        speaker = self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+        allowed = None
+        if mask is not None:
+            absent = config.token_mel_ratio * config.absent_tokens(prompt_tokens)
+            positions = torch.arange(absent, absent + frames, device=self._device)
+            allowed = mask.allows(positions, positions)
+        noise = self._noise.window(0, frames)
+        return self._solvers[steps].solve(noise[None], mu[None], speaker[None], cond[None], allowed)[0]
+
+
+@dataclass(eq=False)
+class _Mel:
+    mel: torch.Tensor  # (bands, frames)
+    speech_offset: int = 0  # samples already sent
+
+
+class RecomputeVocoder:
+    """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
+
+    Args:
+        network: on the device that is to be used.
+        vocode: makes audio (samples,) of a mel (bands, frames) that starts with its utterance.
+    """
+
+    def __init__(self, network: VocoderNetwork, vocode: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._net, self._vocode = network, vocode
+        self._streams: HandleTable[_Mel] = HandleTable()
+
+    def open(self) -> int:
+        return self._streams.add(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
+
+    def close(self, handle: int) -> None:
+        self._streams.remove(handle)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    @torch.inference_mode()
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
+        return self._vocode(mel.to(self._net.device))
+
+    def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
+        history.mel = torch.cat((history.mel, chunk.mel.to(self._net.device)), dim=1)
+        if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
+            return history.mel.new_empty(0)
+        audio = self._vocode(history.mel)
+        audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.delay)]
+        history.speech_offset += len(audio)
+        return audio

@@ -1,0 +1,211 @@
+"""Stages between tokens and audio: what the pipeline hands to them, and what a family gives them.
+
+A stage works on chunks, not on layers, so that it may run all ODE steps as one captured graph. It owns tensors
+(weights, states of streams); the handle that `open` returns is the only claim on what it keeps for one stream, and
+`close` the only release.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.errors import StreamClosedError
+from token2wav.networks.masks import BlockMask
+from token2wav.voice import Voice
+
+BackendName = Literal["torch", "onnx", "tensorrt"]
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, eq=False)
+class FlowChunk:
+    """The next piece of an utterance. Positions are tokens counted from the first prompt token.
+
+    Attributes:
+        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
+            before it and `right` that follow (the look-ahead; none if `last`).
+        left: context tokens on the left.
+        start: first token of the chunk; the previous chunk's stop, or the prefix length of the voice.
+        stop: end of the chunk, a multiple of the attention block unless `last`.
+        last: whether the utterance ends here.
+    """
+
+    tokens: NDArray[np.int32]
+    left: int
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MelChunk:
+    """The next mel frames of an utterance, without its prompt.
+
+    Attributes:
+        mel: (bands, frames) float32.
+        last: whether the utterance ends here.
+    """
+
+    mel: torch.Tensor
+    last: bool
+
+
+@dataclass(frozen=True)
+class CacheUsage:
+    """Use of a stage's cache.
+
+    Attributes:
+        capacity: pages in all.
+        used: pages that are taken.
+        shared: those of them that belong to voices' prompts.
+        page_bytes: size of one.
+        prompt_hits, prompt_misses: utterances whose voice's prompt was there, or had to be computed.
+    """
+
+    capacity: int = 0
+    used: int = 0
+    shared: int = 0
+    page_bytes: int = 0
+    prompt_hits: int = 0
+    prompt_misses: int = 0
+
+
+class FlowStage(Protocol):
+    """Stage from tokens to mel."""
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        """Starts an utterance and computes what depends on its voice alone; returns a handle.
+
+        Args:
+            voice: of the speaker.
+            steps: of the ODE, one of the numbers that the stage was made for; 0 for the usual one.
+        """
+
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        """Mel of every chunk, (bands, 2 * (stop - start)) float32, whatever else is in the batch."""
+
+    def close(self, handle: int) -> None:
+        """Frees an utterance; a handle that is not open is ignored."""
+
+    def usage(self) -> CacheUsage:
+        """Of the cache now; all zero for a stage that has none."""
+
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, ratio * tokens): under the streaming mask or the full one."""
+
+    @property
+    def open_streams(self) -> int:
+        """Utterances that hold memory."""
+
+
+class VocoderStage(Protocol):
+    """Stage from mel to audio."""
+
+    def open(self) -> int:
+        """Starts an utterance; returns a handle."""
+
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        """New audio of every utterance, (samples,) float32; some is held back until the last chunk."""
+
+    def close(self, handle: int) -> None:
+        """Frees an utterance; a handle that is not open is ignored."""
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
+
+    @property
+    def open_streams(self) -> int:
+        """Utterances that hold memory."""
+
+
+class Encoder(Protocol):
+    """Part of a flow that turns tokens into conditions. What it keeps of a stream is its own: the stage hands it on."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def start(self, voice: Voice, mask: BlockMask | None) -> Any:
+        """State of a stream that begins; None if nothing is kept.
+
+        Args:
+            voice: of the stream; its prompt's tokens come first.
+            mask: who sees whom, in frames; None for full attention, under which an utterance is one chunk.
+        """
+
+    def fork(self, state: Any, mask: BlockMask) -> Any:
+        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
+
+    def encode(self, batch: Sequence[tuple[Any, FlowChunk]]) -> list[torch.Tensor]:
+        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends."""
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Vector (bands,) of a speaker embedding."""
+
+
+class Solver(Protocol):
+    """ODE of a flow over whole sequences that start with their prompt."""
+
+    def solve(
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        cond: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Noise to mel, see `EulerSolver`."""
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """Summary of what the stages of a model run on, for reports and logs."""
+
+    name: BackendName
+    precision: str
+    device: str
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """Stages of a model, in the order in which a chunk passes them."""
+
+    flow: FlowStage
+    vocoder: VocoderStage
+    summary: StageSummary
+
+
+class HandleTable(Generic[State]):
+    """Maps handles to states; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+        self._next = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def add(self, state: State) -> int:
+        with self._lock:
+            handle = next(self._next)
+            self._states[handle] = state
+            return handle
+
+    def __getitem__(self, handle: int) -> State:
+        try:
+            return self._states[handle]
+        except KeyError:
+            raise StreamClosedError(f"stream {handle}: it has ended") from None
+
+    def remove(self, handle: int) -> State | None:
+        """The state that a handle stood for, or None if it stood for none."""
+        with self._lock:
+            return self._states.pop(handle, None)
+
+    def __len__(self) -> int:
+        return len(self._states)

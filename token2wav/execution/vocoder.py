@@ -1,0 +1,342 @@
+"""Vocoder stage in pieces: every chunk costs only itself, as the network's layers keep what they need of all before.
+
+Chunks of one length at one place in their streams, at the start, inside or at the end, go through the network together.
+Where lengths were prepared, as on a GPU, where each is a CUDA graph, a chunk is cut into pieces of these: nothing is
+padded, all streams of a batch go through the lengths together, the longest first, and each has its own last piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
+from token2wav.errors import ConfigError
+from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.stages import HandleTable, MelChunk
+from token2wav.model_config import ModelConfig
+from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks.streaming import Piece, state_specs
+
+_PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
+
+
+@dataclass(frozen=True, order=True)
+class PieceShape:
+    """Room in a batch of pieces that are at the same place in their streams.
+
+    Attributes:
+        first: whether the streams start with them.
+        inside: whether they go on after them; else the last frames lie behind the end, as many as are held back.
+        frames: of mel in each.
+        streams: pieces.
+    """
+
+    first: bool
+    inside: bool
+    frames: int
+    streams: int = 1
+
+    def fits(self, other: PieceShape) -> bool:
+        """Whether a batch of this shape can run in another."""
+        same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
+        return same and self.streams <= other.streams
+
+    def volume(self) -> int:
+        """Cost of a batch of it, in arbitrary units."""
+        return self.streams * self.frames
+
+
+def likely_pieces(
+    lookahead_frames: int, config: ModelConfig, hops: tuple[int, int], most_streams: int
+) -> list[PieceShape]:
+    """Shapes that make up every chunk, for powers of two of streams.
+
+    Hops grow by doubling, and each is one piece. First chunks, which are longer by what fills the prompt's last block,
+    and last ones, which have any length, are made up of these and of powers of two.
+
+    Args:
+        lookahead_frames: that the vocoder holds back.
+        config: of the model whose chunks they are.
+        hops: tokens of the first and of the longest hop.
+        most_streams: in a batch, a power of two.
+    """
+    first, longest = (config.token_mel_ratio * hop for hop in hops)
+    doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {longest}
+    powers = {1 << doublings for doublings in range(first.bit_length())}
+    shortest = 1 << lookahead_frames.bit_length()  # a start must be longer than what is held back
+    places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
+    places += [(False, True, frames) for frames in doubled | powers]
+    places.append((False, False, lookahead_frames))
+    return [PieceShape(*place, 1 << doublings) for place in places for doublings in range(most_streams.bit_length())]
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One utterance.
+
+    Attributes:
+        slot: of its state.
+        frames: that were computed.
+        held: (bands, n) mel of its start, until there is more than is held back.
+        ahead: samples that were given before they were exact.
+    """
+
+    slot: int
+    held: torch.Tensor
+    frames: int = 0
+    ahead: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """New mel (bands, n) of a stream as a piece of some shape, `start` frames after the stream's start."""
+
+    stream: _Stream
+    start: int
+    mel: torch.Tensor
+    shape: PieceShape
+
+
+class VocoderNetwork(Protocol):
+    """Vocoder as its stage sees it: its sizes, and how late its audio is in pieces (see `Streaming`).
+
+    Attributes:
+        bands: of the mel.
+        frame_samples: of a mel frame.
+        delay: samples.
+        lookahead_frames: the same in frames, rounded up.
+        device: that it is on.
+    """
+
+    delay: int
+
+    @property
+    def bands(self) -> int: ...
+    @property
+    def frame_samples(self) -> int: ...
+    @property
+    def lookahead_frames(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # audio (B, samples) of mel and noise of a piece
+
+
+class _Batch:
+    """Tensors of one shape: S streams, T frames.
+
+    Attributes:
+        mel: (S, bands, T).
+        noise: (S * T, frame_samples) of the source.
+        rows: states of the streams.
+        slots: (S,) where these are kept.
+        audio: (S, samples) what comes out.
+    """
+
+    def __init__(self, shape: PieceShape, network: VocoderNetwork, rows: Rows, compute: Compute) -> None:
+        streams, frames, device = shape.streams, shape.frames, network.device
+        self.mel = torch.zeros(streams, network.bands, frames, device=device)
+        self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
+        self.rows = rows
+        self.audio = self.noise  # until something came out
+        self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)  # one copy brings them
+        self.slots, self.noise_rows = self._numbers[:streams], self._numbers[streams:]
+        self._frames, self._compute = frames, compute
+
+    def fill(self, parts: Sequence[_Part], noise: NoiseTable | None) -> None:
+        """Puts mel, slots and noise of at most as many parts in as there is room for."""
+        streams, count = len(self.slots), parts[0].mel.shape[1]
+        if count:
+            self.mel[: len(parts), :, :count].copy_(torch.stack([part.mel for part in parts]))
+        # Always another tensor: the last one's copy may still be on its way.
+        numbers = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._numbers.is_cuda)
+        numbers[:streams] = SCRATCH_SLOT
+        numbers[: len(parts)] = torch.tensor([part.stream.slot for part in parts])
+        with noise.lock if noise else nullcontext():
+            if noise:
+                starts = np.zeros(streams, np.int64)
+                starts[: len(parts)] = [part.start - noise.late for part in parts]
+                numbers[streams:] = torch.from_numpy(noise.find(starts, self._frames).ravel())
+            self._numbers.copy_(numbers, non_blocking=True)
+            if noise:
+                torch.index_select(noise.rows, 0, self.noise_rows, out=self.noise)
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        """Fills `audio` and replaces `rows`. Nothing here waits for the device or depends on what is in the tensors."""
+        self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
+
+
+Run = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
+
+
+class StreamingVocoder:
+    """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
+
+    Args:
+        network: on the device that is to be used.
+        run: makes audio (B, samples) of a piece of mel (B, bands, T) and noise (B, samples).
+        whole: makes audio (samples,) of a whole mel (bands, frames).
+        noise: of its source; None if it has none.
+        shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any number of threads.
+        graphs: where these are captured as CUDA graphs; None for none.
+        hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With fewer, the last
+            samples of a chunk are those of a mel whose last frame goes on; what follows them is exact again.
+    """
+
+    def __init__(
+        self,
+        network: VocoderNetwork,
+        run: Run,
+        whole: Callable[[torch.Tensor], torch.Tensor],
+        noise: NoiseTable | None = None,
+        *,
+        shapes: Sequence[PieceShape] = (),
+        graphs: GraphPool | None = None,
+        hold_frames: int = 0,
+    ) -> None:
+        self._net, self._run, self._whole, self._noise = network, run, whole, noise
+        if hold_frames >= network.lookahead_frames:
+            least = network.lookahead_frames
+            raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
+        self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
+        if self._early:  # what is guessed has the length of an end
+            shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
+        self.store = StateStore(state_specs(network), network.device)  # type: ignore[arg-type]
+        self._streams: HandleTable[_Stream] = HandleTable()
+        self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)
+        self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
+        if graphs and noise:
+            noise.prepare(_PREPARED_BLOCKS)
+        self._most_streams = max((shape.streams for shape in shapes), default=None)
+        self._rows = self.store.rows(self._most_streams or 0)
+        self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
+        for shape in sorted(shapes, reverse=True):  # so that all graphs find room in what the first one took
+            batch = self._batch(shape)
+            self._prepared[shape] = batch, graphs.capture(batch.compute) if graphs else batch.compute
+
+    @torch.inference_mode()
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
+        return self._whole(mel.to(self._net.device))
+
+    def open(self) -> int:
+        return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._net.device)))
+
+    def close(self, handle: int) -> None:
+        if (stream := self._streams.remove(handle)) is not None:
+            self.store.release(stream.slot)
+            stream.slot = SCRATCH_SLOT  # should it still be about to run, it harms nobody
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        streams = [self._streams[handle] for handle, _ in batch]
+        waiting = {index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)}
+        audio: list[list[torch.Tensor]] = [[] for _ in batch]
+        with self._lock if self._lengths else nullcontext():
+            while waiting := {index: parts for index, parts in waiting.items() if parts}:
+                # Starts, then what is inside, the longest first, then ends: the order in which each stream has them.
+                shape = max(parts[0].shape for parts in waiting.values())
+                indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
+                samples = self._together([waiting[index].pop(0) for index in indices])
+                for index, new in zip(indices, samples, strict=True):
+                    audio[index].append(new)
+            if self._early:
+                for index, new in self._go_on(streams, [chunk for _, chunk in batch]).items():
+                    audio[index].append(new)
+        joined = self._joined(audio)
+        if self._early:
+            joined = [samples[stream.ahead :] for samples, stream in zip(joined, streams, strict=True)]
+            for stream, (_, chunk) in zip(streams, batch, strict=True):
+                stream.ahead = self._early if stream.frames and not chunk.last else 0
+        return joined
+
+    def _go_on(self, streams: Sequence[_Stream], chunks: Sequence[MelChunk]) -> dict[int, torch.Tensor]:
+        """Samples after the exact ones, by their place in a batch, if the last frame of each stream went on."""
+        held = self._net.lookahead_frames
+        parts = {
+            index: _Part(stream, stream.frames, chunk.mel[:, -1:].expand(-1, held), PieceShape(False, True, held))
+            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
+            if stream.frames and chunk.mel.shape[1] and not chunk.last
+        }
+        samples = self._together(list(parts.values()), keep=False) if parts else []
+        return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
+
+    def _parts(self, stream: _Stream, chunk: MelChunk) -> list[_Part]:
+        """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too short."""
+        mel = chunk.mel.to(self._net.device)
+        if not stream.frames:
+            stream.held = mel = torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
+            if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
+                return []
+            stream.held = mel[:, :0]
+        count, held, parts = mel.shape[1], self._net.lookahead_frames, []
+        if not stream.frames + count:
+            return []
+        at = 0
+        for first, frames in self._lengths:
+            while frames <= count - at and first == (stream.frames + at == 0):
+                parts.append(
+                    _Part(stream, stream.frames + at, mel[:, at : at + frames], PieceShape(first, True, frames))
+                )
+                at += frames
+        if at < count or chunk.last:
+            rest = count - at + (held if chunk.last else 0)
+            shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
+            parts.append(_Part(stream, stream.frames + at, mel[:, at:], shape))
+        stream.frames += count
+        return parts
+
+    def _together(self, parts: Sequence[_Part], *, keep: bool = True) -> list[torch.Tensor]:
+        most = self._most_streams or len(parts)
+        groups = (parts[first : first + most] for first in range(0, len(parts), most))
+        return [audio for group in groups for audio in self._run_group(group, keep)]
+
+    def _run_group(self, parts: Sequence[_Part], keep: bool) -> list[torch.Tensor]:
+        place = parts[0].shape
+        shape = PieceShape(place.first, place.inside, place.frames, len(parts))
+        if fitting := [other for other in self._prepared if shape.fits(other)]:
+            batch, compute = self._prepared[min(fitting, key=PieceShape.volume)]
+        else:
+            batch = self._batch(shape)
+            compute = batch.compute
+        batch.fill(parts, self._noise)
+        if not shape.first:
+            self.store.read(batch.slots, batch.rows)
+        compute()
+        if shape.inside and keep:
+            self.store.write(batch.slots, batch.rows)
+        first = self._net.delay if shape.first else 0
+        last = parts[0].mel.shape[1] * self._net.frame_samples + (0 if shape.inside else self._net.delay)
+        audio = batch.audio[: len(parts), first:last]
+        return list(audio.clone() if self._lengths else audio)
+
+    def _joined(self, audio: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Joins the audio of every stream, in one operation for all."""
+        if all(len(parts) == 1 for parts in audio):
+            return [samples for [samples] in audio]
+        parts = [samples for stream in audio for samples in stream] or [torch.empty(0, device=self._net.device)]
+        counts = [sum(len(samples) for samples in stream) for stream in audio]
+        return list(torch.cat(parts).split(counts))
+
+    @torch.inference_mode()
+    def _batch(self, shape: PieceShape) -> _Batch:
+        # Prepared ones run one at a time, so they share their rows.
+        rows = self._rows if self._lengths else self.store.rows(shape.streams)
+        rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
+        beyond = 0 if shape.inside else self._net.lookahead_frames
+        piece = Piece(self.store.views(rows), shape.first, shape.frames, beyond)
+        return _Batch(shape, self._net, rows, lambda mel, noise: self._run(mel, noise, piece))

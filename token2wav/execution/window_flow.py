@@ -1,0 +1,94 @@
+"""Flow stage of models whose attention is bounded on both sides: every chunk in a window of its own, and nothing kept.
+
+What a chunk depends on is bounded on both sides, so its window, cut by the accumulator, holds all of it. Cost and
+memory of a chunk are the same wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.execution.batch import in_groups
+from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
+from token2wav.model_config import ModelConfig
+from token2wav.networks.guided import GuidedSolver
+from token2wav.networks.noise import FlowNoise
+from token2wav.voice import Voice
+
+
+class WindowFlow:
+    """Sliding windows on torch.
+
+    Args:
+        config: of the model.
+        encoder: of the flow, on the device that is to be used; it keeps nothing of streams.
+        noise: of the flow.
+        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
+    """
+
+    def __init__(
+        self, config: ModelConfig, encoder: Encoder, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]
+    ) -> None:
+        self._encoder = encoder
+        self._device = encoder.device
+        self._noise = noise.to(self._device)
+        self._solvers = dict(solvers)
+        self._usual = next(iter(solvers))
+        self._ratio = config.token_mel_ratio
+        self._streams: HandleTable[tuple[int, torch.Tensor]] = HandleTable()  # steps, speaker
+
+    @torch.inference_mode()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self._streams.add((steps or self._usual, self._speaker(voice)))
+
+    @torch.inference_mode()
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        """Computes chunks; windows of one shape with as many steps run together."""
+        return in_groups(batch, lambda each: (self._streams[each[0]][0], *_shape(each[1])), self._solve)
+
+    def close(self, handle: int) -> None:
+        self._streams.remove(handle)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
+
+    @torch.inference_mode()
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
+        handle = self.open(voice, steps)
+        try:
+            chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+            return self._solve([(handle, chunk)])[0]
+        finally:
+            self.close(handle)
+
+    def _speaker(self, voice: Voice) -> torch.Tensor:
+        return self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+
+    def _solve(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        """Mels (bands, frames) of chunks with as many steps, whose windows have one shape."""
+        _, left, tokens = _shape(batch[0][1])
+        first, last = self._ratio * left, self._ratio * (left + tokens)
+        starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
+        # What stands around a chunk in its window has conditions too.
+        windows = [(None, FlowChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True)) for _, chunk in batch]
+        mu = torch.stack(self._encoder.encode(windows))
+        width = mu.shape[2]
+        noise = torch.stack([self._noise.window(start, start + width) for start in starts])
+        streams = [self._streams[handle] for handle, _ in batch]
+        speakers = torch.stack([speaker for _, speaker in streams])
+        positions = torch.tensor(starts, device=self._device)
+        return list(self._solvers[streams[0][0]].solve(noise, mu, speakers, positions, first, last))
+
+
+def _shape(chunk: FlowChunk) -> tuple[int, int, int]:
+    """Tokens of a chunk's window, those before the chunk, and its own."""
+    return len(chunk.tokens), chunk.left, chunk.stop - chunk.start

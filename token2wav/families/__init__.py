@@ -1,0 +1,71 @@
+"""Families of models: each is a package that reads a published folder and puts its networks together into stages.
+
+A family has, beside its name:
+
+- `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
+- `read(folder)`: the `ModelConfig`, without importing torch.
+- a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
+  reads all weights without building anything on a device.
+
+Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
+group `token2wav.families`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from token2wav.errors import ConfigError
+from token2wav.model_config import ModelConfig
+
+GROUP = "token2wav.families"
+
+
+def family_of(folder: Path) -> Any:
+    """Finds the package of the family that a model folder belongs to.
+
+    Raises:
+        ConfigError: no such folder, or no family knows a file in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such model folder")
+    families = _families()
+    for family in families:
+        if any((folder / file).is_file() for file in family.FILES):
+            return family
+    files = ", ".join(file for family in families for file in family.FILES)
+    raise ConfigError(f"{folder}: not a model folder; none of {files} is there")
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads the configuration of a model folder.
+
+    Raises:
+        ConfigError: no family knows the folder, or a value in its files is missing, of another type or out of range.
+    """
+    config: ModelConfig = family_of(folder).read(folder)
+    return config
+
+
+def check_folder(folder: Path) -> None:
+    """Reads configuration and weights of a folder without building anything on a device.
+
+    Raises:
+        Token2WavError: the folder cannot be served, and why.
+    """
+    builder(folder).check(folder, read_config(folder))
+
+
+def builder(folder: Path) -> Any:
+    """Imports the module `build` of the family that a model folder belongs to, and torch with it."""
+    return import_module(f"{family_of(folder).__name__}.build")
+
+
+def _families() -> list[ModuleType]:
+    own = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.ispkg]
+    return [*own, *(point.load() for point in entry_points(group=GROUP))]

@@ -1,0 +1,75 @@
+"""Public BigVGAN checkpoints: which files there are, and weight norm under any of its names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from token2wav.errors import CheckpointError
+from token2wav.families.bigvgan.config import generator_file, read_bigvgan
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
+
+_KEY = "generator"  # of the state dict in a public pickle
+_LENGTH, _DIRECTION = ".weight_g", ".weight_v"
+_NEWER = {".parametrizations.weight.original0": _LENGTH, ".parametrizations.weight.original1": _DIRECTION}
+
+
+def read_generator(folder: Path) -> tuple[dict[str, torch.Tensor], Path]:
+    """Weights by name with weight norm, if there is any, folded in; and the file they are from.
+
+    Raises:
+        CheckpointError: no file, unreadable, or it holds other things than weights.
+    """
+    path = generator_file(folder)
+    state = read_state(path)
+    if isinstance(nested := state.get(_KEY), dict):
+        state = nested
+    return _folded(floating_tensors(state, path, _current_name), path), path
+
+
+def load_bigvgan(folder: Path | str) -> BigVGAN:
+    """A vocoder in float32 on the CPU, ready for inference.
+
+    Args:
+        folder: with `config.json` and one of `generator.safetensors`, `bigvgan_generator.pt`, `generator.pt`.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        CheckpointError: no weights, unreadable, or their names and shapes are not those of the configuration.
+    """
+    folder = Path(folder)
+    config = read_bigvgan(folder)
+    with Blank():
+        module = BigVGAN(config)
+    weights, path = read_generator(folder)
+    fill(module, fitting_weights(module, weights, path))
+    module.freeze()
+    return module
+
+
+def _current_name(name: str) -> str:
+    for newer, older in _NEWER.items():
+        if name.endswith(newer):
+            return name.removesuffix(newer) + older
+    return name
+
+
+def _folded(weights: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
+    """weight = g * v / ||v||, the norm over all axes but the first. What has no partner stays, and will not fit."""
+    folded = dict(weights)
+    for name in weights:
+        stem = name.removesuffix(_DIRECTION)
+        if stem == name or stem + _LENGTH not in weights:
+            continue
+        length, direction = folded.pop(stem + _LENGTH).float(), folded.pop(name).float()
+        if direction.dim() != 3 or length.shape != (len(direction), 1, 1):
+            raise CheckpointError(
+                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not fit '{name}' of "
+                f"{tuple(direction.shape)}"
+            )
+        if stem + ".weight" in folded:
+            raise CheckpointError(f"{path}: '{stem}.weight' is there twice, the second time as '{name}'")
+        folded[stem + ".weight"] = direction * (length / direction.norm(dim=(1, 2), keepdim=True))
+    return folded

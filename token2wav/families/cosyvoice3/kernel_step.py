@@ -1,0 +1,70 @@
+"""Estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four matrix products.
+
+The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read again: gate, sum, norm
+and modulation; rotation, rounding and storing of keys and values; all that attention would copy to find its past.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.execution import block_table
+from token2wav.execution.batch import Batch
+from token2wav.execution.kernels.attention import paged_attention
+from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.norms import gated_norm, modulated_norm
+from token2wav.execution.kernels.position_convolution import PositionConvolution
+from token2wav.execution.step import Velocity
+from token2wav.families.cosyvoice3.steps import DiTStep
+from token2wav.networks.dit import DiT, DiTBlock, Rope
+from token2wav.networks.ode import OdeTables
+
+
+class KernelStep(DiTStep):
+    """Step function on Triton-language kernels. The weights of the position convolutions are copied."""
+
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(estimator, tables, cache)
+        self._blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
+        self._projections = [block.attn.projections() for block in self._blocks]
+        positions = estimator.input_embed.conv_pos_embed
+        self._convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
+
+    def __call__(self, batch: Batch) -> Velocity:
+        given = self.of_conditions(batch)
+        rope = self.estimator.rotary_embed(block_table.positions(batch.table, batch.block_frames))
+        return lambda step: self._velocity(batch, step, given, rope)
+
+    def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
+        modulation = self.tables.modulation[step]
+        x = self._embedded(batch, step, given)
+        # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and shift of the output.
+        vectors = [row[0].unbind() for row in modulation.blocks]
+        out_scale, out_shift = modulation.out[0].unbind()
+        following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
+
+        h = modulated_norm(x, vectors[0][0], vectors[0][1], self.estimator.proj_out.weight.dtype)
+        for layer, block in enumerate(self._blocks):
+            _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
+            h = gated_norm(x, self._attended(batch, step, layer, h, rope), gate_att, shift_ff, scale_ff)
+            h = gated_norm(x, block.ff(h), gate_ff, *following[layer])
+        return self.estimator.proj_out(h).float().transpose(1, 2)
+
+    def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
+        """(branches * blocks, block_frames, dim) what goes into the first layer."""
+        # Guided and unguided rows have one state.
+        h = (given + self.estimator.input_embed.of_state(batch.x.transpose(1, 2))).flatten(0, 1)
+        placed = h
+        for index, convolution in enumerate(self._convolutions):
+            placed = convolution(placed, batch.conv_state[:, step, index], batch.table)
+        return h.add_(placed)
+
+    def _attended(self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """(branches * blocks, block_frames, dim) what attention adds to the residual stream."""
+        view = self.cache.layer(step, layer)
+        qkv = F.linear(h, *self._projections[layer])
+        store_keys_values(qkv, view, *rope, batch.table)
+        seen = paged_attention(qkv, view, *rope, batch.table)
+        return self._blocks[layer].attn.to_out[0](seen)

@@ -1,0 +1,55 @@
+"""Step functions of a DiT, and the one that runs it on torch, eagerly."""
+
+from __future__ import annotations
+
+import torch
+
+from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.execution import block_table
+from token2wav.execution.batch import Batch
+from token2wav.execution.block_memory import BlockMemory
+from token2wav.execution.step import StepFunction, Velocity
+from token2wav.networks.dit import DiT
+from token2wav.networks.ode import OdeTables
+
+
+class DiTStep(StepFunction):
+    """Step function of a DiT, in any way.
+
+    Args:
+        estimator: on the device of the cache; its weights are used, not copied.
+        tables: of the ODE's schedule.
+        cache: of keys and values.
+    """
+
+    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
+        super().__init__(tables, cache)
+        self.estimator = estimator
+
+    def of_conditions(self, batch: Batch) -> torch.Tensor:
+        """Share of the conditions in the input projection of all steps, (branches, rows, block_frames, dim)."""
+        embed = self.estimator.input_embed
+        conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
+        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        given[0] = conditional
+        given[1:] = embed.proj.bias  # without conditions only the bias is left
+        return given
+
+
+class TorchStep(DiTStep):
+    """Step function on torch."""
+
+    def __call__(self, batch: Batch) -> Velocity:
+        embed, given = self.estimator.input_embed, self.of_conditions(batch)
+        rope = self.estimator.rotary_embed(block_table.positions(batch.table, batch.block_frames))
+        cos, sin = (angles.repeat(len(given), 1, 1) for angles in rope)
+        memory = BlockMemory(batch, self.cache, lambda state, index: state[index])
+
+        def velocity(step: int) -> torch.Tensor:
+            memory.step = step
+            h = (given + embed.of_state(batch.x.transpose(1, 2))).flatten(0, 1)
+            return self.estimator.velocity_of(
+                embed.placed(h, memory), self.tables.modulation[step], (cos, sin), None, memory
+            )
+
+        return velocity

@@ -1,0 +1,6 @@
+"""StreamFlow: its folder, and the flow under block-wise guided attention."""
+
+from token2wav.families.streamflow.config import StreamFlowConfig
+
+FILES = (StreamFlowConfig.FILE,)
+read = StreamFlowConfig.read

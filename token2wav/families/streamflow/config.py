@@ -1,0 +1,139 @@
+"""Configuration of StreamFlow models, which is read from `streamflow.yaml`: the published sizes are its defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from token2wav.config import StreamConfig
+from token2wav.config.hyperyaml import HyperYaml
+from token2wav.config.values import all_positive, from_mapping
+from token2wav.errors import ConfigError
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig, as_integer
+from token2wav.networks.configs import EstimatorConfig, GuidedAttention, ScheduleConfig
+
+MODEL_FILE = "streamflow.yaml"
+
+
+@dataclass(frozen=True)
+class StreamFlowSection:
+    """Section that describes a DiT under block-wise guided attention. The defaults are those of StreamFlow-SR.
+
+    Attributes:
+        type: name of the kind of flow.
+        vocab_size: number of different tokens.
+        spk_embed_dim: length of the speaker embedding.
+        input_frame_rate: tokens per second.
+        token_mel_ratio: mel frames per token.
+        mel_bands: width of mel, token embedding and projected speaker.
+        n_timesteps: number of ODE steps.
+        inference_cfg_rate: strength of classifier-free guidance.
+        t_scheduler, times: kind and times of `ScheduleConfig`; a list of times sets the number of steps too.
+        dim, depth, heads, dim_head, ff_mult: sizes of the DiT; `depth` layers.
+        block_frames: mel frames of an attention block.
+        chunk_blocks: blocks of a chunk, where the service doesn't set another hop.
+        backward_layers: layers, counted from 1, in which a block sees the one before it too.
+        forward_layers: layers in which it sees the one after it too. In all others it sees itself only.
+    """
+
+    type: Literal["streamflow"] = "streamflow"
+    vocab_size: int = 6561
+    spk_embed_dim: int = 192
+    input_frame_rate: float = 25.0
+    token_mel_ratio: int = 4
+    mel_bands: int = 80
+    n_timesteps: int = 10
+    inference_cfg_rate: float = 0.5
+    t_scheduler: Literal["cosine", "linear"] = "cosine"
+    times: tuple[float, ...] = ()
+    dim: int = 1024
+    depth: int = 22
+    heads: int = 16
+    dim_head: int = 64
+    ff_mult: int = 2
+    block_frames: int = 24
+    chunk_blocks: int = 2
+    backward_layers: tuple[int, ...] = (7, 14)
+    forward_layers: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        all_positive(self, "flow", zero_too=("inference_cfg_rate", "times"))
+        if self.block_frames % self.token_mel_ratio:
+            raise ConfigError(
+                f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens of "
+                f"{self.token_mel_ratio} frames"
+            )
+
+    @classmethod
+    def of(cls, data: Any) -> StreamFlowSection:
+        """Reads the section.
+
+        Raises:
+            ConfigError: an unknown key, or a value of the wrong type or out of range.
+        """
+        return from_mapping(cls, data, "flow")
+
+    def attention(self) -> GuidedAttention:
+        """Returns the masks of the layers.
+
+        Raises:
+            ConfigError: a layer that is not there, or is named twice.
+        """
+        try:
+            return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
+        except ConfigError as error:
+            raise ConfigError(f"flow.{error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFlowConfig(CosyVoice3Config):
+    """Configuration of a model whose layers say who sees whom."""
+
+    FILE: ClassVar[str] = MODEL_FILE
+
+    @classmethod
+    def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+        return streamflow_from(document)
+
+    def check(self, stream: StreamConfig) -> None:
+        super().check(stream)
+        default = StreamConfig()
+        for key in ("left_blocks", "reference"):
+            if (value := getattr(stream, key)) != getattr(default, key):
+                raise ConfigError(
+                    f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
+                )
+        first, longest = self.hops(stream)
+        if stream.hop == "lead" and longest > first:
+            raise ConfigError(
+                "stream.hop: lead would make the audio depend on time, because the windows of chunks do; take fixed or "
+                "growing"
+            )
+
+
+def streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
+    section = StreamFlowSection.of(document.resolve("flow"))
+    try:
+        schedule = ScheduleConfig(section.t_scheduler, section.times)
+    except ConfigError as error:
+        raise ConfigError(f"flow.{error}") from error
+    bands = section.mel_bands
+    config = FlowConfig(
+        vocab_size=section.vocab_size,
+        input_size=bands,
+        spk_embed_dim=section.spk_embed_dim,
+        token_mel_ratio=section.token_mel_ratio,
+        pre_lookahead_len=0,
+        pre_lookahead_channels=0,
+        inference_cfg_rate=section.inference_cfg_rate,
+        estimator=EstimatorConfig(
+            **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
+            **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+            static_chunk_size=section.block_frames,
+            guided=section.attention(),
+        ),
+        n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
+        lookbehind_len=0,
+        chunk_blocks=section.chunk_blocks,
+    )
+    return config, as_integer(section.input_frame_rate), schedule

@@ -1,1 +1,0 @@
-"""Tokens to mel: conditioning, DiT estimator, ODE solver."""

@@ -1,0 +1,133 @@
+"""BigVGAN v1 and v2: mel to audio by transposed convolutions and blocks of periodic activations.
+
+Modules and parameters have the names of public `generator` checkpoints; weight norm is folded into plain weights when
+they are read (`families/bigvgan/weights.py`). Paper: "BigVGAN: A Universal Neural Vocoder with Large-Scale Training".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from token2wav.networks.activations import AntiAliased, Snake
+from token2wav.networks.configs import EDGE_KERNEL, BigVGANConfig
+from token2wav.networks.streaming import WHOLE, Delay, Piece, StreamConvTranspose, centred_conv
+
+
+class ResBlock(nn.Module):
+    """For each dilation: activation, dilated convolution, with `resblock: "1"` both again undilated; then a sum.
+
+    Args:
+        channels: of input and output.
+        kernel: of all convolutions.
+        dilations: of the first one of each pair.
+        config: says which activation, and whether there are pairs.
+        delay: of the input.
+
+    Attributes:
+        delayed: positions that the output is late.
+    """
+
+    def __init__(
+        self, channels: int, kernel: int, dilations: tuple[int, ...], config: BigVGANConfig, *, delay: int = 0
+    ) -> None:
+        super().__init__()
+        self.activations, self.waits = nn.ModuleList(), nn.ModuleList()
+        convs: list[list[nn.Module]] = []
+        for dilation in dilations:
+            start = delay
+            convs.append([])
+            for each in (dilation, 1) if config.resblock == "1" else (dilation,):
+                self.activations.append(activation := _activation(channels, config, delay))
+                conv = centred_conv(channels, channels, kernel, dilation=each, delay=activation.delayed)
+                convs[-1].append(conv)
+                delay = conv.delayed
+            self.waits.append(Delay(channels, delay - start, delay=start))
+        self.delayed = delay
+        names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)  # as checkpoints have them
+        self._convs = names
+        for name, column in zip(names, zip(*convs, strict=True), strict=True):
+            self.add_module(name, nn.ModuleList(column))
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        activations = iter(self.activations)
+        for *convs, wait in zip(*(getattr(self, name) for name in self._convs), self.waits, strict=True):
+            h = x
+            for conv in convs:
+                h = conv(next(activations)(h, piece), piece)
+            x = wait(x, piece) + h
+        return x
+
+
+def _activation(channels: int, config: BigVGANConfig, delay: int) -> AntiAliased:
+    snake = Snake(channels, beta=config.activation == "snakebeta", log_scale=config.snake_logscale)
+    return AntiAliased(snake, delay=delay)
+
+
+class BigVGAN(nn.Module):
+    """The vocoder as one module, for whole utterances and for their pieces.
+
+    Attributes:
+        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
+    """
+
+    def __init__(self, config: BigVGANConfig) -> None:
+        super().__init__()
+        self.config = config
+        channels = config.upsample_initial_channel
+        self.conv_pre = centred_conv(config.num_mels, channels, EDGE_KERNEL)
+        self.ups = nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        self.waits = nn.ModuleList()  # of every block for the slowest one beside it
+        delay = self.conv_pre.delayed
+        for kernel, rate in zip(config.upsample_kernel_sizes, config.upsample_rates, strict=True):
+            up = StreamConvTranspose(channels, channels // 2, kernel, rate, delay=delay)
+            self.ups.append(nn.ModuleList([up]))  # checkpoints have a list of one for each stage
+            channels //= 2
+            shapes = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+            blocks = [ResBlock(channels, *shape, config, delay=up.delayed) for shape in shapes]
+            delay = max(block.delayed for block in blocks)
+            self.resblocks.extend(blocks)
+            self.waits.extend(Delay(channels, delay - block.delayed, delay=block.delayed) for block in blocks)
+        self.activation_post = _activation(channels, config, delay)
+        delay = self.activation_post.delayed
+        self.conv_post = centred_conv(channels, 1, EDGE_KERNEL, delay=delay, bias=config.use_bias_at_final)
+        self.delay = self.conv_post.delayed
+
+    @property
+    def device(self) -> torch.device:
+        return self.conv_pre.weight.device
+
+    @property
+    def bands(self) -> int:
+        return self.config.num_mels
+
+    @property
+    def frame_samples(self) -> int:
+        return self.config.hop_size
+
+    @property
+    def lookahead_frames(self) -> int:
+        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
+        return -(-self.delay // self.config.hop_size)
+
+    def freeze(self) -> None:
+        """Ends loading."""
+        for module in self.modules():
+            if isinstance(module, Snake):
+                module.freeze()
+        self.eval().requires_grad_(False)
+
+    def forward(self, mel: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """mel (B, bands, frames) to audio (B, 1, frames * hop_size), within -1 and 1; in pieces `delay` late."""
+        x = self.conv_pre(mel, piece)
+        width = len(self.config.resblock_kernel_sizes)
+        for stage, up in enumerate(self.ups):
+            x = up[0](x, piece)  # type: ignore[index]
+            blocks = list(zip(self.resblocks, self.waits, strict=True))[stage * width : (stage + 1) * width]
+            total, *others = [wait(block(x, piece), piece) for block, wait in blocks]
+            for other in others:
+                total = total + other
+            x = total / width
+        audio = self.conv_post(self.activation_post(x, piece), piece)
+        return audio.tanh() if self.config.use_tanh_at_final else audio.clamp(-1, 1)

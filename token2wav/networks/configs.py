@@ -1,0 +1,298 @@
+"""Configurations of networks, typed and frozen, which check their sizes. They import no torch.
+
+Field names are those of published files, where these have them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from token2wav.config.values import all_positive
+from token2wav.errors import ConfigError
+
+EDGE_KERNEL = 7  # of the first and the last convolution of BigVGAN; no file says it
+
+Mask = Literal["block", "backward", "forward"]
+
+SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
+"""Blocks before and after its own that a frame sees in a layer with each mask."""
+
+
+@dataclass(frozen=True)
+class GuidedAttention:
+    """Masks of an estimator.
+
+    Attributes:
+        layers: mask of each layer, first to last.
+    """
+
+    layers: tuple[Mask, ...]
+
+    @classmethod
+    def assigned(cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]) -> GuidedAttention:
+        """Gives all layers the block mask but for some, counted from 1.
+
+        Raises:
+            ConfigError: a layer that is not there, or is named twice.
+        """
+        masks: list[Mask] = ["block"] * depth
+        for name, numbers in (("backward", backward), ("forward", forward)):
+            for number in numbers:
+                if not 1 <= number <= depth:
+                    raise ConfigError(f"{name}_layers: {number} is not one of the layers 1 to {depth}")
+                if masks[number - 1] != "block":
+                    raise ConfigError(f"{name}_layers: layer {number} has a mask already: {masks[number - 1]}")
+                masks[number - 1] = "backward" if name == "backward" else "forward"
+        return cls(tuple(masks))
+
+    @property
+    def past_blocks(self) -> int:
+        """Number of blocks before its own that the estimator's output in a block depends on."""
+        return sum(SEES[mask][0] for mask in self.layers)
+
+    @property
+    def future_blocks(self) -> int:
+        """Number of blocks after its own that the estimator's output in a block depends on: the look-ahead."""
+        return sum(SEES[mask][1] for mask in self.layers)
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """Configuration of the estimator, a DiT. Field names are those of `cosyvoice3.yaml`."""
+
+    dim: int
+    depth: int
+    heads: int
+    dim_head: int
+    ff_mult: int
+    mel_dim: int
+    mu_dim: int
+    spk_dim: int
+    out_channels: int
+    static_chunk_size: int
+    guided: GuidedAttention | None = None  # masks of the layers; None: all see their own block and all before it
+
+    def __post_init__(self) -> None:
+        all_positive(self, "flow.decoder.estimator")
+        if self.dim % 16:
+            raise ConfigError(f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution groups")
+        if self.dim_head % 2:
+            raise ConfigError(f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need pairs")
+        if not self.mel_dim == self.mu_dim == self.out_channels == self.spk_dim:
+            raise ConfigError(
+                "flow.decoder.estimator: mel_dim, mu_dim, spk_dim and out_channels must be equal, got "
+                f"{self.mel_dim}, {self.mu_dim}, {self.spk_dim}, {self.out_channels}"
+            )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Schedule of the ODE: it gives the times of its steps.
+
+    Attributes:
+        kind: spacing under its public name: `cosine` takes small steps at first, `linear` equal ones.
+        times: list of a distilled model instead, from 0 to 1: the start of every step, and the end of the last.
+    """
+
+    kind: Literal["cosine", "linear"] = "cosine"
+    times: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.times:
+            return
+        if len(self.times) < 2 or (self.times[0], self.times[-1]) != (0, 1):
+            raise ConfigError(f"times: {len(self.times)} of them; they start with 0 and end with 1")
+        for index, (before, after) in enumerate(pairwise(self.times), start=1):
+            if after <= before:
+                raise ConfigError(f"times[{index}]: {after:g} does not come after {before:g}")
+
+
+@dataclass(frozen=True)
+class CodebookConfig:
+    """Codebooks of tokens that have several codes each.
+
+    Attributes:
+        count: number of codes per token, each from a vocabulary of its own.
+        merge: way to join their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
+    """
+
+    count: int
+    merge: Literal["sum", "concat"] = "sum"
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ConfigError(f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out")
+
+
+@dataclass(frozen=True)
+class MelSettings:
+    """Settings of mel that a flow and a vocoder must agree on.
+
+    Attributes:
+        sample_rate_hz: sample rate of the audio.
+        hop_samples: samples per mel frame.
+        bands: number of mel bands.
+    """
+
+    sample_rate_hz: int
+    hop_samples: int
+    bands: int
+
+
+@dataclass(frozen=True)
+class HiFTConfig:
+    """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of generations before it.
+
+    Attributes:
+        causal: whether only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
+            is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
+        sample_phase: whether that phase turns sample by sample, each frame's by its own F0.
+    """
+
+    in_channels: int
+    base_channels: int
+    nb_harmonics: int
+    sampling_rate: int
+    nsf_alpha: float
+    nsf_sigma: float
+    nsf_voiced_threshold: float
+    upsample_rates: tuple[int, ...]
+    upsample_kernel_sizes: tuple[int, ...]
+    n_fft: int
+    hop_len: int
+    resblock_kernel_sizes: tuple[int, ...]
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    source_resblock_kernel_sizes: tuple[int, ...]
+    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    lrelu_slope: float
+    audio_limit: float
+    conv_pre_look_right: int
+    f0_channels: int
+    causal: bool = True
+    sample_phase: bool = False
+
+    def __post_init__(self) -> None:
+        all_positive(self, "hift", zero_too=("causal", "sample_phase"))
+        stages = len(self.upsample_rates)
+        for name in ("upsample_rates", "resblock_kernel_sizes"):
+            if not getattr(self, name):
+                raise ConfigError(f"hift.{name}: empty; at least 1 is needed")
+        if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
+            raise ConfigError(
+                "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes differ in length"
+            )
+        if len(self.source_resblock_dilation_sizes) != stages:
+            raise ConfigError("hift: source_resblock_dilation_sizes needs one list per upsampling stage")
+        if len(self.resblock_dilation_sizes) != len(self.resblock_kernel_sizes):
+            raise ConfigError("hift: resblock_dilation_sizes needs one list per resblock kernel size")
+        if self.base_channels % 2**stages:
+            raise ConfigError(f"hift.base_channels: {self.base_channels} cannot be halved {stages} times")
+        if self.n_fft % 2 or self.n_fft < 2 * self.hop_len:
+            raise ConfigError(
+                f"hift.istft_params: n_fft {self.n_fft} must be even and at least twice hop_len {self.hop_len}"
+            )
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * self.hop_len
+
+    @property
+    def mel(self) -> MelSettings:
+        return MelSettings(self.sampling_rate, self.samples_per_frame, self.in_channels)
+
+
+def published_hift(base_channels: int = 512, f0_channels: int = 512, *, sample_phase: bool = False) -> HiFTConfig:
+    """Makes the configuration of HiFT 8 x 5 x 3 as models before CosyVoice3 have it, some of them in code alone.
+
+    Args:
+        base_channels: of the first convolution.
+        f0_channels: of the F0 predictor.
+        sample_phase: see `HiFTConfig`.
+    """
+    return HiFTConfig(
+        in_channels=80,
+        base_channels=base_channels,
+        nb_harmonics=8,
+        sampling_rate=24000,
+        nsf_alpha=0.1,
+        nsf_sigma=0.003,
+        nsf_voiced_threshold=10,
+        upsample_rates=(8, 5, 3),
+        upsample_kernel_sizes=(16, 11, 7),
+        n_fft=16,
+        hop_len=4,
+        resblock_kernel_sizes=(3, 7, 11),
+        resblock_dilation_sizes=((1, 3, 5),) * 3,
+        source_resblock_kernel_sizes=(7, 7, 11),
+        source_resblock_dilation_sizes=((1, 3, 5),) * 3,
+        lrelu_slope=0.1,
+        audio_limit=0.99,
+        conv_pre_look_right=3,
+        f0_channels=f0_channels,
+        causal=False,
+        sample_phase=sample_phase,
+    )
+
+
+@dataclass(frozen=True)
+class BigVGANConfig:
+    """Configuration of BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are public."""
+
+    resblock: Literal["1", "2"]
+    upsample_rates: tuple[int, ...]
+    upsample_kernel_sizes: tuple[int, ...]
+    upsample_initial_channel: int
+    resblock_kernel_sizes: tuple[int, ...]
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    activation: Literal["snake", "snakebeta"]
+    snake_logscale: bool
+    num_mels: int
+    hop_size: int
+    sampling_rate: int
+    use_tanh_at_final: bool = True
+    use_bias_at_final: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("upsample_initial_channel", "num_mels", "hop_size", "sampling_rate"):
+            _positive(name, (getattr(self, name),))
+        for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
+            _positive(name, getattr(self, name))
+        for index, dilations in enumerate(self.resblock_dilation_sizes):
+            _positive(f"resblock_dilation_sizes[{index}]", dilations)
+        for one, other in (
+            ("upsample_kernel_sizes", "upsample_rates"),
+            ("resblock_dilation_sizes", "resblock_kernel_sizes"),
+        ):
+            if (found := len(getattr(self, one))) != (wanted := len(getattr(self, other))):
+                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted}")
+        for index, kernel in enumerate(self.resblock_kernel_sizes):
+            if kernel % 2 == 0:
+                raise ConfigError(f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length")
+        for index, (kernel, rate) in enumerate(zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)):
+            if kernel < rate or (kernel - rate) % 2:
+                raise ConfigError(
+                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by an even number, "
+                    "so that a stage makes that many samples of each"
+                )
+        if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
+            raise ConfigError(
+                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of {stages} stages, "
+                f"which leaves none; at least {1 << stages} are needed"
+            )
+        if (product := math.prod(self.upsample_rates)) != self.hop_size:
+            raise ConfigError(f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame")
+
+    @property
+    def mel(self) -> MelSettings:
+        return MelSettings(self.sampling_rate, self.hop_size, self.num_mels)
+
+
+def _positive(name: str, values: tuple[int, ...]) -> None:
+    if not values:
+        raise ConfigError(f"{name}: empty; at least 1 is needed")
+    for value in values:
+        if value <= 0:
+            raise ConfigError(f"{name}: {value} is not positive")

@@ -1,0 +1,391 @@
+"""The DiT flow-matching estimator of CosyVoice3: frames in, their velocity out.
+
+With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
+
+Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
+Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.networks.configs import EstimatorConfig
+from token2wav.networks.masks import BlockMask, attention_bias
+
+_CONV_KERNEL = 31
+CONTEXT_FRAMES = _CONV_KERNEL - 1  # inputs that each position convolution reaches back
+_CONV_GROUPS = 16
+_TIME_DIM = 256
+_TIME_SCALE = 1000.0
+_ROPE_BASE = 10000.0
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """Modulation of the estimator by the ODE time.
+
+    Attributes:
+        blocks: (depth, B, 6, dim): shift, scale, gate of attention, then of the feed-forward (Q10).
+        out: (B, 2, dim): scale, then shift of the final norm (Q10: the other order).
+    """
+
+    blocks: torch.Tensor
+    out: torch.Tensor
+
+
+Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary angles, (T, dim_head) or (B, T, dim_head)
+# What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of each; None for nothing.
+Bias = torch.Tensor | None
+LayerBiases = tuple[torch.Tensor, ...]
+
+
+Convolution = Callable[[torch.Tensor], torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class Memory(Protocol):
+    """State of the frames before those that the estimator is given (`execution/torch_step.py`)."""
+
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""
+
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
+
+
+class TimeEmbedding(nn.Module):
+    """ODE time to a vector: 256 sinusoids, then a two-layer perceptron."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.time_mlp = nn.Sequential(nn.Linear(_TIME_DIM, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        """(B,) times in [0, 1] to (B, dim)."""
+        angle = _TIME_SCALE * t[:, None] * self.frequencies(t.device)[None]
+        return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
+
+    @staticmethod
+    def frequencies(device: torch.device) -> torch.Tensor:
+        """Of the sinusoids, (128,)."""
+        half = _TIME_DIM // 2
+        exponent = torch.arange(half, device=device).float() * -(math.log(10000.0) / (half - 1))
+        return exponent.exp()
+
+
+class ConvPositionEmbedding(nn.Module):
+    """Two causal grouped convolutions that tell a frame where it is.
+
+    Args:
+        dim: channels.
+        block_frames: if not None, every block is convolved on its own, so that nothing but attention crosses its edges.
+    """
+
+    def __init__(self, dim: int, block_frames: int | None = None) -> None:
+        super().__init__()
+        self._block_frames = block_frames
+        self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
+        self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
+
+    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x, or before each of its blocks."""
+        if self._block_frames is not None:
+            blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(1, (-1, self._block_frames))
+            h = self._convolved(blocks.flatten(0, 1), None)
+            return h.unflatten(0, blocks.shape[:2]).flatten(1, 2)[:, : x.shape[1]]
+        return self._convolved(x, memory)
+
+    def _convolved(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
+        h = x.transpose(1, 2)
+        for index, conv in enumerate((self.conv1, self.conv2)):
+            h = conv(F.pad(h, (CONTEXT_FRAMES, 0))) if memory is None else memory.convolve(index, conv, h)
+        return h.transpose(1, 2)
+
+
+class InputEmbedding(nn.Module):
+    """State, conditions and speaker of a frame to one vector. With guided attention there is no prompt mel."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self._bands = config.mel_dim
+        mels = 2 if config.guided is None else 1
+        self.proj = nn.Linear(mels * config.mel_dim + config.mu_dim + config.spk_dim, config.dim)
+        block_frames = None if config.guided is None else config.static_chunk_size
+        self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        cond: torch.Tensor | None,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """x, cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
+        if spks.dim() == 2:
+            spks = spks[:, None].expand(-1, x.shape[1], -1)
+        mels = (x,) if cond is None else (x, cond)
+        return self.placed(self.proj(torch.cat((*mels, mu, spks), dim=-1)), memory)  # Q7: this order
+
+    def placed(self, h: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """Adds what tells frames where they are to their projection (B, T, dim)."""
+        return self.conv_pos_embed(h, memory) + h
+
+    def of_state(self, x: torch.Tensor) -> torch.Tensor:
+        """Part of the projection that is the state's: (B, T, bands) to (B, T, dim)."""
+        return F.linear(x, self.proj.weight[:, : self._bands])
+
+    def of_conditions(self, cond: torch.Tensor, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
+        """The rest of it, the same at all times of the ODE: cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
+        given = torch.cat((cond, mu, spks[:, None].expand(-1, mu.shape[1], -1)), dim=-1)
+        return F.linear(given, self.proj.weight[:, self._bands :], self.proj.bias)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary positions on interleaved pairs (2i, 2i + 1)."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, dim_head: int) -> None:
+        super().__init__()
+        exponent = torch.arange(0, dim_head, 2).float() / dim_head
+        self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
+
+    def forward(self, positions: torch.Tensor) -> Rope:
+        """Absolute frame indices, (T,) or (B, T), to cos and sin, each with an axis of dim_head more."""
+        angle = positions.float()[..., None] * self.inv_freq  # (..., dim_head / 2)
+        angle = angle.repeat_interleave(2, dim=-1)
+        return angle.cos(), angle.sin()
+
+
+def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates head 0 of x (B, T, heads * dim_head), in float32; the other heads have no position (Q9)."""
+    head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    pairs = head.unflatten(-1, (-1, 2))
+    turned = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
+    return torch.cat(((head * cos + turned * sin).to(x.dtype), rest), dim=-1)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with rotary positions on the first head."""
+
+    def __init__(self, config: EstimatorConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads = config.heads
+        inner = config.heads * config.dim_head
+        self.to_q = nn.Linear(config.dim, inner)
+        self.to_k = nn.Linear(config.dim, inner)
+        self.to_v = nn.Linear(config.dim, inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, config.dim)])
+        self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
+        x = x.to(self.to_q.weight.dtype)
+        q = rotate_first_head(self.to_q(x), *rope)
+        k = rotate_first_head(self.to_k(x), *rope)
+        v = self.to_v(x)
+        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.layer, self._attend, q, k, v, bias)
+        return self.to_out[0](h)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
+        return h.transpose(1, 2).flatten(-2)
+
+    def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own become views of it."""
+        parts = (self.to_q, self.to_k, self.to_v)
+        if self._joined is not None and self._joined[0].data_ptr() == self.to_q.weight.data_ptr():
+            return self._joined
+        weight, bias = (torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
+        for part, own_weight, own_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
+            part.weight = nn.Parameter(own_weight, requires_grad=False)
+            part.bias = nn.Parameter(own_bias, requires_grad=False)
+        self._joined = (weight, bias)
+        return self._joined
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        inner = config.dim * config.ff_mult
+        # The position of each module is its name in checkpoints; index 1 is a dropout there.
+        up = nn.Sequential(nn.Linear(config.dim, inner), nn.GELU(approximate="tanh"))
+        self.ff = nn.Sequential(up, nn.Identity(), nn.Linear(inner, config.dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ff(x.to(self.dtype))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+
+class AdaNorm(nn.Module):
+    """Holds the projection from the time embedding to modulation vectors; the norm itself has no parameters."""
+
+    def __init__(self, dim: int, vectors: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim * vectors)
+        self.vectors = vectors
+
+    def modulation(self, time: torch.Tensor) -> torch.Tensor:
+        """(B, dim) time embedding to (B, vectors, dim)."""
+        return self.linear(F.silu(time)).unflatten(-1, (self.vectors, -1))
+
+
+def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """LayerNorm of x (B, T, dim) without weights, then scaled and shifted by (B, dim) vectors."""
+    return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None])
+
+
+class DiTBlock(nn.Module):
+    def __init__(self, config: EstimatorConfig, layer: int) -> None:
+        super().__init__()
+        self.attn_norm = AdaNorm(config.dim, 6)
+        self.attn = Attention(config, layer)
+        self.ff = FeedForward(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        modulation: torch.Tensor,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
+        shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
+        h = self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, memory)
+        x = torch.addcmul(x, gate_att[:, None], h.to(x.dtype))
+        h = self.ff(modulated_norm(x, shift_ff, scale_ff))
+        return torch.addcmul(x, gate_ff[:, None], h.to(x.dtype))
+
+
+class DiT(nn.Module):
+    """The estimator: velocity of the flow at one ODE time."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        super().__init__()
+        self.block_frames = config.static_chunk_size
+        self.guided = config.guided
+        self.time_embed = TimeEmbedding(config.dim)
+        self.input_embed = InputEmbedding(config)
+        self.rotary_embed = RotaryEmbedding(config.dim_head)
+        self.transformer_blocks = nn.ModuleList([DiTBlock(config, layer) for layer in range(config.depth)])
+        self.norm_out = AdaNorm(config.dim, 2)
+        self.proj_out = nn.Linear(config.dim, config.out_channels)
+
+    def modulation(self, t: torch.Tensor) -> Modulation:
+        """Modulation vectors of times t (B,)."""
+        time = self.time_embed(t)
+        blocks = [block.attn_norm.modulation(time) for block in self._blocks()]
+        return Modulation(torch.stack(blocks), self.norm_out.modulation(time))
+
+    def velocity(
+        self,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor | None,
+        modulation: Modulation,
+        rope: Rope,
+        bias: Bias | LayerBiases,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """One evaluation.
+
+        Args:
+            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; no cond with guided attention.
+            spks: (B, bands) speaker of every row, or (B, T, bands) of every frame.
+            modulation: of the time of each row (or of one row for all).
+            rope: of the positions of x, counted from the start of the prompt.
+            bias: added to attention scores, broadcastable to (B, heads, T, keys), in all layers or a tuple of one for
+                each; None for full attention.
+            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
+
+        Returns:
+            (B, bands, T) velocity, float32.
+        """
+        x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
+        return self.velocity_of(self.input_embed(x, cond, mu, spks, memory), modulation, rope, bias, memory)
+
+    def velocity_of(
+        self,
+        h: torch.Tensor,
+        modulation: Modulation,
+        rope: Rope,
+        bias: Bias | LayerBiases,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """`velocity` of frames that are embedded, (B, T, dim)."""
+        for block, row, own in zip(self._blocks(), modulation.blocks, self._layer_biases(bias), strict=True):
+            h = block(h, row, rope, own, memory)
+        scale, shift = modulation.out.unbind(1)
+        h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
+        return self.proj_out(h).float().transpose(1, 2)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        mu: torch.Tensor,
+        t: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        streaming: bool = False,
+    ) -> torch.Tensor:
+        """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B, 1, T) of 0 and 1."""
+        attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
+        if streaming:
+            attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
+        rope = self.rotary_embed(torch.arange(x.shape[2], device=x.device))
+        return self.velocity(x, mu, spks, cond, self.modulation(t), rope, attention_bias(attend)) * mask
+
+    def halve(self) -> None:
+        """Puts attention, feed-forward and output projection into float16; docs/parity.md says why not the rest."""
+        for block in self._blocks():
+            block.attn.half()
+            block.ff.half()
+        self.proj_out.half()
+
+    def drop_time_weights(self) -> None:
+        """Frees what `modulation` needs, 43 % of the public model's weights, once its results are in tables."""
+        del self.time_embed, self.norm_out
+        for block in self._blocks():
+            del block.attn_norm
+
+    def _layer_biases(self, bias: Bias | LayerBiases) -> Sequence[Bias]:
+        """One for each layer, in the type of their scores: converted once, not in every layer."""
+        dtype = self.proj_out.weight.dtype
+        if isinstance(bias, tuple):
+            return [own.to(dtype) for own in bias]
+        return [None if bias is None else bias.to(dtype)] * len(self.transformer_blocks)
+
+    def _blocks(self) -> list[DiTBlock]:
+        return list(self.transformer_blocks)  # type: ignore[arg-type]

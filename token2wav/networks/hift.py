@@ -1,0 +1,330 @@
+"""CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
+
+CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter names are those of
+public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that checkpoints rely on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.f0 import F0Predictor
+from token2wav.networks.source import HarmonicSource, Phase, SampleSource, SmoothSource
+from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.stft import Analysis, Synthesis
+from token2wav.networks.streaming import (
+    WHOLE,
+    Delay,
+    Piece,
+    StreamConv,
+    StreamConvTranspose,
+    causal_conv,
+    centred_conv,
+    lookahead_conv,
+)
+from token2wav.networks.upsampling import UpConv
+
+Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
+
+_SNAKE_EPS = 1e-9
+_LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
+
+
+class Snake(nn.Module):
+    """x + sin²(αx) / α with one α per channel, on a linear scale.
+
+    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after take α times this.
+    """
+
+    inverse: torch.Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+        self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
+        self._takes_scaled = self._gives_scaled = False
+
+    def freeze(self) -> None:
+        self.inverse = self._inverse().detach()
+
+    def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
+        """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
+        alpha = self.alpha.detach()
+        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:  # on `meta`, where sizes are counted, none is known
+            return
+        after.weight /= alpha[:, None]
+        self._gives_scaled = True
+        if before is not None:
+            before.weight *= alpha[:, None, None]
+            if before.bias is not None:
+                before.bias *= alpha
+            self._takes_scaled = True
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        scaled = x if self._takes_scaled else x * self.alpha[:, None]
+        sine = torch.sin(scaled)
+        if self._gives_scaled:
+            return torch.addcmul(scaled, sine, sine, out=out)
+        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse), out=out)
+
+    def _inverse(self) -> torch.Tensor:
+        return 1 / (self.alpha + _SNAKE_EPS)[:, None]
+
+
+class ResBlock(nn.Module):
+    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
+
+    Args:
+        channels: throughout.
+        kernel, dilations: of the convolutions.
+        causal: whether these see only the past; else as much on both sides.
+        delay, more: of the input, see `Streaming`.
+
+    Attributes:
+        delayed: positions that the output is late.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        *,
+        causal: bool = True,
+        delay: int = 0,
+        more: int = 0,
+    ) -> None:
+        super().__init__()
+        self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for dilation in dilations:
+            conv1 = _conv(channels, channels, kernel, causal, dilation=dilation, delay=delay, more=more)
+            conv2 = _conv(channels, channels, kernel, causal, delay=conv1.delayed, more=more)
+            self.convs1.append(weight_norm(conv1))
+            self.convs2.append(weight_norm(conv2))
+            self.waits.append(Delay(channels, conv2.delayed - delay, delay=delay))
+            delay = conv2.delayed
+        self.delayed = delay
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def freeze(self) -> None:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
+        for snake1, conv1, snake2, conv2 in layers:
+            snake1.fold(None, conv1)  # type: ignore[operator]
+            snake2.fold(conv1, conv2)  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
+        for snake1, conv1, snake2, conv2, wait in layers:
+            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(wait(x, piece))
+        return x
+
+
+def _conv(
+    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1, delay: int = 0, more: int = 0
+) -> StreamConv:
+    if causal:
+        return causal_conv(inputs, outputs, kernel, dilation=dilation, delay=delay)
+    return centred_conv(inputs, outputs, kernel, dilation=dilation, delay=delay, more=more)
+
+
+class HiFT(nn.Module):
+    """The vocoder as one module, for whole utterances and for their pieces.
+
+    Attributes:
+        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
+    """
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__()
+        self.config = config
+        bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
+        channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
+        look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
+        self.f0_predictor = F0Predictor(config)
+        source = HarmonicSource if config.causal else SampleSource if config.sample_phase else SmoothSource
+        self.m_source = source(config, self.f0_predictor.delayed)
+        # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
+        in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
+        self.mel_delay = Delay(
+            config.in_channels, max(0, -((in_time - self.m_source.delayed) // config.samples_per_frame))
+        )
+        late = self._spectrum_delay(0, self._up_delay(0, look + self.mel_delay.length))
+        self.source_delay = Delay(1, self._source_delay(late) - self.m_source.delayed, delay=self.m_source.delayed)
+        self.stft = Analysis(config.n_fft, config.hop_len, delay=self.source_delay.delayed)
+        if config.causal:
+            pre = lookahead_conv(config.in_channels, channels[0], look + 1, delay=self.mel_delay.delayed)
+        else:
+            pre = centred_conv(config.in_channels, channels[0], 2 * look + 1, delay=self.mel_delay.delayed)
+        self.conv_pre = weight_norm(pre)
+        self.ups, self.source_downs, self.source_resblocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        self.resblocks = nn.ModuleList()
+        self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()  # without parameters
+        delay = pre.delayed
+        for stage, rate in enumerate(config.upsample_rates):
+            width, kernel, more = channels[stage + 1], config.upsample_kernel_sizes[stage], int(stage == last_stage)
+            up = (UpConv if config.causal else StreamConvTranspose)(channels[stage], width, kernel, rate, delay=delay)
+            self.ups.append(weight_norm(up))
+            delay = self._up_delay(stage, delay)
+            wanted = self._spectrum_delay(stage, delay)
+            wait = Delay(bins, wanted - late, delay=late)
+            late = wait.delayed
+            self.spectrum_waits.append(wait)
+            stride, kernel, left = self._down(stage)
+            right = 0 if config.causal else left
+            down = StreamConv(bins, width, kernel, left=left, right=right, stride=stride, delay=late, more=1)
+            self.source_downs.append(down)
+            source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+            shape: dict[str, Any] = {"causal": config.causal, "more": more}
+            self.source_resblocks.append(ResBlock(width, *source_shape, **shape, delay=down.delayed))
+            branches = [
+                ResBlock(width, *each, **shape, delay=delay)
+                for each in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+            ]
+            self._mirrored_at, delay = delay, max(branch.delayed for branch in branches)
+            self.resblocks.extend(branches)
+            self.branch_waits.extend(Delay(width, delay - each.delayed, delay=each.delayed) for each in branches)
+        post = _conv(channels[-1], bins, 7, config.causal, delay=delay, more=1)
+        self.conv_post = weight_norm(post)
+        self.istft = Synthesis(config.n_fft, config.hop_len, delay=post.delayed)
+        self.delay = self.istft.delayed
+
+    def _up_delay(self, stage: int, delay: int) -> int:
+        """Positions that a stage's input is late after upsampling, given those before it."""
+        config = self.config
+        rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
+        mirrored = stage == len(config.upsample_rates) - 1  # one position more at the start: one less of delay
+        return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
+
+    def _down(self, stage: int) -> tuple[int, int, int]:
+        """Stride, kernel and padding of the convolution that brings the spectrum to a stage's rate."""
+        config = self.config
+        stride = math.prod(config.upsample_rates[stage + 1 :])
+        return stride, 2 * stride if stride > 1 else 1, stride - 1 if config.causal else stride // 2
+
+    def _spectrum_delay(self, stage: int, delay: int) -> int:
+        """Windows that the spectrum is late where it is in time for a stage whose input is so late."""
+        config, (stride, kernel, left) = self.config, self._down(stage)
+        size, dilations = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+        reach = 0 if config.causal else (size - 1) // 2 * (sum(dilations) + len(dilations))
+        return stride * (delay - reach + 1) + left - kernel
+
+    def _source_delay(self, delay: int) -> int:
+        """Samples that the source is late where its spectrum is so many windows."""
+        return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
+
+    @property
+    def device(self) -> torch.device:
+        return self.stft.kernels.device
+
+    @property
+    def bands(self) -> int:
+        return self.config.in_channels
+
+    @property
+    def frame_samples(self) -> int:
+        return self.config.samples_per_frame
+
+    @property
+    def lookahead_frames(self) -> int:
+        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
+        return -(-self.delay // self.config.samples_per_frame)
+
+    def freeze(self) -> None:
+        """Ends loading: the F0 predictor goes to double precision, weight norms become plain weights."""
+        self.f0_predictor.double()  # before its weights are normalised, as published
+        for module in self.modules():
+            if parametrize.is_parametrized(module, "weight"):
+                parametrize.remove_parametrizations(module, "weight")
+        self.eval().requires_grad_(False)
+        for module in self.modules():
+            if isinstance(module, Snake | UpConv | ResBlock):
+                module.freeze()
+
+    @torch.inference_mode()
+    def vocode(
+        self,
+        mel: torch.Tensor,
+        noise: SourceNoise,
+        *,
+        final: bool = True,
+        phase: Phase = "exact",
+    ) -> torch.Tensor:
+        """Audio of a mel that starts with the utterance.
+
+        Args:
+            mel: (B, bands, T), T > `lookahead_frames` unless `final`.
+            noise: of the source.
+            final: whether the utterance ends here; else the last `delay` samples are missing.
+            phase: rounding of the source's phase, see `frame_sines`.
+
+        Returns:
+            (B, samples): samples_per_frame for every frame, less the delay.
+        """
+        samples = mel.shape[2] * self.config.samples_per_frame
+        drawn = noise.window(0, samples).to(mel.device)
+        return self(mel, self.m_source.merged(drawn), phase=phase)[:, : samples - (0 if final else self.delay)]
+
+    def forward(
+        self,
+        mel: torch.Tensor,
+        noise: torch.Tensor,
+        piece: Piece = WHOLE,
+        phase: Phase = "exact",
+        decode: Decode | None = None,
+    ) -> torch.Tensor:
+        """Audio of a piece of mel.
+
+        Args:
+            mel: (B, bands, T) the next frames.
+            noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as late as F0.
+            piece: its place in the utterances.
+            phase: rounding of the source's phase, see `frame_sines`.
+            decode: in place of the method.
+
+        Returns:
+            (B, samples), `delay` late.
+        """
+        source = self.m_source(self.f0_predictor(mel, piece), noise, phase, piece)
+        return (decode or self.decode)(mel, source, piece)
+
+    def decode(self, mel: torch.Tensor, source: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
+
+        In pieces the excitation is as late as `m_source` gives it, and the audio `delay` samples.
+        """
+        config = self.config
+        spectrum = self.stft(self.source_delay(source, piece), piece)
+        x = self.conv_pre(self.mel_delay(mel, piece), piece)
+        last_stage = len(self.ups) - 1
+        blocks = len(config.resblock_kernel_sizes)
+        for stage, up in enumerate(self.ups):
+            x = up(F.leaky_relu(x, config.lrelu_slope), piece)
+            if stage == last_stage:
+                x = self._mirrored(x, piece)
+            spectrum = self.spectrum_waits[stage](spectrum, piece)
+            x = self.source_resblocks[stage](self.source_downs[stage](spectrum, piece), piece).add_(x)
+            branches = range(stage * blocks, (stage + 1) * blocks)
+            total, *others = [self.branch_waits[at](self.resblocks[at](x, piece), piece) for at in branches]
+            for other in others:
+                total += other
+            x = total / blocks
+        x = self.conv_post(F.leaky_relu(x), piece)  # slope 0.01 here (Q24)
+        return self.istft(x, piece).clamp(-config.audio_limit, config.audio_limit)
+
+    def _mirrored(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """One position more at the start, as the STFT has one window more than hops: in pieces, one less of delay."""
+        if piece.state is None:
+            return F.pad(x, (1, 0), mode="reflect")
+        if piece.first:
+            x[:, :, self._mirrored_at] = x[:, :, self._mirrored_at + 2]
+        return x

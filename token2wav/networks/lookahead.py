@@ -1,0 +1,101 @@
+"""Tokens to the conditioning `mu`: embedding, 3-token look-ahead, two frames per token."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class PreLookahead(nn.Module):
+    """Lets every token see the next `lookahead` ones: the only part of the flow that looks ahead of an attention block.
+
+    Two convolutions: the first reaches to the right, the second to the left.
+
+    Args:
+        channels: width of the embedding.
+        hidden: width between the two convolutions.
+        lookahead: tokens of right context.
+        lookbehind: tokens of left context.
+    """
+
+    def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
+        super().__init__()
+        self.lookahead = lookahead
+        self.lookbehind = lookbehind
+        self.conv1 = nn.Conv1d(channels, hidden, lookahead + 1)
+        self.conv2 = nn.Conv1d(hidden, channels, lookbehind + 1)
+
+    def forward(self, x: torch.Tensor, *, left: int, last: bool) -> torch.Tensor:
+        """Convolves a window of the utterance; the result is that of the whole utterance.
+
+        Args:
+            x: (B, left + n + right, C) embeddings. `right` is `lookahead`, or 0 where the utterance ends.
+            left: leading embeddings that are context only: `lookbehind`, or fewer where fewer tokens come before.
+            last: whether the window ends with the utterance; zeros then stand for what follows.
+
+        Returns:
+            (B, n, C) of the embeddings between the contexts.
+        """
+        h = x.transpose(1, 2)  # (B, C, T)
+        if last:
+            h = F.pad(h, (0, self.lookahead))
+        count = h.shape[2] - self.lookahead - left
+        h = F.leaky_relu(_convolved(self.conv1, h))  # slope 0.01, as published
+        h = F.pad(h, (self.lookbehind - left, 0))  # zeros before the utterance: of conv1's output, not its input
+        h = _convolved(self.conv2, h)
+        return h.transpose(1, 2) + x[:, left : left + count]
+
+    def resumed(self, x: torch.Tensor, tail: torch.Tensor, *, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Goes on with a stream that kept what the second convolution saw.
+
+        Args:
+            x: (B, n + right, C) the next embeddings, as for `forward`.
+            tail: (B, hidden, lookbehind) what the second convolution saw last; zeros at the start.
+            last: see `forward`.
+
+        Returns:
+            (B, n, C), and the tail after them.
+        """
+        h = x.transpose(1, 2)
+        if last:
+            h = F.pad(h, (0, self.lookahead))
+        h = torch.cat((tail, F.leaky_relu(_convolved(self.conv1, h))), dim=2)
+        y = _convolved(self.conv2, h).transpose(1, 2)
+        return y + x[:, : y.shape[1]], h[:, :, h.shape[2] - self.lookbehind :]
+
+
+def _convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution (B, C, T) to (B, C', T - taps + 1), computed as a matrix product on a GPU.
+
+    Chunks come in many lengths and batches in many sizes, and for every shape that is new cuDNN takes milliseconds to
+    choose how to convolve; a product of matrices takes none.
+    """
+    return as_product(conv, x) if x.is_cuda else conv(x)
+
+
+def as_product(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+    """Convolution without groups, strides or dilation as one matrix product over the windows of its input."""
+    windows = x.unfold(2, conv.kernel_size[0], 1).transpose(1, 2).flatten(2)  # (B, T - taps + 1, C * taps)
+    return F.linear(windows, conv.weight.flatten(1), conv.bias).transpose(1, 2)
+
+
+class CodebookEmbedding(nn.Embedding):
+    """Tokens of several codes: one table, in which the vocabularies stand one below the other, codebook by codebook.
+
+    Args:
+        codebooks: codes of a token.
+        vocab_size: of each codebook.
+        size: of a token's embedding.
+        concat: whether those of its codes stand one behind the other; else they are added.
+    """
+
+    def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
+        super().__init__(codebooks * vocab_size, size // codebooks if concat else size)
+        self._first = [vocab_size * codebook for codebook in range(codebooks)]
+        self._concat = concat
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., codebooks) integers to (..., size)."""
+        each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
+        return each.flatten(-2) if self._concat else each.sum(dim=-2)

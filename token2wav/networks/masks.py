@@ -1,0 +1,65 @@
+"""Attention masks of the estimator. Frames count from the start of the prompt, so that they are the same everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_NEVER = -30000.0
+
+
+def allowed_blocks(
+    query: torch.Tensor, key: torch.Tensor, left_blocks: int, prefix_blocks: int | torch.Tensor
+) -> torch.Tensor:
+    """Whether frames of block `query` may look at block `key`; arguments as in `BlockMask`, shapes broadcast."""
+    allowed = key <= query
+    if left_blocks >= 0:
+        allowed &= (key >= query - left_blocks) | (key < prefix_blocks)
+    return allowed
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Attention mask of a stream, block by block.
+
+    A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last `left_blocks` ones and those
+    of the prefix.
+
+    Attributes:
+        block_frames: frames of one attention block.
+        left_blocks: blocks of the past that stay visible; negative for all.
+        prefix_blocks: blocks at the start that always stay visible: those that depend on the voice alone.
+        joined_blocks: blocks at the start that see one another as if they were one.
+    """
+
+    block_frames: int
+    left_blocks: int = -1
+    prefix_blocks: int = 0
+    joined_blocks: int = 0
+
+    def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""
+        query, key = (queries // self.block_frames)[:, None], (keys // self.block_frames)[None, :]
+        query = query.clamp(min=self.joined_blocks - 1)
+        return allowed_blocks(query, key, self.left_blocks, self.prefix_blocks)
+
+    def whole(self, frames: int, device: torch.device | None = None) -> torch.Tensor:
+        """(frames, frames) mask of a sequence computed at once."""
+        position = torch.arange(frames, device=device)
+        return self.allows(position, position)
+
+    def first_needed(self, block: int) -> int:
+        """First block beyond the prefix that queries in `block` and later ones can see."""
+        if self.left_blocks < 0:
+            return self.prefix_blocks
+        return max(self.prefix_blocks, block - self.left_blocks)
+
+
+def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
+    """Bias of attention scores, float32: 0 where allowed, else so little that softmax gives zero.
+
+    Attention takes the bool mask as well, but would then do this anew in every layer and step: 4 % of a chunk's time.
+    Minus infinity is avoided: a query that may see nothing, in padding, would give NaN, and float16 ends at 65504.
+    """
+    return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)

@@ -1,0 +1,139 @@
+"""Euler integration of the flow with classifier-free guidance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from token2wav.networks.configs import ScheduleConfig
+from token2wav.networks.dit import DiT
+from token2wav.networks.masks import attention_bias
+from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.networks.unet import UNet
+
+Estimator = DiT | StepAudioDiT | UNet
+
+_COSINE = ScheduleConfig()
+
+
+def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
+    """Starts of all steps and the end of the last, (steps + 1,) float32 from 0 to 1."""
+    if schedule.times:
+        return torch.tensor(schedule.times)
+    grid = torch.linspace(0, 1, steps + 1)
+    return 1 - torch.cos(grid * 0.5 * math.pi) if schedule.kind == "cosine" else grid
+
+
+def solver_times(steps: int, schedule: ScheduleConfig = _COSINE) -> tuple[torch.Tensor, torch.Tensor]:
+    """Times at which the estimator is evaluated, and step widths, each (steps,).
+
+    The public solver adds widths up instead of reading the grid. The times differ from the grid by rounding only, but
+    they are multiplied by 1000 before a sine, where that shows (1e-5).
+    """
+    grid = time_grid(steps, schedule)
+    t, width = grid[0], grid[1] - grid[0]
+    times, widths = [], []
+    for step in range(1, steps + 1):
+        times.append(t)
+        widths.append(width)
+        t = t + width
+        if step < steps:
+            width = grid[step + 1] - t
+    return torch.stack(times), torch.stack(widths)
+
+
+@dataclass(frozen=True)
+class OdeTables:
+    """Tables of all that depends on the schedule alone.
+
+    Attributes:
+        widths: of every step.
+        modulation: of the estimator at every step, for one row, as its own `modulation` gives it.
+        guidance: classifier-free guidance rate; with 0 there are no unconditional rows.
+    """
+
+    widths: list[float]
+    modulation: list[Any]
+    guidance: float
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> OdeTables:
+        times, widths = solver_times(steps, schedule)
+        device = next(estimator.parameters()).device
+        each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
+        if isinstance(estimator, UNet):
+            return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
+        return cls(widths.tolist(), [estimator.modulation(t) for t, _ in each], guidance)
+
+    def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
+        """The state (B, ...) after a step, given the velocity of the rows that `rows` makes of it."""
+        if not self.guidance:
+            return x + self.widths[step] * velocity
+        conditional, unconditional = velocity.chunk(2)
+        guided = (1 + self.guidance) * conditional - self.guidance * unconditional
+        return x + self.widths[step] * guided
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """The state (B, ...) for conditional and, with guidance, unconditional rows: (B or 2B, ...)."""
+        return torch.cat((x, x)) if self.guidance else x
+
+    def conditions(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Conditions (B, ...) of conditional rows, then zeros for unconditional ones, the speaker included (Q6)."""
+        if not self.guidance:
+            return conditions
+        return tuple(torch.cat((value, torch.zeros_like(value))) for value in conditions)
+
+
+class EulerSolver:
+    """Integrates one estimator over a fixed schedule.
+
+    Args:
+        estimator: of any family.
+        steps: ODE steps.
+        guidance: classifier-free guidance rate.
+        schedule: where the steps begin.
+
+    Attributes:
+        tables: made here, once.
+    """
+
+    def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
+        self._estimator = estimator
+        self.tables = OdeTables.of(estimator, steps, guidance, schedule)
+
+    @torch.inference_mode()
+    def solve(
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        cond: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Noise to mel, for whole sequences that start with their prompt.
+
+        Args:
+            noise, mu, cond: (B, bands, T); spk: (B, bands).
+            mask: (T, T) attention mask, True where allowed; None for full attention.
+
+        Returns:
+            (B, bands, T) mel.
+        """
+        mu, spk, cond = self.tables.conditions(mu, spk, cond)
+        bias = None if mask is None else attention_bias(mask)
+        estimator = self._estimator
+        evaluate: Callable[..., torch.Tensor] = estimator.velocity
+        if isinstance(estimator, DiT):  # it alone has positions
+            rope = estimator.rotary_embed(torch.arange(noise.shape[2], device=noise.device))
+            evaluate = partial(estimator.velocity, rope=rope)
+        x = noise
+        for index, modulation in enumerate(self.tables.modulation):
+            velocity = evaluate(self.tables.rows(x), mu, spk, cond, modulation, bias=bias)
+            x = self.tables.advance(index, x, velocity)
+        return x

@@ -1,0 +1,186 @@
+"""Pipeline from tokens to audio: it takes the chunks of requests through flow and vocoder."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.config import StreamConfig
+from token2wav.errors import EngineError
+from token2wav.execution.device import check_device, entered
+from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
+from token2wav.model_config import ModelConfig
+from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
+from token2wav.serving.chunking import Chunker, HopSchedule, Playback
+from token2wav.serving.request import Request, Slots
+from token2wav.voice import Voice, check_steps
+
+Timed = Callable[[float, float], None]
+
+
+class Pipeline:
+    """Pipeline of flow and vocoder, through which every chunk of every request passes.
+
+    Args:
+        config: sizes and rates of the model.
+        flow: engine that turns tokens into mel.
+        vocoder: engine that turns mel into audio.
+        stream: settings of chunks, their hops in tokens.
+        device: device that the engines are on.
+
+    Attributes:
+        steps: numbers of ODE steps that requests may have, the usual one first.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        flow: FlowStage,
+        vocoder: VocoderStage,
+        stream: StreamConfig,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config
+        self.flow = flow
+        self.vocoder = vocoder
+        self.steps = config.allowed_steps(stream.steps)
+        self._schedule = HopSchedule.of(stream, config)
+        self._trim_silence_ms = stream.trim_silence_ms
+        self._device = torch.device(device)
+        self._dropped: deque[Request] = deque()
+
+    def request(
+        self,
+        voice: Voice,
+        steps: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        buffer_seconds: float = 0.0,
+        audio_format: AudioFormat | None = None,
+    ) -> Request:
+        """Makes a request, which holds nothing of the engines yet.
+
+        Args:
+            voice: prompt and speaker, checked against the model.
+            steps: number of ODE steps, one of `steps`; 0 for the usual number.
+            clock: returns monotonic seconds.
+            buffer_seconds: audio that its listener's player holds before it starts.
+            audio_format: of what is sent; None for float32 at the model's rate.
+
+        Raises:
+            InputError: steps are not allowed, or the model cannot have that sample rate.
+        """
+        check_steps(steps, self.steps)
+        config, playback = self.config, Playback(clock, buffer_seconds)
+        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, config.token_frame_rate)
+        output = AudioOutput(config, audio_format, self._trim_silence_ms)
+        return Request(voice, steps or self.steps[0], chunker, playback, output)
+
+    def open(self, request: Request) -> None:
+        """Takes what a request needs of the engines, and computes what depends on its voice alone.
+
+        Raises:
+            LimitError: the cache has no room for another one.
+            EngineError: an engine failed.
+        """
+        self._close_dropped()
+        with self.running():
+            flow = self.flow.open(request.voice, request.ode_steps)
+            try:
+                request.slots = Slots(flow, self.vocoder.open())
+            except BaseException:
+                self.flow.close(flow)
+                raise
+
+    def close(self, request: Request) -> None:
+        """Frees all that a request holds; doing so twice is harmless."""
+        if request.slots is not None:
+            self.flow.close(request.slots.flow)
+            self.vocoder.close(request.slots.vocoder)
+            request.slots = None
+
+    def drop(self, request: Request) -> None:
+        """Lets the next call close a request.
+
+        For the garbage collector, which may come in the middle of anything, a lock of an engine held by this very
+        thread included: nothing is done here that could wait.
+        """
+        self._dropped.append(request)
+
+    def _close_dropped(self) -> None:
+        while self._dropped:
+            self.close(self._dropped.popleft())
+
+    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
+        """Runs the next chunk of every request, in one batch. Each must be open and have one.
+
+        Several threads may do so at once, for different requests.
+
+        Args:
+            requests: requests of the batch.
+            timed: takes the seconds that flow and vocoder took.
+
+        Returns:
+            For every request the audio to send, None where nothing of it is to be sent yet, or why it cannot go on: its
+            own numbers are broken, which harms no other.
+
+        Raises:
+            EngineError: an engine failed as a whole; none of the requests can go on.
+            DeviceLostError: nor can anything else of this process that needs the GPU.
+        """
+        self._close_dropped()
+        batch = [
+            (request, request.slots, chunk)
+            for request in requests
+            if request.slots is not None and (chunk := request.chunker.next_chunk) is not None
+        ]
+        start = time.perf_counter()
+        with self.running():
+            mels = self.flow.advance([(slots.flow, chunk) for _, slots, chunk in batch])
+            between = time.perf_counter()
+            new = [
+                (slots.vocoder, MelChunk(mel[:, self._prompt_frames(request.chunker) :], chunk.last))
+                for (request, slots, chunk), mel in zip(batch, mels, strict=True)
+            ]
+            audio = _on_host(self.vocoder.advance(new))
+        if timed:
+            timed(between - start, time.perf_counter() - between)
+        return [
+            request.output.take(samples, last=chunk.last)
+            if np.isfinite(samples).all()
+            else EngineError("engine: the model produced NaN or infinite audio")
+            for (request, _, chunk), samples in zip(batch, audio, strict=True)
+        ]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Surrounds every use of the engines: enters their device, and turns what torch raises into `EngineError`."""
+        try:
+            with entered(self._device):
+                yield
+        except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
+            check_device(self._device, error)
+            raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
+
+    @property
+    def open_streams(self) -> int:
+        """Number of requests that hold memory in either engine."""
+        self._close_dropped()
+        return max(self.flow.open_streams, self.vocoder.open_streams)
+
+    def _prompt_frames(self, chunker: Chunker) -> int:
+        """Counts the frames at the start of a next chunk that belong to the prompt's last, incomplete block."""
+        start = chunker.next_chunk.start if chunker.next_chunk else 0
+        return max(0, chunker.prompt_tokens - start) * self.config.token_mel_ratio
+
+
+def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
+    """Copies audio to the host as arrays. From a GPU in one copy: every copy waits for what runs there."""
+    if not audio or audio[0].device.type == "cpu":
+        return [samples.numpy() for samples in audio]
+    return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]

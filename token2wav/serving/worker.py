@@ -1,0 +1,327 @@
+"""Workers of a server: threads that compute the batches which the scheduler forms, and answer who waits for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from numpy.typing import ArrayLike
+
+from token2wav.config import LimitConfig
+from token2wav.errors import DeviceLostError, EngineError, LimitError, StreamClosedError, Token2WavError
+from token2wav.serving.audio_output import AudioChunk, AudioFormat
+from token2wav.serving.chunking import checked_tokens
+from token2wav.serving.pipeline import Pipeline
+from token2wav.serving.request import Reply, Request
+from token2wav.serving.scheduler import Scheduler
+from token2wav.voice import Voice
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
+_MOST_WORKERS = 4
+
+
+class Observer:
+    """Observer of workers: it is called from any thread when something happens, and does nothing by itself."""
+
+    def changed(self, open_requests: int) -> None:
+        """Is called when a request was admitted, opened or ended, with the number of open ones."""
+
+    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
+        """Is called when a batch has run, with the seconds for which each of its chunks had been ready."""
+
+    def sent(self, request: Request, seconds: float, late: float) -> None:
+        """Is called when audio was sent, with its duration, and the seconds for which the listener heard nothing."""
+
+    def ended(self, request: Request, reason: str) -> None:
+        """Is called when a request is over: `finished`, `cancelled`, or the name of an error such as `IdleError`."""
+
+
+def default_workers(device: str) -> int:
+    """Returns the number of workers: one per CPU core that this process may use, up to 4; on a GPU one fills it."""
+    return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
+
+
+class WorkerPool:
+    """Pool of workers, which serve requests until `close`.
+
+    A request belongs to one worker at a time. Its messages are consumed in order, each answered as soon as its tokens
+    have been taken and the chunks that they made possible have been sent. Methods may be called from any thread and
+    never wait for a chunk.
+
+    Args:
+        pipeline: runs the batches.
+        limits: bounds that are checked before work starts.
+        observer: is called at every admission, batch, chunk and end.
+        clock: returns monotonic seconds.
+        workers: batches that are computed at the same time, in a thread each; they share the threads of torch.
+        on_device_lost: is called, from any thread, after a request failed because the process has lost its GPU.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limits: LimitConfig,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        workers: int = 1,
+        on_device_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._limits = limits
+        self._observer = observer or Observer()
+        self._clock = clock
+        self._on_device_lost = on_device_lost
+        self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
+        self._looked_for_abandoned = clock()
+        self._wake = threading.Condition()  # guards the scheduler and all that requests hold
+        self._telling = threading.Lock()
+        self._idle_workers = workers
+        self._torch_threads = max(1, torch.get_num_threads() // workers)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"token2wav-worker-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._scheduler.requests)
+
+    def open(
+        self,
+        voice: Voice,
+        on_close: Callable[[], None] = lambda: None,
+        *,
+        steps: int = 0,
+        client: str = "",
+        audio_format: AudioFormat | None = None,
+    ) -> Request:
+        """Admits a request; nothing is computed yet.
+
+        Args:
+            voice: prompt and speaker, checked against the model.
+            on_close: is called once, from any thread, when the request is over for any reason.
+            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
+            client: name of the client it belongs to; empty if that is not known.
+            audio_format: of what is sent; None for float32 at the model's rate.
+
+        Raises:
+            InputError: steps are not allowed, or the model cannot have that sample rate.
+            LimitError: there are too many requests, at all or of this client.
+        """
+        buffer_seconds = self._limits.player_buffer_seconds
+        request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
+        request.on_close, request.client = on_close, client
+        with self._wake:
+            self._scheduler.admit(request)
+            self._wake.notify()  # from now on, idle time is watched
+        self._changed()
+        return request
+
+    def push(self, request: Request, tokens: ArrayLike, reply: Reply, *, end: bool, keep_open: bool = False) -> None:
+        """Takes a message of tokens.
+
+        Args:
+            request: result of `open`.
+            tokens: (n,) integers, n >= 0, or (n, codebooks).
+            reply: takes its chunks.
+            end: whether the utterance ends with these tokens.
+            keep_open: leave `reply` unfinished until the request is over, so that it can tell of a cancellation.
+
+        Raises:
+            InputError: a token is not one of the model's, there are too many, or the utterance would end without any.
+            LimitError: too many messages wait.
+            StreamClosedError: the request is over, or was to end with earlier tokens; those are still computed and
+                sent.
+            After any of the others the request is over. In no case has `reply` been used.
+        """
+        request.check_open()
+        try:
+            array = checked_tokens(tokens, self._pipeline.config)
+            with self._wake:
+                finished = self._scheduler.push(request, array, reply, end=end, keep_open=keep_open)
+                self._wake.notify()
+        except StreamClosedError:
+            raise
+        except Token2WavError as error:
+            self.cancel(request, error)
+            raise
+        _finish(finished)
+
+    def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
+        """Ends a request and fails its waiting messages with `reason`; does nothing when it is over."""
+        error = reason or StreamClosedError("stream: it was cancelled")
+        with self._wake:
+            if request.over:
+                return
+            replies = self._scheduler.fail(request, error)
+            if request.owner in (None, threading.get_ident()):
+                self._pipeline.close(request)
+        self._over(request, type(reason).__name__ if reason else "cancelled")
+        for reply in replies:
+            _last_word(partial(reply.fail, error))
+        if isinstance(reason, DeviceLostError):
+            self._on_device_lost()
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Takes no more requests, waits for the open ones as long as asked, then ends them and the workers."""
+        with self._wake:
+            self._scheduler.closing = True
+        deadline = time.monotonic() + drain_seconds
+        while self._scheduler.requests and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        for request in list(self._scheduler.requests):
+            self.cancel(request, LimitError("server: it is shutting down; try another one"))
+        with self._wake:
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._torch_threads)  # of this worker alone: each thread has a number of its own
+        owner, scheduler = threading.get_ident(), self._scheduler
+        while True:
+            self._drop_abandoned()
+            with self._wake:
+                unopened, batch = scheduler.next_to_open(owner), list[Request]()
+                if unopened is None:
+                    batch = scheduler.next_batch(owner, self._idle_workers)
+                    if not batch:
+                        if scheduler.closing and not scheduler.requests:
+                            return
+                        self._wake.wait(_POLL_SECONDS if scheduler.requests else None)
+                        continue
+                    self._idle_workers -= 1
+                    self._wake.notify()  # another worker may take what this one has left
+            if unopened is not None:
+                self._serve(unopened, self._open)
+            else:
+                self._compute(batch)
+
+    def _drop_abandoned(self) -> None:
+        now = self._clock()
+        if 0 <= now - self._looked_for_abandoned < _POLL_SECONDS:
+            return
+        self._looked_for_abandoned = now
+        with self._wake:
+            waiting = [
+                (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
+                for request in self._scheduler.requests
+            ]
+        for request, replies in waiting:
+            if any(_is_cancelled(reply) for reply in replies):
+                self.cancel(request)
+        with self._wake:
+            overdue = self._scheduler.overdue()
+        for request, error in overdue:
+            self.cancel(request, error)
+
+    def _open(self, request: Request) -> None:
+        self._pipeline.open(request)
+        self._changed()
+
+    def _compute(self, batch: list[Request]) -> None:
+        """Runs the next chunk of every request and sends what comes out."""
+        start, tokens = self._clock(), sum(request.chunker.next_tokens for request in batch)
+        waited = [start - request.ready_since for request in batch]
+        results: Sequence[AudioChunk | Token2WavError | None]
+        try:
+            results = self._pipeline.advance(batch, partial(self._observer.computed, waited))
+        except Exception as error:  # of the engines as a whole: nobody can go on
+            results = [_told(error)] * len(batch)
+        took = self._clock() - start
+        for request, result in zip(batch, results, strict=True):
+            request.compute_seconds += took
+            self._serve(request, partial(self._send, result=result))
+        with self._wake:
+            self._idle_workers += 1
+            self._scheduler.computed(tokens, took)
+
+    def _send(self, request: Request, result: AudioChunk | Token2WavError | None) -> None:
+        if isinstance(result, Token2WavError):
+            raise result
+        if result is not None:
+            with self._wake:
+                if request.over:
+                    return
+                reply = request.messages[0].reply
+                late = request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
+            reply.send(result)
+            self._observer.sent(request, result.duration_s, late)
+        with self._wake:
+            if not request.over:
+                self._scheduler.sent(request)
+
+    def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
+        """Does something for a request of this worker, which ends that one alone if it fails, and releases it then."""
+        try:
+            work(request)
+        except Exception as error:
+            self.cancel(request, _told(error))
+        self._release(request)
+
+    def _release(self, request: Request) -> None:
+        """Releases a request of this worker, when all replies are finished that can be; one that is over is freed."""
+        finished: list[Reply] | None = None
+        while finished is None or finished:
+            with self._wake:
+                cancelled, held = request.over, request.slots is not None
+                finished = self._scheduler.settle(request)
+                over = request.over
+                if over:
+                    self._pipeline.close(request)
+                if over or not finished:
+                    self._scheduler.release(request)
+            if over and not cancelled:
+                self._over(request, "finished")
+            elif over and held:  # it was cancelled meanwhile, and is freed only now
+                self._changed()
+            _finish(finished)
+            if over:
+                return
+
+    def _over(self, request: Request, reason: str) -> None:
+        request.on_close()
+        self._observer.ended(request, reason)
+        self._changed()  # last, so that who sees nothing open has been told of every end
+
+    def _changed(self) -> None:
+        with self._telling:  # else an older number could be told after a newer one, and stay
+            self._observer.changed(self.open_requests)
+
+
+def _told(error: Exception) -> Token2WavError:
+    """Returns an error as clients are told it; one that is not ours is logged."""
+    if isinstance(error, Token2WavError):
+        return error
+    log.error("the engine failed", exc_info=error)
+    return EngineError(f"engine: {type(error).__name__}: {error}")
+
+
+def _is_cancelled(reply: Reply) -> bool:
+    try:
+        return reply.is_cancelled()
+    except Exception:
+        log.warning("a request could not say whether it was cancelled, so it is taken to be", exc_info=True)
+        return True
+
+
+def _finish(replies: list[Reply]) -> None:
+    for reply in replies:
+        _last_word(reply.finish)
+
+
+def _last_word(say: Callable[[], None]) -> None:
+    """Says what may not come through: the client can be gone, and nobody else may suffer from it."""
+    try:
+        say()
+    except Exception:
+        log.warning("the end of a request could not be told", exc_info=True)

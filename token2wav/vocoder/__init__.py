@@ -1,1 +1,0 @@
-"""Mel to audio."""
