@@ -1,8 +1,8 @@
 """Sizes of the project: files, lines, words and settings are counted, each beside the most that it allows itself.
 
-Prints a table. Counts only what git tracks. A family has a budget of its own, so the core is `token2wav/` without
-the folders in `families/` and without the modules that only families newer than CosyVoice3 and StreamFlow use (`OF_NEW_FAMILIES`).
-Those are counted with the family that brought them.
+Prints a table. Counts only what git tracks. A family has a budget of its own, so the core is `token2wav/` without the
+folders in `families/`, and without the modules that only families newer than CosyVoice3 and StreamFlow use. Those are
+counted with the family that brought them.
 
     .venv/bin/python scripts/sizes.py
 """
@@ -41,7 +41,8 @@ def lines(paths: Iterable[Path]) -> int:
 def core() -> list[Path]:
     """Lists files of the library that serve every family."""
     brought = {ROOT / name for name in OF_NEW_FAMILIES}
-    return [path for path in tracked("token2wav", suffix=".py") if FAMILIES not in path.parent.parents and path not in brought]
+    files = tracked("token2wav", suffix=".py")
+    return [path for path in files if FAMILIES not in path.parent.parents and path not in brought]
 
 
 def family(name: str) -> list[Path]:
