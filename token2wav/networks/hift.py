@@ -17,9 +17,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.f0 import F0Predictor
-from token2wav.networks.source import HarmonicSource, Phase, SampleSource, SmoothSource
-from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.noise import SourceNoise
+from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SampleSource, SmoothSource
 from token2wav.networks.stft import Analysis, Synthesis
 from token2wav.networks.streaming import (
     WHOLE,

@@ -25,9 +25,8 @@ from token2wav.families.cosyvoice3.build import CAPTURED_STREAMS, streaming_hift
 from token2wav.families.cosyvoice3.weights import checked, filled
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.networks.source_noise import NormalNoise
 from token2wav.networks.weights import Blank
 
 log = logging.getLogger(__name__)
