@@ -1,4 +1,4 @@
-"""Step functions evaluate the estimator on a batch at every ODE step; those on torch keep their memory block by block."""
+"""Step functions, which evaluate the estimator on a batch at every ODE step, and the memory of those on torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ class StepFactory(Protocol):
 
 
 class BlockMemory:
-    """The estimator's `Memory` for a batch of blocks.
+    """The estimator's `Memory` on torch, where attention goes block by block over keys and values where they lie.
+
+    What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of several blocks in one
+    call was tried: copying what each sees into one tensor costs more than the calls.
 
     Args:
         batch: of blocks.
