@@ -21,7 +21,6 @@ FAMILIES = ROOT / "token2wav" / "families"
 MOST_OF_A_FAMILY = 600
 # Modules outside of `families/`, with the family that brought them.
 OF_NEW_FAMILIES = {
-    "token2wav/execution/convolutional_step.py": "cosyvoice2",
     "token2wav/networks/conformer.py": "cosyvoice2",
     "token2wav/networks/unet.py": "cosyvoice2",
     "token2wav/networks/step_audio_dit.py": "stepaudio2",

@@ -1,4 +1,4 @@
-"""Estimator as the step that is exported (`flow/step.py`), which some runtime executes on dense tensors.
+"""Estimator as the step that is exported (`networks/dit_step.py`), which some runtime executes on dense tensors.
 
 Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its chunk before the call.
 Keys and values are copied from their pages before every step, and the new ones back into pages after it. That costs one
