@@ -33,6 +33,8 @@ class ModelConfig:
         ode_steps: usual number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether it takes no other number.
         takes_prompt: whether voices may have a prompt.
+        joined_prompt: whether attention takes a prompt as one block, whatever its length, and blocks begin at its end.
+        left_blocks: blocks of the past that stay visible beside the prompt's, where settings do not say it.
     """
 
     vocab_size: int
@@ -50,6 +52,8 @@ class ModelConfig:
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = True
+    joined_prompt: bool = False
+    left_blocks: int = -1
 
     @property
     def block_seconds(self) -> float:
@@ -58,12 +62,22 @@ class ModelConfig:
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
         """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the voice alone."""
+        if self.joined_prompt:
+            return prompt_tokens
         return max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens
+
+    def absent_tokens(self, prompt_tokens: int) -> int:
+        """Counts the tokens that are missing before a prompt, where blocks are counted from its end."""
+        return -prompt_tokens % self.block_tokens if self.joined_prompt else 0
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the tokens of the first and of the longest hop, which settings may bound."""
         first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
         return first, stream.max_hop_tokens or longest
+
+    def window(self, stream: StreamConfig) -> int:
+        """Returns the blocks of the past that stay visible beside the prompt's: those of settings, or else its own."""
+        return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
     def check(self, stream: StreamConfig) -> None:
         """Raises ConfigError if settings of streams do not go with the model."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from token2wav.errors import InputError
+from token2wav.errors import CheckpointError, InputError
 from token2wav.model_config import ModelConfig
 
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
@@ -51,7 +51,7 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file, as `token2wav-voice create` writes it.
+        """Reads a voice from a `.safetensors` file that `token2wav-voice create` wrote, or a `conds.pt` of Chatterbox.
 
         Raises:
             InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
@@ -60,7 +60,7 @@ class Voice:
         from safetensors.numpy import load_file
 
         try:
-            arrays = load_file(path)
+            arrays = _conditionals(Path(path)) if Path(path).suffix == ".pt" else load_file(path)
             if missing := [name for name in FIELDS if name not in arrays]:
                 raise InputError(missing[0], f"missing; a voice has {', '.join(FIELDS)}")
             return cls(*(arrays[name] for name in FIELDS))
@@ -109,6 +109,27 @@ class Voice:
             )
         if not self.speaker_embedding.any():
             raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
+
+
+def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
+    """Reads the part of Chatterbox's conditionals that its decoder takes. Nothing in the file is executed.
+
+    Raises:
+        InputError: unreadable, or without that part.
+    """
+    from token2wav.networks.weights import read_state  # torch, which other voices do not need
+
+    try:
+        given = read_state(path).get("gen")
+    except CheckpointError as error:
+        raise InputError(str(path), str(error)) from error
+    if not isinstance(given, dict) or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys():
+        raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
+    tokens, mel = given["prompt_token"].reshape(-1).numpy(), given["prompt_feat"].squeeze(0).float().numpy()
+    count = min(len(tokens), len(mel) // 2)  # public code cuts tokens to the mel as well
+    return dict(
+        zip(FIELDS, (tokens[:count], mel[: 2 * count], given["embedding"].reshape(-1).float().numpy()), strict=True)
+    )
 
 
 def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()) -> NDArray[np.int32]:

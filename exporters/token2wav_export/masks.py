@@ -15,7 +15,7 @@ import torch
 
 from token2wav.config import StreamConfig, load_server_config
 from token2wav.errors import Token2WavError
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3.config import FlowConfig, read_cosyvoice3
 from token2wav.networks.configs import GuidedAttention
 from token2wav.networks.guided import guided_mask
 from token2wav.networks.masks import BlockMask
@@ -57,10 +57,11 @@ def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictu
     size = flow.estimator.static_chunk_size
     frames = blocks * size
     if flow.guided is None:
-        kept = _PROMPT_BLOCKS if stream.left_blocks >= 0 else 0
+        left_blocks = -1 if stream.left_blocks is None else stream.left_blocks
+        kept = _PROMPT_BLOCKS if left_blocks >= 0 else 0
         prompt = f", a prompt of {kept} blocks" if kept else ""
         return {
-            f"streaming{prompt}": BlockMask(size, stream.left_blocks, kept).whole(frames),
+            f"streaming{prompt}": BlockMask(size, left_blocks, kept).whole(frames),
             "full: not streaming": torch.ones(frames, frames, dtype=torch.bool),
         }, size
     pictures: Pictures = {}
@@ -115,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is None:
             pictures, size = every_mask(options.blocks)
         else:
-            pictures, size = masks_of(CosyVoice3Config.read(options.model).flow, stream, options.blocks)
+            pictures, size = masks_of(read_cosyvoice3(options.model).flow, stream, options.blocks)
         draw(pictures, size, options.save)
     except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

@@ -90,7 +90,7 @@ def stream_needs(
     layout = cache_layout(config, storage)
     longest_hop = model.hops(stream)[1]
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + stream.left_blocks + longest_hop // config.block_tokens + 8
+    room = total // config.block_tokens + model.window(stream) + longest_hop // config.block_tokens + 8
     with _META:
         flow = Flow(config)
     noise = FlowNoise(config.mel_bands)
@@ -101,8 +101,8 @@ def stream_needs(
         noise,
         {config.n_timesteps: runner},
         PagedKVCache(layout, room, _META),
-        RecomputeFlow(model, flow, noise, {config.n_timesteps: euler}, left_blocks=stream.left_blocks),
-        left_blocks=stream.left_blocks,
+        RecomputeFlow(model, flow, noise, {config.n_timesteps: euler}, left_blocks=model.window(stream)),
+        left_blocks=model.window(stream),
         longest_hop=longest_hop,
     )
     bands, speaker = config.mel_bands, config.spk_embed_dim

@@ -25,8 +25,8 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
     for path in map(Path, config.voices):
         name = path.stem
         try:
-            if path.suffix != ".safetensors":
-                raise InputError(str(path), "its name does not end in .safetensors")
+            if path.suffix not in (".safetensors", ".pt"):
+                raise InputError(str(path), "its name ends neither in .safetensors nor in .pt")
             if name in voices:
                 raise InputError(str(path), f"another voice has the name {name}")
             if _ID.fullmatch(name) or not name.isprintable():

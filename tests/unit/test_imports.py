@@ -27,7 +27,7 @@ FOREIGN = {
 FLOORS = [
     {"token2wav.model"},
     {"token2wav.serving"},
-    {f"token2wav.families.{family}" for family in ("cosyvoice3", "streamflow", "bigvgan")},
+    {f"token2wav.families.{folder.name}" for folder in (ROOT / "families").iterdir() if folder.is_dir()},
     {"token2wav.execution"},
     {"token2wav.cache"},
     {"token2wav.networks"},

@@ -27,14 +27,15 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig("growing", 0, -1, (), reference=False)
+    assert defaults.stream == StreamConfig("growing", 0, None, (), reference=False)
     assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule("growing", 25, 100, 25)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {hop: lead, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], trim_silence_ms: 200, reference: true}
+stream: {hop: lead, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
+         reference: true}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, cache_mib: 512,
           cache_storage: int8}
 limits:
@@ -52,7 +53,7 @@ voices: [anna.safetensors, /voices/bob.safetensors]
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig("lead", 200, 8, steps=(10, 4), trim_silence_ms=200, reference=True),
+        StreamConfig("lead", 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
         LimitConfig(3, 20, 2.5, 2, voices=7, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),

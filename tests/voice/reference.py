@@ -20,14 +20,14 @@ def whisper_log_mel(signal: NDArray[np.float32]) -> Array:
     return (np.maximum(log_mel, log_mel.max() - 8) + 4) / 4
 
 
-def prompt_mel(signal: NDArray[np.float32]) -> Array:
+def prompt_mel(signal: NDArray[np.float32], top_hz: int = 12_000) -> Array:
     """(n // 480, 80) of a signal at 24 kHz."""
     n_fft, hop = 1920, 480
     x = mirrored(signal.astype(np.float64), 720)
     window = np.sin(np.pi * np.arange(n_fft) / n_fft) ** 2
     frames = np.stack([x[hop * i : hop * i + n_fft] * window for i in range(len(signal) // hop)])
     magnitude = np.sqrt(power(frames) + 1e-9)
-    return np.log(np.maximum(magnitude @ slaney_filters(24_000, n_fft, 80).T, 1e-5))
+    return np.log(np.maximum(magnitude @ slaney_filters(24_000, n_fft, 80, top_hz).T, 1e-5))
 
 
 def kaldi_fbank(signal: NDArray[np.float32]) -> Array:
@@ -52,9 +52,9 @@ def kaldi_fbank(signal: NDArray[np.float32]) -> Array:
     return np.asarray(log_mel - log_mel.mean(axis=0))
 
 
-def slaney_filters(rate: int, n_fft: int, bands: int) -> Array:
+def slaney_filters(rate: int, n_fft: int, bands: int, top_hz: int = 0) -> Array:
     """Linear to 1 kHz, logarithmic above; each triangle of the same area."""
-    top = 15 + 27 * np.log(rate / 2 / 1000) / np.log(6.4)
+    top = 15 + 27 * np.log((top_hz or rate / 2) / 1000) / np.log(6.4)
     mels = np.linspace(0, top, bands + 2)
     edges = np.where(mels < 15, mels * 200 / 3, 1000 * 6.4 ** ((mels - 15) / 27))
     hz = np.arange(n_fft // 2 + 1) * rate / n_fft

@@ -12,8 +12,11 @@ import pytest
 from onnx import TensorProto
 
 from tests.voice import graphs, reference
+from tests.voice.graphs import TOKENIZER
 from tests.voice.material import WriteWav, speechlike
 from token2wav_voice import FrontEnd, ModelError, Recording
+from token2wav_voice.features import prompt_mel
+from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 PUBLIC_TOKENIZER = "expected the inputs float (1, 128, any), int32 (1) and the output int32 or int64 (1, any)"
@@ -61,6 +64,17 @@ def test_tokens_of_either_type(output_type: int, folder: Path, recording: Record
     assert FrontEnd(folder).tokens(recording).dtype == np.int32
 
 
+@pytest.mark.parametrize("name", EARLIER_TOKENIZER_FILES)
+def test_folders_of_earlier_generations(name: str, folder: Path, recording: Recording) -> None:
+    later = FrontEnd(folder).voice(recording)
+    (folder / TOKENIZER).rename(folder / name)
+    earlier = FrontEnd(folder).voice(recording)
+    np.testing.assert_array_equal(earlier.prompt_tokens, later.prompt_tokens)
+    frames = len(earlier.prompt_mel)
+    np.testing.assert_array_equal(earlier.prompt_mel, prompt_mel(recording.at(24_000), 8_000)[:frames])
+    assert np.abs(earlier.prompt_mel - later.prompt_mel).max() > 0.1
+
+
 def test_the_longest_recording(folder: Path, write_wav: WriteWav) -> None:
     """At 44.1 kHz, of which 30 s are no whole number of samples at the other rates' steps."""
     recording = Recording.load(write_wav(np.tile(speechlike(1, 44_100), 30), 44_100, subtype="PCM_16"))
@@ -75,7 +89,7 @@ def test_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])
 def test_no_file(file: str, folder: Path, recording: Recording) -> None:
     (folder / file).unlink()
-    refused(folder, recording, file, "no such file; a CosyVoice3 folder has one, from which voices are made")
+    refused(folder, recording, file, "no such file; a published model folder has one, from which voices are made")
 
 
 @pytest.mark.parametrize("file", [graphs.TOKENIZER, graphs.SPEAKER])

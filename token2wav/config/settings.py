@@ -30,8 +30,12 @@ class StreamConfig:
         max_hop_tokens: upper bound of a hop, in whole attention blocks; 0 takes the model's own, for CosyVoice3 four
             blocks.
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
-            is exact; 0 or more bounds memory and time, so that streams may have any length.
+            is exact; 0 or more bounds memory and time, so that streams may have any length. Without it the model's
+            own: all, or for Step-Audio2 the last two, as published.
         steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the model's own alone.
+        hold_frames: mel frames at a chunk's end that yield no audio yet; 0 for all that the vocoder looks ahead, which
+            is exact (21 for CosyVoice2, 5 for CosyVoice3). With fewer, chunks are earlier and their last samples are
+            those of a mel whose last frame goes on.
         trim_silence_ms: leading near-silence that is dropped before the first chunk is sent, at most, in windows of
             10 ms below -50 dBFS; 0 for none.
         reference: compute as the public loop does: every chunk anew from the start, the last one under the full
@@ -41,13 +45,14 @@ class StreamConfig:
 
     hop: Literal["growing", "fixed", "lead"] = "growing"
     max_hop_tokens: int = 0
-    left_blocks: int = -1
+    left_blocks: int | None = None
     steps: tuple[int, ...] = ()
+    hold_frames: int = 0
     trim_silence_ms: float = 0.0
     reference: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_hop_tokens", "trim_silence_ms"):
+        for name in ("max_hop_tokens", "hold_frames", "trim_silence_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
         for index, steps in enumerate(self.steps):
@@ -55,7 +60,7 @@ class StreamConfig:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
             if steps in self.steps[:index]:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
-        if self.left_blocks < -1:
+        if self.left_blocks is not None and self.left_blocks < -1:
             raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
 
 
@@ -159,7 +164,7 @@ class ServerConfig:
 
     Attributes:
         voices: paths of voices that the server knows from the start, by the names of these files without their ending;
-            `.safetensors`, in the file relative to its folder.
+            `.safetensors`, or `.pt` of Chatterbox, in the file relative to its folder.
     """
 
     stream: StreamConfig = field(default_factory=StreamConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from token2wav.errors import ConfigError
@@ -30,7 +31,14 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers."""
+    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers.
+
+    A kind may allow None.
+    """
+    if get_origin(kind) is UnionType:
+        if value is None:
+            return None
+        [kind] = [one for one in get_args(kind) if one is not NoneType]
     if get_origin(kind) is Literal:
         if value in (allowed := get_args(kind)):
             return value

@@ -27,6 +27,8 @@ class ChunkInput:
         tables: pages that each block sees in order, its own last.
         conv_state: (steps, *layout.conv_state) what the estimator keeps beside keys and values before the chunk;
             replaced in place by that at its end.
+        absent: frames at the stream's start that there are not; they are in the first page of every table.
+        joined: whether its blocks see those that follow them too, as if the chunk were one block.
     """
 
     noise: torch.Tensor
@@ -36,6 +38,8 @@ class ChunkInput:
     start: int
     tables: list[list[int]]
     conv_state: torch.Tensor
+    absent: int = 0
+    joined: bool = False
 
     @property
     def frames(self) -> int:
@@ -44,7 +48,12 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a batch. The columns of a block table say what its numbers mean."""
+    """One row of a batch. The columns of a block table say what its numbers mean; it has none for the last two.
+
+    Attributes:
+        absent: see `ChunkInput`.
+        joined: pages that it sees where these are more than `pages`, which end with its own.
+    """
 
     start: int
     valid: int
@@ -52,6 +61,8 @@ class Block:
     chunk: int
     last: bool
     pages: list[int]
+    absent: int = 0
+    joined: list[int] | None = None
 
     @property
     def row(self) -> list[int]:
@@ -187,6 +198,8 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             chunk=number,
             last=index == len(chunk.tables) - 1,
             pages=pages,
+            absent=chunk.absent,
+            joined=chunk.tables[-1] if chunk.joined else None,
         )
         for index, (before, pages) in enumerate(zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True))
     ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
@@ -22,7 +23,7 @@ from token2wav.cache.prefix_cache import Prefix, PrefixCache
 from token2wav.cache.stream_blocks import StreamBlocks
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput, in_groups
-from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.recompute import RecomputeFlow, stream_mask
 from token2wav.execution.runner import Runner
 from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
 from token2wav.model_config import ModelConfig
@@ -41,6 +42,7 @@ class _Prompt:
     encoder_state: Any
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
+    absent: int = 0  # frames that are missing before the prompt, see `ChunkInput`
     pages: list[int] = field(default_factory=list)
 
 
@@ -129,14 +131,14 @@ class CachedFlow:
         prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         prompt = prefix.content
         assert prompt is not None
-        mask = BlockMask(self._layout.block_frames, self._left_blocks, len(prompt.pages))
+        mask = stream_mask(self._config, len(voice.prompt_tokens), self._left_blocks)
         try:
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
         except BaseException:
             self.prefixes.release(prefix)
             raise
-        next_frame = len(prompt.pages) * self._layout.block_frames
-        states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state)
+        next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
+        states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
         return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
 
     @torch.inference_mode()
@@ -227,24 +229,32 @@ class CachedFlow:
         cond = torch.zeros_like(mu)
         given = prompt.prompt_mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
-        tables = blocks.extend(-(-frames // self._layout.block_frames))
         noise = self._noise.window(start, start + frames)
-        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state)
+        if prompt.absent and not start:  # so that its blocks are complete, whose last one ends with the prompt
+            noise, mu, cond = (F.pad(value, (prompt.absent, 0)) for value in (noise, mu, cond))
+        else:
+            start += prompt.absent
+        tables = blocks.extend(-(-mu.shape[1] // self._layout.block_frames))
+        joined = self._config.joined_prompt and start < prompt.absent + prompt.prompt_mel.shape[1]
+        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state, prompt.absent, joined)
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
-        config, size = self._config, self._config.block_tokens
+        config, size, count = self._config, self._config.block_tokens, len(voice.prompt_tokens)
+        mask = stream_mask(config, count)
         prompt = _Prompt(
             conv_state=torch.zeros(self._layout.steps, *self._layout.conv_state, device=self._device),
-            encoder_state=self._encoder.start(),
+            encoder_state=self._encoder.start(voice, mask),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
             speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+            absent=config.token_mel_ratio * config.absent_tokens(count),
         )
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), prefix // size)
+        prefix = config.prefix_tokens(count)
+        blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks)
+        hop = max(1, prefix) if config.joined_prompt else _PREFILL_BLOCKS * size
         try:
-            for start in range(0, prefix, _PREFILL_BLOCKS * size):
-                stop, left = min(prefix, start + _PREFILL_BLOCKS * size), min(config.lookbehind_tokens, start)
+            for start in range(0, prefix, hop):
+                stop, left = min(prefix, start + hop), min(config.lookbehind_tokens, start)
                 window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
                 chunk = FlowChunk(window, left, start, stop, last=False)
                 [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
@@ -257,18 +267,17 @@ class CachedFlow:
 
     def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
         if stream.recomputing is None:
-            stream.recomputing = self._start_over(stream, chunk)
+            stream.recomputing = self._start_over(stream)
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
 
-    def _start_over(self, stream: _Stream, chunk: FlowChunk) -> int:
+    def _start_over(self, stream: _Stream) -> int:
         """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
         stream.blocks.release()
         prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
-        ahead = chunk.tokens[chunk.left :][: self._config.lookahead_tokens]
-        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens, ahead])
+        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
         stream.tokens.clear()
-        return self._recompute.resume(stream.voice, tokens if chunk.start else None, stream.steps)
+        return self._recompute.resume(stream.voice, tokens, stream.steps)
 
     def _release(self, stream: _Stream) -> None:
         """Gives back all that a stream holds: its one end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +20,24 @@ from token2wav.voice import Voice
 
 @dataclass(eq=False)
 class _History:
-    """One utterance so far: the conditions of all its frames, the prompt's included."""
+    """One utterance so far."""
 
     steps: int  # of the ODE
-    kept_blocks: int  # of the prompt, that always stay visible
-    encoder_state: Any
-    mu: torch.Tensor  # (bands, frames)
-    prompt_mel: torch.Tensor  # (bands, 2 P)
-    speaker: torch.Tensor  # (bands,)
+    voice: Voice
+    tokens: NDArray[np.int32]  # the prompt's first
+
+
+def stream_mask(config: ModelConfig, prompt_tokens: int, left_blocks: int = -1) -> BlockMask:
+    """Mask of the frames of a stream, whose positions count from the start of the prompt's first block.
+
+    Args:
+        config: of the model.
+        prompt_tokens: of the voice.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
+    """
+    prefix = -(-config.prefix_tokens(prompt_tokens) // config.block_tokens)
+    joined = prefix if config.joined_prompt else 0
+    return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
 class RecomputeFlow:
@@ -63,27 +72,18 @@ class RecomputeFlow:
         self._usual = next(iter(solvers))
         self._streams: HandleTable[_History] = HandleTable()
 
-    @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        config = self._config
-        prefix = config.prefix_tokens(len(voice.prompt_tokens))
-        return self.resume(voice, voice.prompt_tokens[: prefix + config.lookahead_tokens] if prefix else None, steps)
+        return self.resume(voice, voice.prompt_tokens[: self._config.prefix_tokens(len(voice.prompt_tokens))], steps)
 
-    @torch.inference_mode()
-    def resume(self, voice: Voice, tokens: NDArray[np.int32] | None, steps: int = 0) -> int:
+    def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
         """Starts in the middle of an utterance.
 
         Args:
             voice: of the speaker.
-            tokens: all tokens before the next chunk, the prompt's first, and the look-ahead after them; None if the
-                next chunk is at the very start.
+            tokens: all tokens before the next chunk, the prompt's first.
             steps: of the ODE, 0 for the usual number.
         """
-        history = self._history(voice, steps)
-        if tokens is not None:
-            stop = len(tokens) - self._config.lookahead_tokens
-            self._extend(history, FlowChunk(tokens, left=0, start=0, stop=stop, last=False))
-        return self._streams.add(history)
+        return self._streams.add(_History(steps or self._usual, voice, tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -102,48 +102,36 @@ class RecomputeFlow:
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
-        history, tokens = self._history(voice, steps), np.concatenate((voice.prompt_tokens, tokens))
-        self._extend(history, FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True))
-        return self._solve(history, full=not streaming)[:, history.prompt_mel.shape[1] :]
-
-    def _history(self, voice: Voice, steps: int) -> _History:
-        prompt_mel = torch.tensor(voice.prompt_mel, device=self._device).T
-        prefix = self._config.prefix_tokens(len(voice.prompt_tokens)) // self._config.block_tokens
-        return _History(
-            steps=steps or self._usual,
-            kept_blocks=prefix,
-            encoder_state=self._encoder.start(),
-            mu=prompt_mel.new_empty(len(prompt_mel), 0),
-            prompt_mel=prompt_mel,
-            speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
-        )
-
-    def _extend(self, history: _History, chunk: FlowChunk) -> None:
-        [mu] = self._encoder.encode([(history.encoder_state, chunk)])
-        history.mu = torch.cat((history.mu, mu), dim=1)
+        tokens = np.concatenate((voice.prompt_tokens, tokens))
+        chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+        return self._solve(voice, steps or self._usual, chunk, full=not streaming)[:, len(voice.prompt_mel) :]
 
     def _advance_one(self, history: _History, chunk: FlowChunk) -> torch.Tensor:
-        first_frame = self._config.token_mel_ratio * chunk.start
-        if history.mu.shape[1] != first_frame:
-            raise EngineError(f"chunk starts at frame {first_frame}, but {history.mu.shape[1]} were computed")
-        self._extend(history, chunk)
-        return self._solve(history, full=chunk.last and self._full_tail)[:, first_frame:]
+        if len(history.tokens) != chunk.start:
+            raise EngineError(f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed")
+        tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
+        history.tokens = tokens[: chunk.stop]
+        whole = FlowChunk(tokens, left=0, start=0, stop=chunk.stop, last=chunk.last)
+        mel = self._solve(history.voice, history.steps, whole, full=chunk.last and self._full_tail)
+        return mel[:, self._config.token_mel_ratio * chunk.start :]
 
-    def _solve(self, history: _History, *, full: bool) -> torch.Tensor:
-        """(bands, frames) of the whole history."""
-        frames = history.mu.shape[1]
-        cond = torch.zeros_like(history.mu)
-        prompt = history.prompt_mel[:, :frames]
+    def _solve(self, voice: Voice, steps: int, chunk: FlowChunk, *, full: bool) -> torch.Tensor:
+        """(bands, frames) of an utterance's tokens from its start."""
+        config, prompt_tokens = self._config, len(voice.prompt_tokens)
+        mask = None if full else stream_mask(config, prompt_tokens, self._left_blocks)
+        [mu] = self._encoder.encode([(self._encoder.start(voice, mask), chunk)])
+        frames = mu.shape[1]
+        cond = torch.zeros_like(mu)
+        prompt = torch.tensor(voice.prompt_mel, device=self._device).T[:, :frames]
         cond[:, : prompt.shape[1]] = prompt
+        speaker = self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+        allowed = None
+        if mask is not None:
+            absent = config.token_mel_ratio * config.absent_tokens(prompt_tokens)
+            positions = torch.arange(absent, absent + frames, device=self._device)
+            allowed = mask.allows(positions, positions)
         noise = self._noise.window(0, frames)
-        mask = None
-        if not full:
-            block_mask = BlockMask(
-                self._config.block_tokens * self._config.token_mel_ratio, self._left_blocks, history.kept_blocks
-            )
-            mask = block_mask.whole(frames, self._device)
-        solver = self._solvers[history.steps]
-        return solver.solve(noise[None], history.mu[None], history.speaker[None], cond[None], mask)[0]
+        return self._solvers[steps].solve(noise[None], mu[None], speaker[None], cond[None], allowed)[0]
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import StreamClosedError
+from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
 BackendName = Literal["torch", "onnx", "tensorrt"]
@@ -131,11 +132,16 @@ class Encoder(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def start(self) -> Any:
-        """State of a stream that begins; None if nothing is kept."""
+    def start(self, voice: Voice, mask: BlockMask | None) -> Any:
+        """State of a stream that begins; None if nothing is kept.
 
-    def fork(self, state: Any) -> Any:
-        """Copy of a state, for a stream that goes on from a prefix which others share."""
+        Args:
+            voice: of the stream; its prompt's tokens come first.
+            mask: who sees whom, in frames; None for full attention, under which an utterance is one chunk.
+        """
+
+    def fork(self, state: Any, mask: BlockMask) -> Any:
+        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
 
     def encode(self, batch: Sequence[tuple[Any, FlowChunk]]) -> list[torch.Tensor]:
         """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends."""

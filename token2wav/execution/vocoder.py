@@ -7,6 +7,7 @@ padded, all streams of a batch go through the lengths together, the longest firs
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
+from token2wav.errors import ConfigError
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.stages import HandleTable, MelChunk
 from token2wav.model_config import ModelConfig
@@ -84,11 +86,13 @@ class _Stream:
         slot: of its state.
         frames: that were computed.
         held: (bands, n) mel of its start, until there is more than is held back.
+        ahead: samples that were given before they were exact.
     """
 
     slot: int
     held: torch.Tensor
     frames: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +189,8 @@ class StreamingVocoder:
         noise: of its source; None if it has none.
         shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any number of threads.
         graphs: where these are captured as CUDA graphs; None for none.
+        hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With fewer, the last
+            samples of a chunk are those of a mel whose last frame goes on; what follows them is exact again.
     """
 
     def __init__(
@@ -196,8 +202,15 @@ class StreamingVocoder:
         *,
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
+        hold_frames: int = 0,
     ) -> None:
         self._net, self._run, self._whole, self._noise = network, run, whole, noise
+        if hold_frames >= network.lookahead_frames:
+            least = network.lookahead_frames
+            raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
+        self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
+        if self._early:  # what is guessed has the length of an end
+            shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
         self.store = StateStore(state_specs(network), network.device)  # type: ignore[arg-type]
         self._streams: HandleTable[_Stream] = HandleTable()
         self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)
@@ -230,7 +243,8 @@ class StreamingVocoder:
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        waiting = {index: self._parts(self._streams[handle], chunk) for index, (handle, chunk) in enumerate(batch)}
+        streams = [self._streams[handle] for handle, _ in batch]
+        waiting = {index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         with self._lock if self._lengths else nullcontext():
             while waiting := {index: parts for index, parts in waiting.items() if parts}:
@@ -240,7 +254,26 @@ class StreamingVocoder:
                 samples = self._together([waiting[index].pop(0) for index in indices])
                 for index, new in zip(indices, samples, strict=True):
                     audio[index].append(new)
-        return self._joined(audio)
+            if self._early:
+                for index, new in self._go_on(streams, [chunk for _, chunk in batch]).items():
+                    audio[index].append(new)
+        joined = self._joined(audio)
+        if self._early:
+            joined = [samples[stream.ahead :] for samples, stream in zip(joined, streams, strict=True)]
+            for stream, (_, chunk) in zip(streams, batch, strict=True):
+                stream.ahead = self._early if stream.frames and not chunk.last else 0
+        return joined
+
+    def _go_on(self, streams: Sequence[_Stream], chunks: Sequence[MelChunk]) -> dict[int, torch.Tensor]:
+        """Samples after the exact ones, by their place in a batch, if the last frame of each stream went on."""
+        held = self._net.lookahead_frames
+        parts = {
+            index: _Part(stream, stream.frames, chunk.mel[:, -1:].expand(-1, held), PieceShape(False, True, held))
+            for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
+            if stream.frames and chunk.mel.shape[1] and not chunk.last
+        }
+        samples = self._together(list(parts.values()), keep=False) if parts else []
+        return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
     def _parts(self, stream: _Stream, chunk: MelChunk) -> list[_Part]:
         """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too short."""
@@ -267,12 +300,12 @@ class StreamingVocoder:
         stream.frames += count
         return parts
 
-    def _together(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
+    def _together(self, parts: Sequence[_Part], *, keep: bool = True) -> list[torch.Tensor]:
         most = self._most_streams or len(parts)
         groups = (parts[first : first + most] for first in range(0, len(parts), most))
-        return [audio for group in groups for audio in self._run_group(group)]
+        return [audio for group in groups for audio in self._run_group(group, keep)]
 
-    def _run_group(self, parts: Sequence[_Part]) -> list[torch.Tensor]:
+    def _run_group(self, parts: Sequence[_Part], keep: bool) -> list[torch.Tensor]:
         place = parts[0].shape
         shape = PieceShape(place.first, place.inside, place.frames, len(parts))
         if fitting := [other for other in self._prepared if shape.fits(other)]:
@@ -284,7 +317,7 @@ class StreamingVocoder:
         if not shape.first:
             self.store.read(batch.slots, batch.rows)
         compute()
-        if shape.inside:
+        if shape.inside and keep:
             self.store.write(batch.slots, batch.rows)
         first = self._net.delay if shape.first else 0
         last = parts[0].mel.shape[1] * self._net.frame_samples + (0 if shape.inside else self._net.delay)

@@ -1,12 +1,14 @@
-"""CosyVoice3's causal HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
+"""CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
-Parameter names are those of public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that
-checkpoints rely on.
+CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter names are those of
+public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that checkpoints rely on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +17,20 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.f0 import F0_LOOKAHEAD, F0Predictor
-from token2wav.networks.source import HarmonicSource, Phase
+from token2wav.networks.f0 import F0Predictor
+from token2wav.networks.source import HarmonicSource, Phase, SampleSource, SmoothSource
 from token2wav.networks.source_noise import SourceNoise
 from token2wav.networks.stft import Analysis, Synthesis
-from token2wav.networks.streaming import WHOLE, Delay, Piece, StreamConv, causal_conv, lookahead_conv
+from token2wav.networks.streaming import (
+    WHOLE,
+    Delay,
+    Piece,
+    StreamConv,
+    StreamConvTranspose,
+    causal_conv,
+    centred_conv,
+    lookahead_conv,
+)
 from token2wav.networks.upsampling import UpConv
 
 Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
@@ -70,16 +81,38 @@ class Snake(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input."""
+    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
 
-    def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], *, delay: int = 0) -> None:
+    Args:
+        channels: throughout.
+        kernel, dilations: of the convolutions.
+        causal: whether these see only the past; else as much on both sides.
+        delay, more: of the input, see `Streaming`.
+
+    Attributes:
+        delayed: positions that the output is late.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        *,
+        causal: bool = True,
+        delay: int = 0,
+        more: int = 0,
+    ) -> None:
         super().__init__()
-
-        def conv(dilation: int) -> nn.Module:
-            return weight_norm(causal_conv(channels, channels, kernel, dilation=dilation, delay=delay))
-
-        self.convs1 = nn.ModuleList(conv(dilation) for dilation in dilations)
-        self.convs2 = nn.ModuleList(conv(1) for _ in dilations)
+        self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for dilation in dilations:
+            conv1 = _conv(channels, channels, kernel, causal, dilation=dilation, delay=delay, more=more)
+            conv2 = _conv(channels, channels, kernel, causal, delay=conv1.delayed, more=more)
+            self.convs1.append(weight_norm(conv1))
+            self.convs2.append(weight_norm(conv2))
+            self.waits.append(Delay(channels, conv2.delayed - delay, delay=delay))
+            delay = conv2.delayed
+        self.delayed = delay
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
@@ -90,10 +123,18 @@ class ResBlock(nn.Module):
             snake2.fold(conv1, conv2)  # type: ignore[operator]
 
     def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
-        for snake1, conv1, snake2, conv2 in layers:
-            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(x)
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
+        for snake1, conv1, snake2, conv2, wait in layers:
+            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(wait(x, piece))
         return x
+
+
+def _conv(
+    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1, delay: int = 0, more: int = 0
+) -> StreamConv:
+    if causal:
+        return causal_conv(inputs, outputs, kernel, dilation=dilation, delay=delay)
+    return centred_conv(inputs, outputs, kernel, dilation=dilation, delay=delay, more=more)
 
 
 class HiFT(nn.Module):
@@ -108,41 +149,78 @@ class HiFT(nn.Module):
         self.config = config
         bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
         channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
-        samples, stride = config.samples_per_frame, config.samples_per_frame // config.hop_len
+        look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
+        self.f0_predictor = F0Predictor(config)
+        source = HarmonicSource if config.causal else SampleSource if config.sample_phase else SmoothSource
+        self.m_source = source(config, self.f0_predictor.delayed)
         # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
-        edge = -(-config.n_fft // 2 // samples)  # frames that an STFT looks ahead
-        late = max(config.conv_pre_look_right, F0_LOOKAHEAD + edge)
-        self.mel_delay = Delay(config.in_channels, late - config.conv_pre_look_right)
-        ahead = (late - F0_LOOKAHEAD) * samples - config.n_fft // 2
-        self.source_delay = Delay(1, ahead, delay=F0_LOOKAHEAD * samples)
-        self.m_source = HarmonicSource(config)
-        self.stft = Analysis(config.n_fft, config.hop_len, delay=self.source_delay.delayed)
-        pre = lookahead_conv(
-            config.in_channels, channels[0], config.conv_pre_look_right + 1, delay=self.mel_delay.delayed
+        in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
+        self.mel_delay = Delay(
+            config.in_channels, max(0, -((in_time - self.m_source.delayed) // config.samples_per_frame))
         )
+        late = self._spectrum_delay(0, self._up_delay(0, look + self.mel_delay.length))
+        self.source_delay = Delay(1, self._source_delay(late) - self.m_source.delayed, delay=self.m_source.delayed)
+        self.stft = Analysis(config.n_fft, config.hop_len, delay=self.source_delay.delayed)
+        if config.causal:
+            pre = lookahead_conv(config.in_channels, channels[0], look + 1, delay=self.mel_delay.delayed)
+        else:
+            pre = centred_conv(config.in_channels, channels[0], 2 * look + 1, delay=self.mel_delay.delayed)
         self.conv_pre = weight_norm(pre)
-        self.ups = nn.ModuleList()
-        self.source_downs = nn.ModuleList()
-        self.source_resblocks = nn.ModuleList()
+        self.ups, self.source_downs, self.source_resblocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         self.resblocks = nn.ModuleList()
+        self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()  # without parameters
         delay = pre.delayed
         for stage, rate in enumerate(config.upsample_rates):
-            width = channels[stage + 1]
-            up = UpConv(channels[stage], width, config.upsample_kernel_sizes[stage], rate, delay=delay)
-            stride //= rate  # STFT frames per position of a stage
-            kernel = 2 * stride if stride > 1 else 1
-            down = StreamConv(bins, width, kernel, left=stride - 1, stride=stride, delay=self.stft.delayed)
-            delay = down.delayed  # as that of `up`, less the position that is mirrored before the last stage
-            source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+            width, kernel, more = channels[stage + 1], config.upsample_kernel_sizes[stage], int(stage == last_stage)
+            up = (UpConv if config.causal else StreamConvTranspose)(channels[stage], width, kernel, rate, delay=delay)
             self.ups.append(weight_norm(up))
+            delay = self._up_delay(stage, delay)
+            wanted = self._spectrum_delay(stage, delay)
+            wait = Delay(bins, wanted - late, delay=late)
+            late = wait.delayed
+            self.spectrum_waits.append(wait)
+            stride, kernel, left = self._down(stage)
+            right = 0 if config.causal else left
+            down = StreamConv(bins, width, kernel, left=left, right=right, stride=stride, delay=late, more=1)
             self.source_downs.append(down)
-            self.source_resblocks.append(ResBlock(width, *source_shape, delay=delay))
-            for shape in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True):
-                self.resblocks.append(ResBlock(width, *shape, delay=delay))
-        self.conv_post = weight_norm(causal_conv(channels[-1], bins, 7, delay=delay))
-        self.istft = Synthesis(config.n_fft, config.hop_len, delay=delay)
+            source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+            shape: dict[str, Any] = {"causal": config.causal, "more": more}
+            self.source_resblocks.append(ResBlock(width, *source_shape, **shape, delay=down.delayed))
+            branches = [
+                ResBlock(width, *each, **shape, delay=delay)
+                for each in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+            ]
+            self._mirrored_at, delay = delay, max(branch.delayed for branch in branches)
+            self.resblocks.extend(branches)
+            self.branch_waits.extend(Delay(width, delay - each.delayed, delay=each.delayed) for each in branches)
+        post = _conv(channels[-1], bins, 7, config.causal, delay=delay, more=1)
+        self.conv_post = weight_norm(post)
+        self.istft = Synthesis(config.n_fft, config.hop_len, delay=post.delayed)
         self.delay = self.istft.delayed
-        self.f0_predictor = F0Predictor(config)
+
+    def _up_delay(self, stage: int, delay: int) -> int:
+        """Positions that a stage's input is late after upsampling, given those before it."""
+        config = self.config
+        rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
+        mirrored = stage == len(config.upsample_rates) - 1  # one position more at the start: one less of delay
+        return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
+
+    def _down(self, stage: int) -> tuple[int, int, int]:
+        """Stride, kernel and padding of the convolution that brings the spectrum to a stage's rate."""
+        config = self.config
+        stride = math.prod(config.upsample_rates[stage + 1 :])
+        return stride, 2 * stride if stride > 1 else 1, stride - 1 if config.causal else stride // 2
+
+    def _spectrum_delay(self, stage: int, delay: int) -> int:
+        """Windows that the spectrum is late where it is in time for a stage whose input is so late."""
+        config, (stride, kernel, left) = self.config, self._down(stage)
+        size, dilations = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+        reach = 0 if config.causal else (size - 1) // 2 * (sum(dilations) + len(dilations))
+        return stride * (delay - reach + 1) + left - kernel
+
+    def _source_delay(self, delay: int) -> int:
+        """Samples that the source is late where its spectrum is so many windows."""
+        return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
 
     @property
     def device(self) -> torch.device:
@@ -222,7 +300,7 @@ class HiFT(nn.Module):
     def decode(self, mel: torch.Tensor, source: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
         """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
 
-        In pieces the excitation is `F0_LOOKAHEAD` frames late, and the audio `delay` samples.
+        In pieces the excitation is as late as `m_source` gives it, and the audio `delay` samples.
         """
         config = self.config
         spectrum = self.stft(self.source_delay(source, piece), piece)
@@ -233,9 +311,10 @@ class HiFT(nn.Module):
             x = up(F.leaky_relu(x, config.lrelu_slope), piece)
             if stage == last_stage:
                 x = self._mirrored(x, piece)
+            spectrum = self.spectrum_waits[stage](spectrum, piece)
             x = self.source_resblocks[stage](self.source_downs[stage](spectrum, piece), piece).add_(x)
-            branches = self.resblocks[stage * blocks : (stage + 1) * blocks]
-            total, *others = [branch(x, piece) for branch in branches]
+            branches = range(stage * blocks, (stage + 1) * blocks)
+            total, *others = [self.branch_waits[at](self.resblocks[at](x, piece), piece) for at in branches]
             for other in others:
                 total += other
             x = total / blocks
@@ -247,6 +326,5 @@ class HiFT(nn.Module):
         if piece.state is None:
             return F.pad(x, (1, 0), mode="reflect")
         if piece.first:
-            start = self.istft.overlap.delay
-            x[:, :, start] = x[:, :, start + 2]
+            x[:, :, self._mirrored_at] = x[:, :, self._mirrored_at + 2]
         return x

@@ -46,6 +46,24 @@ class PreLookahead(nn.Module):
         h = _convolved(self.conv2, h)
         return h.transpose(1, 2) + x[:, left : left + count]
 
+    def resumed(self, x: torch.Tensor, tail: torch.Tensor, *, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Goes on with a stream that kept what the second convolution saw.
+
+        Args:
+            x: (B, n + right, C) the next embeddings, as for `forward`.
+            tail: (B, hidden, lookbehind) what the second convolution saw last; zeros at the start.
+            last: see `forward`.
+
+        Returns:
+            (B, n, C), and the tail after them.
+        """
+        h = x.transpose(1, 2)
+        if last:
+            h = F.pad(h, (0, self.lookahead))
+        h = torch.cat((tail, F.leaky_relu(_convolved(self.conv1, h))), dim=2)
+        y = _convolved(self.conv2, h).transpose(1, 2)
+        return y + x[:, : y.shape[1]], h[:, :, h.shape[2] - self.lookbehind :]
+
 
 def _convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolution (B, C, T) to (B, C', T - taps + 1), computed as a matrix product on a GPU.

@@ -30,15 +30,18 @@ class BlockMask:
         block_frames: frames of one attention block.
         left_blocks: blocks of the past that stay visible; negative for all.
         prefix_blocks: blocks at the start that always stay visible: those that depend on the voice alone.
+        joined_blocks: blocks at the start that see one another as if they were one.
     """
 
     block_frames: int
     left_blocks: int = -1
     prefix_blocks: int = 0
+    joined_blocks: int = 0
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""
         query, key = (queries // self.block_frames)[:, None], (keys // self.block_frames)[None, :]
+        query = query.clamp(min=self.joined_blocks - 1)
         return allowed_blocks(query, key, self.left_blocks, self.prefix_blocks)
 
     def whole(self, frames: int, device: torch.device | None = None) -> torch.Tensor:

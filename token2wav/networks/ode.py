@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from token2wav.networks.configs import ScheduleConfig
-from token2wav.networks.dit import DiT, Modulation
+from token2wav.networks.dit import DiT
 from token2wav.networks.masks import attention_bias
+from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.networks.unet import UNet
+
+Estimator = DiT | StepAudioDiT | UNet
 
 _COSINE = ScheduleConfig()
 
@@ -46,20 +53,23 @@ class OdeTables:
 
     Attributes:
         widths: of every step.
-        modulation: of the estimator at every step, for one row.
+        modulation: of the estimator at every step, for one row, as its own `modulation` gives it.
         guidance: classifier-free guidance rate; with 0 there are no unconditional rows.
     """
 
     widths: list[float]
-    modulation: list[Modulation]
+    modulation: list[Any]
     guidance: float
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, estimator: DiT, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> OdeTables:
+    def of(cls, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> OdeTables:
         times, widths = solver_times(steps, schedule)
-        device = estimator.proj_out.weight.device
-        return cls(widths.tolist(), [estimator.modulation(t[None].to(device)) for t in times], guidance)
+        device = next(estimator.parameters()).device
+        each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
+        if isinstance(estimator, UNet):
+            return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
+        return cls(widths.tolist(), [estimator.modulation(t) for t, _ in each], guidance)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
         """The state (B, ...) after a step, given the velocity of the rows that `rows` makes of it."""
@@ -84,7 +94,7 @@ class EulerSolver:
     """Integrates one estimator over a fixed schedule.
 
     Args:
-        estimator: the DiT.
+        estimator: of any family.
         steps: ODE steps.
         guidance: classifier-free guidance rate.
         schedule: where the steps begin.
@@ -93,7 +103,7 @@ class EulerSolver:
         tables: made here, once.
     """
 
-    def __init__(self, estimator: DiT, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
+    def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
         self._estimator = estimator
         self.tables = OdeTables.of(estimator, steps, guidance, schedule)
 
@@ -117,9 +127,13 @@ class EulerSolver:
         """
         mu, spk, cond = self.tables.conditions(mu, spk, cond)
         bias = None if mask is None else attention_bias(mask)
-        rope = self._estimator.rotary_embed(torch.arange(noise.shape[2], device=noise.device))
+        estimator = self._estimator
+        evaluate: Callable[..., torch.Tensor] = estimator.velocity
+        if isinstance(estimator, DiT):  # it alone has positions
+            rope = estimator.rotary_embed(torch.arange(noise.shape[2], device=noise.device))
+            evaluate = partial(estimator.velocity, rope=rope)
         x = noise
         for index, modulation in enumerate(self.tables.modulation):
-            velocity = self._estimator.velocity(self.tables.rows(x), mu, spk, cond, modulation, rope, bias)
+            velocity = evaluate(self.tables.rows(x), mu, spk, cond, modulation, bias=bias)
             x = self.tables.advance(index, x, velocity)
         return x

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.f0 import F0_LOOKAHEAD
-from token2wav.networks.streaming import WHOLE, Piece, Streaming
+from token2wav.networks.streaming import WHOLE, Delay, Piece, Streaming
 
 Phase = Literal["exact", "reference"]
 
@@ -21,17 +20,22 @@ class HarmonicSource(Streaming):
 
     Args:
         config: of the vocoder.
+        delay: frames that F0 is late in pieces.
     """
 
-    def __init__(self, config: HiFTConfig) -> None:
+    def __init__(self, config: HiFTConfig, delay: int) -> None:
         super().__init__()
         self.config = config
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
-        self.keeps, self.delay = (config.nb_harmonics + 1,), F0_LOOKAHEAD
+        self.keeps, self.delay = (config.nb_harmonics + 1,), delay
 
     @property
     def state_dtype(self) -> torch.dtype:
         return torch.float64
+
+    @property
+    def delayed(self) -> int:
+        return self.delay * self.config.samples_per_frame
 
     def forward(
         self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
@@ -63,14 +67,95 @@ class HarmonicSource(Streaming):
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Parts of the excitation: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
+        sine, carry = frame_sines(self._increments(f0), self.config.samples_per_frame, phase, carry)
+        gain, amplitude = self._levels(f0)
+        return sine * gain[..., None], amplitude, carry
+
+    def _increments(self, f0: torch.Tensor) -> torch.Tensor:
+        """Cycles per sample of every harmonic, (B, T, harmonics)."""
+        multiples = torch.arange(1, self.config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
+        return (f0[..., None] * multiples / self.config.sampling_rate) % 1
+
+    def _levels(self, f0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Amplitudes of sines and of noise, (B, T) each. CosyVoice3's noise is uniform: its mean is half of that."""
         config = self.config
-        multiples = torch.arange(1, config.nb_harmonics + 2, device=f0.device, dtype=f0.dtype)
-        increments = (f0[..., None] * multiples / config.sampling_rate) % 1  # (B, T, harmonics) cycles per sample
-        sine, carry = frame_sines(increments, config.samples_per_frame, phase, carry)
         voiced = (f0 > config.nsf_voiced_threshold).float()
-        # The published noise is uniform, not Gaussian, so its mean is half its amplitude.
-        amplitude = voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
-        return config.nsf_alpha * sine * voiced[..., None], amplitude, carry
+        return config.nsf_alpha * voiced, voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
+
+
+class SmoothSource(HarmonicSource):
+    """Harmonic source of earlier generations: the phase goes in a straight line from the middle of a frame to the next.
+
+    So a piece ends in the middle of its last frame. Before the first middle and after the last one phases rest.
+    """
+
+    def __init__(self, config: HiFTConfig, delay: int) -> None:
+        super().__init__(config, delay)
+        self.levels_delay = Delay(2, config.samples_per_frame // 2, delay=delay * config.samples_per_frame)
+
+    @property
+    def delayed(self) -> int:
+        return self.levels_delay.delayed
+
+    def forward(
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+    ) -> torch.Tensor:
+        """As that of `HarmonicSource`, `delayed` late. `phase` changes nothing: its rounding is CosyVoice3's."""
+        repeat = self.config.samples_per_frame
+        gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
+        gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), piece).unbind(1)
+        cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
+        if piece.state is None:
+            cycles = F.pad(cycles, (0, 0, 0, 1))
+        if piece.beyond:
+            cycles[:, f0.shape[1] - piece.beyond + self.delay :] = 0
+        if piece.state is None or piece.first:
+            start = self.delay if piece.first else 0
+            cycles[:, :start] = 0
+            ends, slopes = cycles.cumsum(dim=1), cycles.clone()
+            slopes[:, start] = 0
+        else:
+            ends, slopes = piece.state[self][:, None] + cycles.cumsum(dim=1), cycles
+        piece.keep(self, ends[:, -1] % 1)
+        back = (torch.arange(repeat, device=f0.device, dtype=torch.float64) + 0.5) / repeat - 1
+        angles = torch.addcmul(ends[..., None] % 1, slopes[..., None], back) % 1  # (B, T, harmonics, samples)
+        sines = torch.sin(angles.float() * (2 * math.pi))
+        merged = (self.l_linear.weight @ sines).flatten(1)  # (B, T * samples), half a frame early on whole sequences
+        if piece.state is None:
+            merged = merged[:, repeat // 2 : repeat // 2 + gain.shape[1]]
+        return torch.tanh(torch.addcmul(noise, gain, merged) + self.l_linear.bias)[:, None]
+
+
+class SampleSource(HarmonicSource):
+    """Harmonic source whose phase turns sample by sample, as Chatterbox has it. Harmonics begin anywhere in a cycle.
+
+    The published code draws where they begin anew for every utterance; here that is drawn once.
+    """
+
+    begins: torch.Tensor
+
+    def __init__(self, config: HiFTConfig, delay: int) -> None:
+        super().__init__(config, delay)
+        begins = torch.rand(config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        begins[0] = 0
+        self.register_buffer("begins", begins, persistent=False)
+
+    def forward(
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+    ) -> torch.Tensor:
+        """As that of `HarmonicSource`. `phase` changes nothing: its rounding is CosyVoice3's."""
+        repeat = self.config.samples_per_frame
+        if piece.first:
+            f0 = F.pad(f0[:, self.delay :], (self.delay, 0))
+        cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
+        before = self.begins if piece.first or piece.state is None else piece.state[self][:, None]
+        ends = before + cycles.cumsum(dim=1)
+        piece.keep(self, ends[:, -1] % 1)
+        back = torch.arange(1, repeat + 1, device=f0.device, dtype=torch.float64) / repeat - 1
+        angles = torch.addcmul(ends[..., None] % 1, cycles[..., None], back) % 1  # (B, T, harmonics, samples)
+        merged = (self.l_linear.weight @ torch.sin(angles.float() * (2 * math.pi))).flatten(1)
+        gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
+        return torch.tanh(torch.addcmul(amplitude * noise, gain, merged) + self.l_linear.bias)[:, None]
 
 
 def frame_sines(

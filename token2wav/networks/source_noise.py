@@ -85,6 +85,25 @@ class SourceNoise:
         return torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
 
 
+class NormalNoise(SourceNoise):
+    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any will do.
+
+    Args:
+        harmonics: sines per sample, the fundamental included.
+        table: (N, harmonics) that replaces the first N samples.
+    """
+
+    def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
+        super().__init__(harmonics, 0, table)
+
+    def _public(self, index: int) -> torch.Tensor:
+        return self._seeded(index)
+
+    def _seeded(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
+        return torch.randn(_BLOCK_SAMPLES, self._harmonics, generator=generator)
+
+
 def _unpacked(table: torch.Tensor) -> torch.Tensor:
     if table.dtype != torch.uint8:
         return table

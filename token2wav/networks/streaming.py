@@ -152,7 +152,7 @@ class StreamConv(nn.Conv1d, Streaming):
         inputs, outputs: channels.
         kernel, dilation, stride: as for any convolution.
         left, right: zeros at the start and at the end of a stream.
-        delay: of the input.
+        delay, more: of the input, see `Streaming`.
         bias: whether there is one.
     """
 
@@ -167,10 +167,11 @@ class StreamConv(nn.Conv1d, Streaming):
         dilation: int = 1,
         stride: int = 1,
         delay: int = 0,
+        more: int = 0,
         bias: bool = True,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, bias=bias)
-        self.left, self.right, self.delay = left, right, delay
+        self.left, self.right, self.delay, self.more = left, right, delay, more
         if kept := left - delay + stride * self.delayed:
             self.keeps = (inputs, kept)
 
@@ -204,11 +205,12 @@ def lookahead_conv(inputs: int, outputs: int, kernel: int, *, delay: int = 0) ->
 
 
 def centred_conv(
-    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, delay: int = 0, bias: bool = True
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, delay: int = 0, more: int = 0, bias: bool = True
 ) -> StreamConv:
     """Convolution with an odd kernel that sees as much on both sides."""
     reach = (kernel - 1) * dilation // 2
-    return StreamConv(inputs, outputs, kernel, left=reach, right=reach, dilation=dilation, delay=delay, bias=bias)
+    sides = {"left": reach, "right": reach, "delay": delay, "more": more}
+    return StreamConv(inputs, outputs, kernel, dilation=dilation, bias=bias, **sides)
 
 
 class Overlap(Streaming):

@@ -77,12 +77,14 @@ class HopSchedule:
         first: tokens of the first hop.
         longest: most tokens of a hop.
         block: tokens of an attention block; every chunk but the last ends on a multiple of it.
+        joined_prompt: whether multiples are counted from the prompt's end.
     """
 
     policy: Literal["growing", "fixed", "lead"]
     first: int
     longest: int
     block: int
+    joined_prompt: bool = False
 
     def __post_init__(self) -> None:
         if self.longest % self.block:
@@ -94,10 +96,12 @@ class HopSchedule:
 
     @classmethod
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
-        return cls(stream.hop, *config.hops(stream), config.block_tokens)
+        return cls(stream.hop, *config.hops(stream), config.block_tokens, config.joined_prompt)
 
     def first_stop(self, prompt_tokens: int) -> int:
         """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""
+        if self.joined_prompt:
+            return prompt_tokens + self.first
         return -(-prompt_tokens // self.block) * self.block + self.first
 
     def hop(self, index: int, lead_tokens: float) -> int:

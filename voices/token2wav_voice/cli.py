@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     create = commands.add_parser(
         "create",
         help="make a voice of a recording",
-        description="Make a voice of a recording with speech_tokenizer_v3.onnx and campplus.onnx of a model folder.",
+        description="Make a voice of a recording with the speech tokenizer and campplus.onnx of a model folder.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def tokenize(arguments: Sequence[str] | None = None) -> int:
     """Runs `token2wav-tokenize` and returns its exit code."""
-    parser = _parser(TOKENIZE, "Turn a recording into speech tokens with speech_tokenizer_v3.onnx of a model folder.")
+    parser = _parser(TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder.")
     _add_recording(parser, f"to turn into tokens, {MIN_SECONDS:g} to 30 s")
     parser.add_argument(
         "--out",

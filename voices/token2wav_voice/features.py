@@ -41,11 +41,12 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
     return ((log_mel + 4.0) / 4.0).astype(np.float32)
 
 
-def prompt_mel(signal: NDArray[np.float32]) -> Features:
+def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -> Features:
     """Computes the mel that the flow continues, 50 frames a second.
 
     Args:
         signal: (n,) at 24 kHz, more than 720 samples.
+        top_hz: upper end of the highest band.
 
     Returns:
         (n // 480, 80), natural logarithm.
@@ -53,7 +54,7 @@ def prompt_mel(signal: NDArray[np.float32]) -> Features:
     n_fft, hop = 1920, 480
     padded = np.pad(signal, (n_fft - hop) // 2, mode="reflect")
     magnitude = np.sqrt(_power(padded, n_fft, hop) + 1e-9)
-    mel = magnitude @ slaney_filters(PROMPT_RATE_HZ, n_fft, PROMPT_BANDS).T
+    mel = magnitude @ slaney_filters(PROMPT_RATE_HZ, n_fft, PROMPT_BANDS, top_hz).T
     return np.log(np.maximum(mel, 1e-5)).astype(np.float32)
 
 
@@ -85,14 +86,14 @@ def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.floa
 
 
 @cache
-def slaney_filters(rate_hz: int, n_fft: int, bands: int) -> NDArray[np.float64]:
-    """Makes mel filters (bands, n_fft // 2 + 1) from 0 to half the rate, each of the same area, as librosa does."""
+def slaney_filters(rate_hz: int, n_fft: int, bands: int, top_hz: int = 0) -> NDArray[np.float64]:
+    """Makes mel filters (bands, n_fft // 2 + 1), each of the same area, as librosa does; 0 as top is half the rate."""
     frame = knf.FrameExtractionOptions()
     frame.samp_freq = rate_hz
     frame.frame_length_ms = 1000 * n_fft / rate_hz
     frame.round_to_power_of_two = False
     mel = knf.MelBanksOptions()
     mel.num_bins = bands
-    mel.low_freq = mel.high_freq = 0.0  # all of it
+    mel.low_freq, mel.high_freq = 0.0, float(top_hz)
     mel.is_librosa = True
     return np.asarray(knf.MelBanks(mel, frame).get_matrix(), np.float64)

@@ -28,6 +28,7 @@ from token2wav_voice.recording import Recording
 
 PUBLIC_VOCABULARY = 6561
 MEL_FRAMES_PER_TOKEN = 2
+EARLIER_TOP_HZ = 8_000  # of the prompt mel of CosyVoice2 and its relatives
 MIN_VOICE_SECONDS = 1.0  # one attention block of the model
 
 
@@ -95,7 +96,8 @@ class FrontEnd:
         """
         encoder = self._speaker_encoder  # before the tokenizer works for seconds
         tokens = self.tokens(recording)
-        mel = prompt_mel(recording.at(PROMPT_RATE_HZ))
+        top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
+        mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
         count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)
         embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)

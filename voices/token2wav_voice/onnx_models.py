@@ -15,6 +15,7 @@ from token2wav_voice.errors import ModelError
 from token2wav_voice.features import SPEAKER_BANDS, TOKENIZER_BANDS, Features
 
 TOKENIZER_FILE = "speech_tokenizer_v3.onnx"
+EARLIER_TOKENIZER_FILES = ("speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz.onnx")  # CosyVoice2 and its relatives
 SPEAKER_FILE = "campplus.onnx"
 
 FRAMES_PER_TOKEN = 4  # 100 frames of features and 25 tokens a second
@@ -57,11 +58,16 @@ class SpeechTokenizer:
 
     Raises:
         ModelError: the file is missing, cannot be loaded, or has another interface.
+
+    Attributes:
+        earlier: whether it belongs to CosyVoice2 or its relatives, whose prompts end at 8 kHz.
     """
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
+        earlier = [name for name in EARLIER_TOKENIZER_FILES if (folder / name).is_file()]
+        self.earlier = bool(earlier) and not (folder / TOKENIZER_FILE).is_file()
         self._graph = _Graph(
-            folder / TOKENIZER_FILE,
+            folder / (earlier[0] if self.earlier else TOKENIZER_FILE),
             inputs=[Tensor(("float",), (1, TOKENIZER_BANDS, None)), Tensor(("int32",), (1,))],
             output=Tensor(("int32", "int64"), (1, None)),
         )
@@ -125,7 +131,7 @@ class _Graph:
 
     def __init__(self, path: Path, inputs: Sequence[Tensor], output: Tensor) -> None:
         if not path.is_file():
-            raise ModelError(f"{path}: no such file; a CosyVoice3 folder has one, from which voices are made")
+            raise ModelError(f"{path}: no such file; a published model folder has one, from which voices are made")
         self.path = path
         self._output = output
         options = onnxruntime.SessionOptions()

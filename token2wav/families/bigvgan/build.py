@@ -19,20 +19,24 @@ def streaming_bigvgan(
     *,
     shapes: Sequence[PieceShape] = (),
     graphs: GraphPool | None = None,
+    hold_frames: int = 0,
 ) -> StreamingVocoder:
     """Makes the stage in pieces.
 
     Args:
         bigvgan: on the device that is to be used.
         exported: runs `BigVGAN.forward` inside of streams on another backend than torch.
-        shapes, graphs: see `StreamingVocoder`.
+        shapes, graphs, hold_frames: see `StreamingVocoder`.
     """
 
     def run(mel: torch.Tensor, noise: torch.Tensor, piece: Piece) -> torch.Tensor:
         inside = exported is not None and not piece.first and not piece.beyond
         return (exported if inside and exported else bigvgan)(mel, piece)[:, 0]
 
-    return StreamingVocoder(bigvgan, run, lambda mel: bigvgan(mel[None])[0, 0], shapes=shapes, graphs=graphs)
+    def whole(mel: torch.Tensor) -> torch.Tensor:
+        return bigvgan(mel[None])[0, 0]
+
+    return StreamingVocoder(bigvgan, run, whole, shapes=shapes, graphs=graphs, hold_frames=hold_frames)
 
 
 def recomputed_bigvgan(bigvgan: BigVGAN) -> RecomputeVocoder:

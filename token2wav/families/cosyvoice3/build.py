@@ -39,7 +39,7 @@ __all__ = ["build", "check"]
 
 log = logging.getLogger(__name__)
 
-_CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
+CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
 def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
@@ -65,7 +65,7 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
     log.info("backend %s, %s, on %s", summary.name, summary.precision, summary.device)
     stage: FlowStage
     if stream.reference:
-        stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=stream.left_blocks)
+        stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=config.window(stream))
         return Stages(stage, vocoder, summary)
     stage = cached_flow(
         config,
@@ -76,7 +76,7 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
         pool=pool,
         cache_bytes=cache_bytes(host.runtime.cache_mib, host.device),
         storage=host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage,
-        left_blocks=stream.left_blocks,
+        left_blocks=config.window(stream),
         longest_hop=config.hops(stream)[1],
     )
     return Stages(stage, vocoder, summary)
@@ -167,11 +167,12 @@ def vocoder_stage(
     shapes: list[PieceShape] = []
     graphs_of_pieces = pool if exported is None else None
     if graphs_of_pieces:
-        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), _CAPTURED_STREAMS)
+        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), CAPTURED_STREAMS)
+    hold = stream.hold_frames
     if isinstance(vocoder, BigVGAN):
-        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces)
+        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
     noise = load_source_noise(host.folder, config)
-    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces)
+    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
 
 
 def streaming_hift(
@@ -181,6 +182,7 @@ def streaming_hift(
     *,
     shapes: Sequence[PieceShape] = (),
     graphs: GraphPool | None = None,
+    hold_frames: int = 0,
 ) -> StreamingVocoder:
     """Makes the stage in pieces.
 
@@ -188,7 +190,7 @@ def streaming_hift(
         hift: on the device that is to be used.
         noise: of the harmonic source.
         decode: runs `HiFT.decode` inside of streams on another backend than torch.
-        shapes, graphs: see `StreamingVocoder`.
+        shapes, graphs, hold_frames: see `StreamingVocoder`.
     """
 
     def run(mel: torch.Tensor, drawn: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -197,7 +199,8 @@ def streaming_hift(
     def whole(mel: torch.Tensor) -> torch.Tensor:
         return hift.vocode(mel[None], noise)[0]
 
-    return StreamingVocoder(hift, run, whole, NoiseTable(noise, hift.m_source), shapes=shapes, graphs=graphs)
+    table = NoiseTable(noise, hift.m_source)
+    return StreamingVocoder(hift, run, whole, table, shapes=shapes, graphs=graphs, hold_frames=hold_frames)
 
 
 def recomputed_hift(hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> RecomputeVocoder:

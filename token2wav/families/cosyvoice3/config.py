@@ -15,6 +15,7 @@ from token2wav.config.hyperyaml import HyperYaml
 from token2wav.config.model_node import ModelNode
 from token2wav.config.values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
+from token2wav.families import read_config
 from token2wav.families.bigvgan.config import check_mel, generator_file, read_bigvgan
 from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.configs import (
@@ -32,6 +33,7 @@ MODEL_FILE = "cosyvoice3.yaml"
 VocoderConfig = HiFTConfig | BigVGANConfig
 _TOKEN_CONVOLUTIONS = ("pre_lookahead_len", "pre_lookahead_channels", "lookbehind_len")
 _LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
+_SYMMETRIC_LOOK = 3  # frames that the first convolution of a symmetric HiFT sees ahead, fixed in public code
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,18 @@ class CosyVoice3Config(ModelConfig):
         return super().weights_file(folder, stem)
 
 
+def read_cosyvoice3(folder: Path) -> CosyVoice3Config:
+    """Reads a model whose flow is CosyVoice3's, whichever family its folder is of.
+
+    Raises:
+        ConfigError: it is another model, or a value in its files cannot be used.
+    """
+    config = read_config(folder)
+    if not isinstance(config, CosyVoice3Config):
+        raise ConfigError(f"{folder}: its flow is not that of CosyVoice3 or StreamFlow")
+    return config
+
+
 def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
     """Returns the settings of the mel that a flow makes for audio of a sample rate."""
     if token_frame_rate <= 0:
@@ -288,12 +302,15 @@ def _schedule_from(solver: ModelNode) -> ScheduleConfig:
         raise ConfigError(f"{solver.name}.{error}") from error
 
 
-def hift_from(document: HyperYaml) -> HiFTConfig:
-    hift = ModelNode.of(document.resolve("hift"), "hift", "CausalHiFTGenerator")
+def hift_from(document: HyperYaml, *, causal: bool = True) -> HiFTConfig:
+    """Reads the vocoder, CosyVoice3's or the symmetric one of generations before it."""
+    kind = "Causal" if causal else ""
+    hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
     istft = hift.child("istft_params")
-    f0 = hift.child("f0_predictor", "CausalConvRNNF0Predictor")
+    f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
     return HiFTConfig(
-        **hift.fields("in_channels", "base_channels", "nb_harmonics", "sampling_rate", "conv_pre_look_right", kind=int),
+        **hift.fields("in_channels", "base_channels", "nb_harmonics", "sampling_rate", kind=int),
+        conv_pre_look_right=hift.get("conv_pre_look_right", int) if causal else _SYMMETRIC_LOOK,
         **hift.fields("nsf_alpha", "nsf_sigma", "nsf_voiced_threshold", "lrelu_slope", "audio_limit", kind=float),
         **hift.fields(
             "upsample_rates",
@@ -305,4 +322,5 @@ def hift_from(document: HyperYaml) -> HiFTConfig:
         **hift.fields("resblock_dilation_sizes", "source_resblock_dilation_sizes", kind=tuple[tuple[int, ...], ...]),
         **istft.fields("n_fft", "hop_len", kind=int),
         f0_channels=f0.get("cond_channels", int),
+        causal=causal,
     )

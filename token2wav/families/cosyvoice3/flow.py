@@ -14,6 +14,8 @@ from token2wav.execution.stages import FlowChunk
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.lookahead import CodebookEmbedding, PreLookahead
+from token2wav.networks.masks import BlockMask
+from token2wav.voice import Voice
 
 
 class _Decoder(nn.Module):
@@ -53,10 +55,10 @@ class Flow(nn.Module):
     def device(self) -> torch.device:
         return self.spk_embed_affine_layer.weight.device
 
-    def start(self) -> None:
+    def start(self, voice: Voice, mask: BlockMask | None) -> None:
         """State of a stream: there is none, as chunks come with the tokens before them."""
 
-    def fork(self, state: None) -> None:
+    def fork(self, state: None, mask: BlockMask) -> None:
         """Copy of no state."""
 
     def encode(self, batch: Sequence[tuple[None, FlowChunk]]) -> list[torch.Tensor]:

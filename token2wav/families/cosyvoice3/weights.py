@@ -36,14 +36,14 @@ def load_flow(folder: Path, config: CosyVoice3Config) -> Flow:
     """
     with Blank():
         module = Flow(config.flow)
-    return _filled(module, config.weights_file(folder, "flow")).eval().requires_grad_(False)
+    return filled(module, config.weights_file(folder, "flow")).eval().requires_grad_(False)
 
 
 def load_hift(folder: Path, config: CosyVoice3Config) -> HiFT:
     """Loads the vocoder of a model folder with HiFT, as `load_flow` does."""
     with Blank():
         module = HiFT(config.hift)
-    module = _filled(module, config.weights_file(folder, "hift"))
+    module = filled(module, config.weights_file(folder, "hift"))
     module.freeze()
     return module
 
@@ -88,11 +88,11 @@ def check(folder: Path, config: CosyVoice3Config) -> None:
     with Blank():
         flow, vocoder = modules(config)
     flow_file, vocoder_file = config.weights_file(folder, "flow"), config.weights_file(folder, "hift")
-    _checked(flow, flow_file)
+    checked(flow, flow_file)
     if isinstance(vocoder, BigVGAN):
         fitting_weights(vocoder, *read_generator(vocoder_file.parent))
     else:
-        _checked(vocoder, vocoder_file)
+        checked(vocoder, vocoder_file)
         load_source_noise(folder, config)
     load_flow_noise(folder, config)
 
@@ -103,7 +103,8 @@ def modules(config: CosyVoice3Config) -> tuple[Flow, HiFT | BigVGAN]:
     return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
-def _current_name(name: str) -> str:
+def current_name(name: str) -> str:
+    """Returns the name that a parameter has here."""
     name = name.removeprefix("generator.")  # hift.pt files that come straight from GAN training
     for old, new in (("weight_g", "original0"), ("weight_v", "original1")):
         if name.endswith(f".{old}"):
@@ -111,13 +112,19 @@ def _current_name(name: str) -> str:
     return name
 
 
-def _checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+def checked(module: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """Reads weights that have the names and shapes of a module's parameters.
+
+    Raises:
+        CheckpointError: unreadable, or others.
+    """
     state = {name: value for name, value in read_state(path).items() if name not in _BOOKKEEPING}
-    return fitting_weights(module, floating_tensors(state, path, _current_name), path)
+    return fitting_weights(module, floating_tensors(state, path, current_name), path)
 
 
-def _filled(module: _Module, path: Path) -> _Module:
-    fill(module, _checked(module, path))
+def filled(module: _Module, path: Path) -> _Module:
+    """Puts weights into a module, see `checked`, and returns it."""
+    fill(module, checked(module, path))
     return module
 
 

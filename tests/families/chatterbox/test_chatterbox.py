@@ -1,0 +1,108 @@
+"""Chatterbox and its Turbo in the library: what public code computes, and streams under the block mask."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.chatterbox_model import write_conditionals, write_model
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import snr_db
+from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from token2wav import RuntimeConfig, Token2Wav, Voice
+from token2wav.errors import CheckpointError, ConfigError, InputError
+
+MEL = 2e-5  # of float32 against float32, whose values reach 6
+AUDIO = 1e-4
+SNR_DB = 40
+CPU = RuntimeConfig(device="cpu", cache_mib=400)
+KINDS = {"full": False, "meanflow": True}
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+    golden = FamilyGolden("chatterbox", "tiny")
+    return Token2Wav.load(
+        write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param]), runtime=CPU
+    )
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_public_mel(kind: str, size: str, tmp_path: Path) -> None:
+    golden = FamilyGolden("chatterbox", size)
+    model = Token2Wav.load(write_model(tmp_path, golden, mean_flow=KINDS[kind]), runtime=CPU)
+    voice = Voice.load(write_conditionals(tmp_path / "conds.pt", golden))
+    assert off(voice.prompt_mel, golden["prompt_feat"].numpy()) == 0
+    mel = model.mel(golden["token"].numpy(), voice, streaming=False)
+    assert off(mel, golden[f"mel_{kind}"].numpy()) <= MEL
+    assert off(mel, model.mel(golden["token"].numpy(), voice)) > 0.01
+    assert model.pipeline.steps == ((2,) if KINDS[kind] else (10,))
+
+
+@pytest.mark.parametrize(("prompt", "count"), [(0, 1), (1, 25), (30, 28), (75, 130)])
+def test_a_streamed_mel_is_that_of_the_whole(model: Token2Wav, prompt: int, count: int) -> None:
+    voice, tokens = a_voice(prompt), some_tokens(count)
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, model.mel(tokens, voice)) <= MEL
+
+
+def test_batched_is_alone(model: Token2Wav) -> None:
+    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (75, 110))]
+    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
+        [alone] = streamed_mels(model, utterance)
+        assert off(mel, alone) <= MEL
+
+
+def test_portions_do_not_matter(model: Token2Wav) -> None:
+    voice, tokens = a_voice(30), some_tokens(110)
+    whole = model.synthesize(tokens, voice)
+    assert len(whole) == 960 * len(tokens)
+    cuts = np.sort(np.random.default_rng(1).integers(0, len(tokens), 9))
+    assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
+    assert snr_db(whole, model.vocode(model.mel(tokens, voice))) > SNR_DB
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_utterances_are_faded_in(model: Token2Wav, count: int) -> None:
+    voice, tokens = a_voice(0), some_tokens(count)
+    audio = model.synthesize(tokens, voice)
+    assert not audio[:480].any()
+    assert 0 < np.abs(audio[480:500]).max() < 0.01 * np.abs(audio[700:960]).max()
+    assert off(audio[:960], model.vocode(model.mel(tokens, voice))[:960]) <= 1e-3
+
+
+def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:
+    path = tmp_path / "conds.pt"
+    path.write_bytes(pickle.dumps({"gen": Path("x")}))
+    with pytest.raises(InputError, match="refused, nothing was executed"):
+        Voice.load(path)
+    torch.save({"gen": {"prompt_token": torch.zeros(1, 2)}}, path)
+    with pytest.raises(InputError, match="gen: missing, or without prompt_token, prompt_feat and embedding"):
+        Voice.load(path)
+
+
+def test_a_mel_that_is_longer_than_its_tokens_is_cut(tmp_path: Path) -> None:
+    golden = FamilyGolden("chatterbox", "tiny")
+    path = write_conditionals(tmp_path / "conds.pt", golden)
+    state = torch.load(path, weights_only=True)
+    state["gen"]["prompt_token"] = state["gen"]["prompt_token"][:, :20]
+    torch.save(state, path)
+    voice = Voice.load(path)
+    assert (len(voice.prompt_tokens), len(voice.prompt_mel)) == (20, 40)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny")) / "s3gen.safetensors"
+    state = load_file(path)
+    save_file({name: value for name, value in state.items() if "mid_blocks.0.0.block1" not in name}, path)
+    with pytest.raises(CheckpointError, match=r"4 missing: flow\.decoder\.estimator\.mid_blocks\.0\.0\.block1"):
+        Token2Wav.load(tmp_path, runtime=CPU)
+    save_file({name: value for name, value in state.items() if "after_norm" not in name}, path)
+    with pytest.raises(ConfigError, match=r"'flow\.encoder\.after_norm\.weight' is missing"):
+        Token2Wav.load(tmp_path, runtime=CPU)

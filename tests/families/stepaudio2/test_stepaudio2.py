@@ -1,0 +1,130 @@
+"""Step-Audio2 in the library: what public code computes, streamed, batched, windowed, and when the cache is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import snr_db
+from tests.support.stepaudio2_model import write_model, write_yaml
+from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav.errors import ConfigError
+from token2wav.families.stepaudio2.config import read
+
+MEL = 2e-5  # of float32 against float32, whose values reach 7
+AUDIO = 1e-4
+SNR_DB = 40  # end to end, where rounding of the mel goes through F0 into phase
+CPU = RuntimeConfig(device="cpu", cache_mib=400)
+ALL = StreamConfig(left_blocks=-1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model."""
+    return write_model(tmp_path_factory.mktemp("stepaudio2"), FamilyGolden("stepaudio2", "tiny"))
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> Token2Wav:
+    """As published, with a window of two blocks."""
+    return Token2Wav.load(folder, runtime=CPU)
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_public_mel(size: str, tmp_path: Path) -> None:
+    """The whole, and chunks behind the public caches: a mask whose blocks are counted from the prompt's end."""
+    golden = FamilyGolden("stepaudio2", size)
+    model = Token2Wav.load(write_model(tmp_path, golden), stream=ALL, runtime=CPU)
+    voice = Voice(golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy())
+    tokens = golden["token"].numpy().astype(np.int32)
+    assert off(model.mel(tokens, voice, streaming=False), golden["mel_full"].numpy()) <= MEL
+    assert off(model.mel(tokens, voice), golden["mel_streaming"].numpy()) <= MEL
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, golden["mel_streaming"].numpy()) <= MEL
+
+
+@pytest.mark.parametrize("left_blocks", [-1, 0, None], ids=["all", "own block", "published window"])
+@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (25, 25), (30, 128), (80, 130)])
+def test_a_streamed_mel_is_that_of_the_whole(folder: Path, left_blocks: int | None, prompt: int, count: int) -> None:
+    model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU)
+    voice, tokens = a_voice(prompt), some_tokens(count)
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, model.mel(tokens, voice)) <= MEL
+
+
+def test_the_published_window(folder: Path, model: Token2Wav) -> None:
+    """Frames see the prompt and the two blocks before their own, so the first to miss one is in the fourth."""
+    voice, tokens = a_voice(30), some_tokens(125)
+    mel, unbounded = model.mel(tokens, voice), Token2Wav.load(folder, stream=ALL, runtime=CPU).mel(tokens, voice)
+    assert off(mel[:, :150], unbounded[:, :150]) <= MEL
+    assert off(mel[:, 150:], unbounded[:, 150:]) > 0.01
+    with model.stream(voice) as stream:
+        stream.push(some_tokens(50))
+        pages = model.pipeline.flow.usage().used
+        stream.push(some_tokens(500))
+        assert model.pipeline.flow.usage().used == pages
+
+
+def test_what_follows_a_prompt_does_not_change_it(model: Token2Wav) -> None:
+    flow, voice = model.pipeline.flow, a_voice(33, seed=5)
+    before = flow.usage()
+    with model.stream(voice), model.stream(voice):
+        assert flow.usage().prompt_hits == before.prompt_hits + 1
+        assert flow.usage().shared == before.shared + 2
+    assert model.pipeline.open_streams == 0
+
+
+def test_portions_do_not_matter(model: Token2Wav) -> None:
+    voice, tokens = a_voice(30), some_tokens(130)
+    whole = model.synthesize(tokens, voice)
+    assert len(whole) == 960 * len(tokens)
+    for seed in range(2):
+        cuts = np.sort(np.random.default_rng(seed).integers(0, len(tokens), 9))
+        assert off(streamed(model, np.split(tokens, cuts), voice), whole) <= AUDIO
+    assert snr_db(whole, model.vocode(model.mel(tokens, voice))) > SNR_DB
+
+
+def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
+    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41), (80, 110))]
+    for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
+        [alone] = streamed_mels(model, utterance)
+        assert off(mel, alone) <= MEL
+
+
+def test_a_full_cache(folder: Path) -> None:
+    """A stream that the cache has no room for goes on by recomputing, with the same result."""
+    roomy = Token2Wav.load(folder, stream=ALL, runtime=CPU)
+    voice, tokens = a_voice(30), some_tokens(150)
+    pages = 5 * roomy.pipeline.flow.usage().page_bytes
+    model = Token2Wav.load(folder, stream=ALL, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20)))
+    [mel] = streamed_mels(model, (tokens, voice))
+    assert off(mel, roomy.mel(tokens, voice)) <= MEL
+
+
+def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
+    config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
+    assert (config.hift.base_channels, config.hift.f0_channels, config.samples_per_token) == (512, 512, 960)
+
+
+@pytest.mark.parametrize(
+    ("published", "other", "message"),
+    [
+        ("mlp_ratio: 4.0", "mlp_ratio: 2.0", "flow.decoder.estimator.mlp_ratio: 2.0, but only 4 is known here"),
+        ("in_channels: 320", "in_channels: 240", "flow.decoder.estimator.in_channels: 240, but only 320 is known"),
+        ("depth: 1", "depth: 0", "flow.decoder.estimator.depth: 0 is not positive"),
+        ("vocab_size: 6561", "vocab: 6561", "flow.vocab_size: missing"),
+        ("decoder_dit.DiT", "decoder.UNet", "flow.decoder.estimator: expected '!new:...DiT'"),
+    ],
+)
+def test_other_files_are_refused(published: str, other: str, message: str, tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"))
+    text = path.read_text()
+    assert published in text
+    path.write_text(text.replace(published, other))
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path)
+    assert f"{path}: {message}" in str(error.value)

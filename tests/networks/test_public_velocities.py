@@ -1,0 +1,71 @@
+"""Estimators and encoders of other families against what their public code computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.random_weights import fill
+from token2wav.networks.conformer import Conformer
+from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.networks.unet import UNet
+
+TOLERANCE = 2e-5  # of both, whose values reach 5
+TIME, END = torch.tensor([0.3]), torch.tensor([0.8])
+# Family, kind of its tensors, and block of its mask in tokens.
+KINDS = [
+    ("cosyvoice2", "full", 0),
+    ("cosyvoice2", "streaming", 25),
+    ("stepaudio2", "full", 0),
+    ("chatterbox", "full", 0),
+    ("chatterbox", "meanflow", 0),
+]
+
+
+def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
+    """Networks of a flow under their public names, by which weights go."""
+    size = golden.sizes
+    layers, up_layers = size["encoder_layers"]
+    encoder = Conformer(size["encoder"], size["encoder_heads"], size["encoder_units"], layers, up_layers, lookahead=3)
+    width = (80, size["channels"], size["heads"], size["dim_head"])
+    if golden.family == "stepaudio2":
+        estimator: nn.Module = StepAudioDiT(*width, size["layers"][0])
+    else:
+        blocks, layers = size["layers"]
+        estimator = UNet(*width, blocks, layers, 50, mean_flow=kind == "meanflow")
+    parts = {
+        "input_embedding": nn.Embedding(6561, size["encoder"]),
+        "spk_embed_affine_layer": nn.Linear(192, 80),
+        "encoder": encoder,
+        "encoder_proj": nn.Linear(size["encoder"], 80),
+        "decoder": nn.ModuleDict({"estimator": estimator}),
+    }
+    return fill(nn.ModuleDict(parts))
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+@pytest.mark.parametrize(("family", "kind", "block"), KINDS)
+def test_public_conditions_and_velocities(family: str, kind: str, block: int, size: str) -> None:
+    golden = FamilyGolden(family, size)
+    flow = networks(golden, kind)
+    tokens = torch.cat((golden["prompt_token"], golden["token"]))
+    mask = BlockMask(block) if block else None
+    mu = flow["encoder_proj"](flow["encoder"](flow["input_embedding"](tokens[None]), mask)).transpose(1, 2)
+    torch.testing.assert_close(mu[0], golden[f"mu_{kind}"], atol=TOLERANCE, rtol=0)
+    prompt = golden["prompt_feat"].T[None]
+    cond = F.pad(prompt, (0, mu.shape[2] - prompt.shape[2]))
+    speaker = flow["spk_embed_affine_layer"](F.normalize(golden["embedding"][None]))
+    mu, speakers, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, speaker, cond))
+    estimator: Any = flow.get_submodule("decoder.estimator")
+    modulation = estimator.modulation(TIME, END) if kind == "meanflow" else estimator.modulation(TIME)
+    bias = attention_bias(BlockMask(2 * block).whole(mu.shape[2])) if block else None
+    noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
+    velocity = estimator.velocity(noise, mu, speakers, cond, modulation, bias)
+    torch.testing.assert_close(velocity, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)

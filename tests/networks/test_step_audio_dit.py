@@ -1,0 +1,33 @@
+"""Step-Audio2's estimator: in chunks it gives what the whole gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.kept_memory import KeptMemory
+from tests.support.random_weights import fill
+from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.step_audio_dit import StepAudioDiT
+
+BANDS, BLOCK, FRAMES = 6, 10, 34
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def estimator() -> StepAudioDiT:
+    return fill(StepAudioDiT(BANDS, 16, heads=2, dim_head=4, layers=3))
+
+
+def test_chunks_give_the_whole(estimator: StepAudioDiT) -> None:
+    x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
+    speaker, modulation = torch.randn(2, BANDS), estimator.modulation(torch.tensor([0.3]))
+    bias = attention_bias(BlockMask(BLOCK).whole(FRAMES))
+    whole = estimator.velocity(x, mu, speaker, cond, modulation, bias)
+    memory, pieces = KeptMemory(estimator.convolutions, rows=2), []
+    for start in range(0, FRAMES, BLOCK):
+        piece, own_mu, own_cond = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
+        pieces.append(estimator.velocity(piece, own_mu, speaker, own_cond, modulation, None, memory))
+    torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
+    assert len(memory.keys) == 3
+    assert len(memory.tails) == 2 * 3

@@ -1,0 +1,113 @@
+"""HiFT with symmetric convolutions in pieces: what the whole gives, as late as its layers reach ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from token2wav.cache.states import StateStore
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.hift import HiFT
+from token2wav.networks.streaming import Piece, state_specs
+
+FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
+ROUNDING = 2e-5
+CONFIG = HiFTConfig(
+    in_channels=BANDS,
+    base_channels=16,
+    nb_harmonics=8,
+    sampling_rate=24000,
+    nsf_alpha=0.1,
+    nsf_sigma=0.003,
+    nsf_voiced_threshold=10,
+    upsample_rates=(8, 5, 3),
+    upsample_kernel_sizes=(16, 11, 7),
+    n_fft=16,
+    hop_len=4,
+    resblock_kernel_sizes=(3, 7, 11),
+    resblock_dilation_sizes=((1, 3, 5),) * 3,
+    source_resblock_kernel_sizes=(7, 7, 11),
+    source_resblock_dilation_sizes=((1, 3, 5),) * 3,
+    lrelu_slope=0.1,
+    audio_limit=0.99,
+    conv_pre_look_right=3,
+    f0_channels=8,
+    causal=False,
+)
+
+
+@pytest.fixture(scope="module")
+def hift() -> HiFT:
+    return frozen(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def sampled() -> HiFT:
+    """One whose source turns sample by sample."""
+    return frozen(replace(CONFIG, sample_phase=True))
+
+
+def frozen(config: HiFTConfig) -> HiFT:
+    torch.manual_seed(3)
+    hift = HiFT(config)
+    torch.nn.init.constant_(hift.f0_predictor.classifier.bias, 120)
+    torch.nn.init.normal_(hift.f0_predictor.classifier.weight, std=60)
+    hift.freeze()
+    return hift
+
+
+def noise_at(noise: torch.Tensor, start: int, frames: int) -> torch.Tensor:
+    """Noise of frames, of which some may lie before or behind those there are."""
+    at = torch.arange(start * FRAME_SAMPLES, (start + frames) * FRAME_SAMPLES)
+    return noise[at.clamp(0, len(noise) - 1)]
+
+
+@torch.inference_mode()
+def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequence[int]) -> torch.Tensor:
+    store = StateStore(state_specs(hift), mel.device, slots=2)
+    slot, rows, start = torch.tensor([store.take()]), store.rows(1), 0
+    audio = []
+    for stop in stops:
+        beyond = hift.lookahead_frames if stop == stops[-1] else 0
+        part = torch.cat((mel[:, :, start:stop], torch.randn(1, BANDS, beyond)), dim=2)
+        if start:
+            store.read(slot, rows)
+        piece = Piece(store.views(rows), first=not start, frames=part.shape[2], beyond=beyond)
+        new = hift(part, noise_at(noise, start - hift.m_source.delay, part.shape[2]), piece)
+        store.write(slot, rows)
+        audio.append(
+            new[:, 0 if start else hift.delay : (stop - start) * FRAME_SAMPLES + (hift.delay if beyond else 0)]
+        )
+        start = stop
+    return torch.cat(audio, dim=1)
+
+
+@pytest.mark.parametrize("stops", [(30, 60), (22, 23, 40, 60), (60,)], ids=str)
+@pytest.mark.parametrize("source", ["hift", "sampled"])
+def test_pieces_give_the_whole(source: str, stops: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    hift: HiFT = request.getfixturevalue(source)
+    mel, noise = torch.randn(1, BANDS, FRAMES), torch.randn(FRAMES * FRAME_SAMPLES)
+    whole = hift(mel, noise)
+    assert whole.shape == (1, FRAMES * FRAME_SAMPLES)
+    torch.testing.assert_close(in_pieces(hift, mel, noise, stops), whole, atol=ROUNDING, rtol=0)
+
+
+def test_what_is_held_back_is_what_the_layers_reach_ahead(hift: HiFT) -> None:
+    # Of the mel through F0: 5 frames, half a frame to the next one's middle, and the network.
+    assert hift.m_source.delayed == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
+    assert (hift.delay, hift.lookahead_frames) == (9660, 21)
+    mel = torch.randn(1, BANDS, FRAMES)
+    changed = mel.clone()
+    changed[:, :, 40:] += 1
+    one, other = (hift(value, torch.zeros(FRAMES * FRAME_SAMPLES))[0] for value in (mel, changed))
+    first = int((one - other).abs().gt(1e-9).nonzero().min())
+    assert 40 * FRAME_SAMPLES - hift.delay <= first < 35 * FRAME_SAMPLES
+
+
+def test_a_causal_one_holds_back_less() -> None:
+    causal = HiFT(replace(CONFIG, causal=True, conv_pre_look_right=4))
+    assert causal.delay == 4 * FRAME_SAMPLES + 4
+    assert not any(wait.keeps for wait in (*causal.spectrum_waits, *causal.branch_waits))

@@ -1,0 +1,40 @@
+"""Golden sets of other families: what their public packages computed (`scripts/golden_families.py`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+FAMILIES = Path(__file__).resolve().parents[1] / "data" / "families"
+
+
+@dataclass(frozen=True)
+class FamilyGolden:
+    """Golden set of a family at one size, `tiny` or `small`; `tests/support/random_weights.py` gives its weights."""
+
+    family: str
+    size: str
+
+    @property
+    def path(self) -> Path:
+        return FAMILIES / self.family / f"{self.size}.safetensors"
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return load_file(self.path)
+
+    @cached_property
+    def sizes(self) -> dict[str, Any]:
+        """Of the networks, under the names that `scripts/public_families.py` explains."""
+        with safe_open(self.path, "pt") as file:
+            return json.loads(file.metadata()["sizes"])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]

@@ -1,0 +1,43 @@
+"""The simplest memory of an estimator: it keeps all that was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from token2wav.networks.dit import Attend, Convolution
+from token2wav.networks.unet import CausalConv
+
+
+class KeptMemory:
+    """Keys, values and ends of convolutions' inputs of some rows (see `Memory`).
+
+    Args:
+        convolutions: of the estimator.
+        rows: of its inputs.
+    """
+
+    def __init__(self, convolutions: Iterable[CausalConv], rows: int) -> None:
+        self.tails = [torch.zeros(rows, *conv.keeps) for conv in convolutions]
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        tail = self.tails[index]
+        x = torch.cat((tail, x), dim=2)
+        self.tails[index] = x[:, :, -tail.shape[2] :]
+        return conv(x)
+
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        k = self.keys[layer] = torch.cat((self.keys.get(layer, k[:, :0]), k), dim=1)
+        v = self.values[layer] = torch.cat((self.values.get(layer, v[:, :0]), v), dim=1)
+        return attend(q, k, v, bias)

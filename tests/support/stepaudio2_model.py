@@ -1,0 +1,93 @@
+"""Folders of Step-Audio2's decoder as they are published, at the sizes of golden sets and with their weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.support.family_golden import FamilyGolden
+from tests.support.random_weights import fill
+from token2wav.families.stepaudio2.config import read
+from token2wav.families.stepaudio2.flow import stepaudio2_flow
+from token2wav.networks.hift import HiFT
+
+_YAML = """\
+flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
+    input_size: {encoder}
+    output_size: 80
+    spk_embed_dim: 192
+    output_type: 'mel'
+    vocab_size: 6561
+    encoder: !new:cosyvoice2.transformer.upsample_encoder_v2.UpsampleConformerEncoderV2
+        input_size: {encoder}
+        output_size: {encoder}
+        input_layer: 'linear'
+        pre_lookahead_len: 3
+        num_blocks: {encoder_layers[0]}
+        num_up_blocks: {encoder_layers[1]}
+        up_stride: 2
+        up_scale_factor: 2
+        attention_heads: {encoder_heads}
+        pos_enc_layer_type: 'rel_pos_espnet'
+        selfattention_layer_type: 'rel_selfattn'
+        key_bias: true
+        linear_units: {encoder_units}
+        dropout_rate: 0.1
+        positional_dropout_rate: 0.1
+        attention_dropout_rate: 0.1
+        normalize_before: True
+    decoder: !new:cosyvoice2.flow.flow_matching.CausalConditionalCFM
+        inference_cfg_rate: 0.7
+        estimator: !new:cosyvoice2.flow.decoder_dit.DiT
+            in_channels: 320
+            out_channels: 80
+            mlp_ratio: 4.0
+            depth: {layers[0]}
+            num_heads: {heads}
+            head_dim: {dim_head}
+            hidden_size: {channels}
+"""
+# Public code has these sizes in itself; a smaller vocoder is described as CosyVoice2's.
+_HIFT = """\
+
+hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
+    in_channels: 80
+    base_channels: {vocoder[0]}
+    nb_harmonics: 8
+    sampling_rate: 24000
+    nsf_alpha: 0.1
+    nsf_sigma: 0.003
+    nsf_voiced_threshold: 10
+    upsample_rates: [8, 5, 3]
+    upsample_kernel_sizes: [16, 11, 7]
+    istft_params:
+        n_fft: 16
+        hop_len: 4
+    resblock_kernel_sizes: [3, 7, 11]
+    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    source_resblock_kernel_sizes: [7, 7, 11]
+    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
+    lrelu_slope: 0.1
+    audio_limit: 0.99
+    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
+        num_class: 1
+        in_channels: 80
+        cond_channels: {vocoder[1]}
+"""
+
+
+def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path:
+    """Writes the model file of a model of the sizes of a golden set, or with the published vocoder."""
+    path = folder / "flow.yaml"
+    path.write_text((_YAML + _HIFT * hift).format(**golden.sizes))
+    return path
+
+
+def write_model(folder: Path, golden: FamilyGolden) -> Path:
+    """Writes such a model with the weights of the golden set, and returns its folder."""
+    config = read(write_yaml(folder, golden).parent)
+    torch.save(fill(stepaudio2_flow(config.flow)).state_dict(), folder / "flow.pt")
+    vocoder = {f"generator.{name}": value for name, value in fill(HiFT(config.hift)).state_dict().items()}
+    torch.save(vocoder, folder / "hift.pt")
+    return folder

@@ -1,0 +1,119 @@
+"""Chatterbox as stages: its weights are loaded and put on a device, and its networks get what runs them there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from token2wav.config import StreamConfig
+from token2wav.execution.backends import Host
+from token2wav.execution.stages import Stages
+from token2wav.families.chatterbox.config import ChatterboxConfig
+from token2wav.families.cosyvoice2.build import cached_flow, check_settings, summary, vocoder_stage
+from token2wav.families.cosyvoice2.config import RATIO
+from token2wav.families.cosyvoice2.flow import Flow
+from token2wav.families.cosyvoice3.weights import current_name
+from token2wav.networks.configs import HiFTConfig, ScheduleConfig
+from token2wav.networks.conformer import Conformer
+from token2wav.networks.hift import Decode, HiFT
+from token2wav.networks.ode import EulerSolver
+from token2wav.networks.source import Phase
+from token2wav.networks.streaming import WHOLE, Piece
+from token2wav.networks.unet import UNet
+from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
+
+_PARTS = ("flow.", "mel2wav.")  # of S3Gen; the rest makes voices of recordings
+
+
+def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
+    """Makes the stages of a model.
+
+    Raises:
+        ConfigError: the settings ask for what there is for other families only.
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    check_settings(host, stream)
+    s3gen = _S3Gen(config)
+    fill(s3gen, s3gen.weights(host.folder / config.file))
+    s3gen.eval().requires_grad_(False)
+    s3gen.mel2wav.freeze()
+    flow, hift = s3gen.flow.to(host.device), s3gen.mel2wav.to(host.device)
+    schedule, sizes = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.estimator
+    allowed = config.allowed_steps(stream.steps)
+    solvers = {steps: EulerSolver(flow.estimator, steps, config.guidance, schedule) for steps in allowed}
+    return Stages(
+        cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head)),
+        vocoder_stage(host, config, stream, hift),
+        summary(host),
+    )
+
+
+def check(folder: Path, config: ChatterboxConfig) -> None:
+    """Reads the weights of a folder without building anything on a device.
+
+    Raises:
+        CheckpointError: the folder cannot be served, and why.
+    """
+    _S3Gen(config).weights(folder / config.file)
+
+
+class _S3Gen(nn.Module):
+    """Flow and vocoder under their public names, without weights."""
+
+    def __init__(self, config: ChatterboxConfig) -> None:
+        super().__init__()
+        sizes, unet = config.encoder, config.estimator
+        with Blank():
+            encoder = Conformer(
+                sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.lookahead_tokens
+            )
+            estimator = UNet(
+                config.mel_bands,
+                unet.channels,
+                unet.heads,
+                unet.dim_head,
+                unet.mid_blocks,
+                unet.layers,
+                RATIO * config.block_tokens,
+                mean_flow=config.mean_flow,
+            )
+            self.flow = Flow(config.vocab_size, config.speaker_size, config.mel_bands, encoder, estimator, sizes.size)
+            self.mel2wav = FadedHiFT(config.hift)
+
+    def weights(self, path: Path) -> dict[str, torch.Tensor]:
+        """Reads the weights of a file, of which S3Gen has more.
+
+        Raises:
+            CheckpointError: they are not those of the configuration.
+        """
+        state = {name: value for name, value in read_state(path).items() if str(name).startswith(_PARTS)}
+        return fitting_weights(self, floating_tensors(state, path, current_name), path)
+
+
+class FadedHiFT(HiFT):
+    """HiFT whose utterances start with 20 ms of silence and 20 ms of fading in, against what is left of the prompt."""
+
+    fade: torch.Tensor
+
+    def __init__(self, config: HiFTConfig) -> None:
+        super().__init__(config)
+        quiet = config.sampling_rate // 50
+        rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
+        self.register_buffer("fade", torch.cat((torch.zeros(quiet), rising)), persistent=False)
+
+    def forward(
+        self,
+        mel: torch.Tensor,
+        noise: torch.Tensor,
+        piece: Piece = WHOLE,
+        phase: Phase = "exact",
+        decode: Decode | None = None,
+    ) -> torch.Tensor:
+        audio = super().forward(mel, noise, piece, phase, decode)
+        if piece.state is None or piece.first:
+            start = self.delay if piece.first else 0
+            faded = audio[:, start : start + len(self.fade)]
+            faded *= self.fade[: faded.shape[1]]
+        return audio

@@ -1,0 +1,130 @@
+"""Configuration of Chatterbox's decoder, S3Gen, whose sizes are in code alone: they are counted in its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from token2wav.errors import CheckpointError, ConfigError
+from token2wav.families.cosyvoice2.config import RATIO, EncoderConfig, UNetConfig
+from token2wav.model_config import ModelConfig, Stem
+from token2wav.networks.configs import HiFTConfig, published_hift
+
+# The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
+MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
+FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
+
+_TOKEN_RATE, _BLOCK_TOKENS, _LOOKAHEAD, _LOOKBEHIND = 25, 25, 3, 2
+_STEPS, _MEAN_FLOW_STEPS = 10, 2
+_GUIDANCE = 0.7
+_HEADS = 8  # in all of its attention
+_PUBLISHED = (
+    EncoderConfig(512, _HEADS, 2048, 6, 4),
+    UNetConfig(256, _HEADS, 64, 12, 4),
+    published_hift(sample_phase=True),
+)
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatterboxConfig(ModelConfig):
+    """Configuration of a Chatterbox model.
+
+    Attributes:
+        mean_flow: whether it is the Turbo's: few steps of equal length, without guidance.
+        encoder, estimator: sizes of the flow.
+        hift: sizes of the network from mel to audio.
+        file: name of the weights.
+    """
+
+    mean_flow: bool
+    encoder: EncoderConfig
+    estimator: UNetConfig
+    hift: HiFTConfig
+    file: str
+
+    @property
+    def guidance(self) -> float:
+        return 0.0 if self.mean_flow else _GUIDANCE
+
+    def part(self, stem: Stem) -> Any:
+        return self.hift if stem == "hift" else (self.encoder, self.estimator)
+
+    def weights_file(self, folder: Path, stem: Stem) -> Path:
+        return folder / self.file
+
+
+def read(folder: Path) -> ChatterboxConfig:
+    """Reads the sizes of a folder's `s3gen_meanflow.safetensors`, `s3gen.safetensors` or `s3gen.pt`.
+
+    Raises:
+        ConfigError: the sizes are of no such decoder.
+        CheckpointError: the file cannot be read.
+    """
+    file = next(name for name in FILES if (folder / name).is_file())
+    path = folder / file
+    # Shapes in a pickle cannot be told without torch.
+    encoder, estimator, hift = _PUBLISHED if path.suffix == ".pt" else _counted(_shapes(path), path)
+    mean_flow = file in MEAN_FLOW_FILES
+    return ChatterboxConfig(
+        vocab_size=6561,
+        token_frame_rate=_TOKEN_RATE,
+        block_tokens=_BLOCK_TOKENS,
+        lookahead_tokens=_LOOKAHEAD,
+        lookbehind_tokens=_LOOKBEHIND,
+        token_mel_ratio=RATIO,
+        mel_bands=hift.in_channels,
+        speaker_size=192,
+        sample_rate=hift.sampling_rate,
+        samples_per_token=RATIO * hift.samples_per_frame,
+        ode_steps=_MEAN_FLOW_STEPS if mean_flow else _STEPS,
+        mean_flow=mean_flow,
+        encoder=encoder,
+        estimator=estimator,
+        hift=hift,
+        file=file,
+    )
+
+
+def _shapes(path: Path) -> Shapes:
+    """Reads shapes alone: the weights stay where they are, and torch is not needed."""
+    try:
+        with safe_open(path, framework="np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiFTConfig]:
+    def size(name: str, axis: int = 0) -> int:
+        if name not in shapes:
+            raise ConfigError(f"{path}: '{name}' is missing, which tells a size of S3Gen")
+        return shapes[name][axis]
+
+    def layers(start: str) -> int:
+        """Counts modules that are numbered after the start of their names."""
+        return len({name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)})
+
+    encoder, estimator = "flow.encoder.", "flow.decoder.estimator."
+    attention = f"{estimator}down_blocks.0.1.0.attn1."
+    widths = EncoderConfig(
+        size(f"{encoder}after_norm.weight"),
+        size(f"{encoder}encoders.0.self_attn.pos_bias_u"),
+        size(f"{encoder}encoders.0.feed_forward.w_1.weight"),
+        layers(f"{encoder}encoders."),
+        layers(f"{encoder}up_encoders."),
+    )
+    unet = UNetConfig(
+        size(f"{estimator}final_proj.weight", 1),
+        _HEADS,
+        size(f"{attention}to_q.weight") // _HEADS,
+        layers(f"{estimator}mid_blocks."),
+        layers(f"{estimator}down_blocks.0.1."),
+    )
+    vocoder = "mel2wav."
+    base = size(f"{vocoder}conv_pre.bias")
+    return widths, unet, published_hift(base, size(f"{vocoder}f0_predictor.classifier.weight", 1), sample_phase=True)

@@ -1,0 +1,124 @@
+"""The flow of CosyVoice2 and its relatives as one module, with the parameter names of public `flow.pt` files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.networks.conformer import RATIO, Conformer, ConformerState
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.unet import UNet
+from token2wav.voice import Voice
+
+Estimator = TypeVar("Estimator", bound=nn.Module)
+
+
+class _Decoder(nn.Module, Generic[Estimator]):
+    """Only a name: public checkpoints keep the estimator under `decoder.`."""
+
+    def __init__(self, estimator: Estimator) -> None:
+        super().__init__()
+        self.estimator = estimator
+
+
+@dataclass(eq=False)
+class EncoderState:
+    """State of a stream in the encoder.
+
+    Attributes:
+        state: of the conformer's layers.
+        mask: who sees whom, in tokens; None for full attention.
+    """
+
+    state: ConformerState
+    mask: BlockMask | None
+
+
+class Flow(nn.Module, Generic[Estimator]):
+    """Token embedding, conformer encoder, speaker projection and an estimator (CausalMaskedDiffWithXvec).
+
+    Args:
+        vocab_size: number of different tokens.
+        speaker_size: length of a speaker embedding.
+        bands: of the mel.
+        encoder: from embedded tokens to hidden frames of `size` channels.
+        estimator: of the velocity.
+        size: channels of an embedded token.
+    """
+
+    def __init__(
+        self, vocab_size: int, speaker_size: int, bands: int, encoder: Conformer, estimator: Estimator, size: int
+    ) -> None:
+        super().__init__()
+        self.input_embedding = nn.Embedding(vocab_size, size)
+        self.spk_embed_affine_layer = nn.Linear(speaker_size, bands)
+        self.encoder = encoder
+        self.encoder_proj = nn.Linear(size, bands)
+        self.decoder = _Decoder(estimator)
+
+    @property
+    def estimator(self) -> Estimator:
+        return self.decoder.estimator
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder_proj.weight.device
+
+    def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
+        """State of a stream that begins.
+
+        Args:
+            voice: that it speaks with.
+            mask: who sees whom, in frames; None for full attention, under which there is one chunk only.
+        """
+        return EncoderState(ConformerState(self.encoder), in_tokens(mask))
+
+    def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
+        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
+        return EncoderState(state.state.fork(), in_tokens(mask))
+
+    def encode(self, batch: Sequence[tuple[EncoderState, FlowChunk]]) -> list[torch.Tensor]:
+        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends.
+
+        Chunks go one by one: their pasts have different lengths, and the ten steps of the estimator cost much more.
+        """
+        return [self._encoded(state, chunk) for state, chunk in batch]
+
+    def _encoded(self, state: EncoderState, chunk: FlowChunk) -> torch.Tensor:
+        embedded = self.input_embedding(torch.tensor(chunk.tokens, device=self.device))[None]
+        hidden = self.encoder(embedded, state.mask, state.state, left=chunk.left, last=chunk.last)
+        return self.encoder_proj(hidden)[0].T
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Speaker embedding (..., 192) to the estimator's speaker vector (..., bands)."""
+        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
+
+
+def in_tokens(mask: BlockMask | None) -> BlockMask | None:
+    """Mask of tokens, of one of frames."""
+    return mask and replace(mask, block_frames=mask.block_frames // RATIO)
+
+
+def cosyvoice2_flow(config: FlowConfig) -> Flow[UNet]:
+    """Flow of CosyVoice2, without weights."""
+    sizes, unet = config.encoder, config.estimator
+    encoder = Conformer(
+        sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
+    )
+    estimator = UNet(
+        config.mel_bands,
+        unet.channels,
+        unet.heads,
+        unet.dim_head,
+        unet.mid_blocks,
+        unet.layers,
+        RATIO * config.block_tokens,
+    )
+    return Flow(config.vocab_size, config.spk_embed_dim, config.mel_bands, encoder, estimator, sizes.size)

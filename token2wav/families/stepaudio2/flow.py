@@ -1,0 +1,80 @@
+"""The flow of Step-Audio2, with the parameter names of public `flow.pt` files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice2.flow import EncoderState, Flow, in_tokens
+from token2wav.families.stepaudio2.config import SILENCE, FlowConfig
+from token2wav.networks.conformer import Conformer, ConformerState
+from token2wav.networks.masks import BlockMask
+from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.voice import Voice
+
+
+@dataclass(eq=False)
+class StepAudioState(EncoderState):
+    """State of a stream whose prompt is encoded as if silence followed.
+
+    Attributes:
+        prompt: tokens of it.
+        tail: of the look-ahead layer, see `PreLookahead.resumed`.
+    """
+
+    prompt: int
+    tail: torch.Tensor
+
+
+class StepAudioFlow(Flow[StepAudioDiT]):
+    """Token embedding, conformer encoder, speaker projection and a DiT.
+
+    In streams, silence is what follows a prompt, so that its encoding depends on the voice alone; the whole under full
+    attention is encoded in one piece, as published.
+    """
+
+    def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
+        own, prompt = in_tokens(mask), len(voice.prompt_tokens)
+        if own is None:
+            return super().start(voice, mask)
+        conv = self.encoder.pre_lookahead_layer.conv2
+        tail = conv.weight.new_zeros(1, conv.in_channels, self.encoder.pre_lookahead_layer.lookbehind)
+        state = ConformerState(self.encoder, start=-prompt % own.block_frames)
+        return StepAudioState(state, own, prompt, tail)
+
+    def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
+        forked = super().fork(state, mask)
+        assert isinstance(state, StepAudioState)
+        return StepAudioState(forked.state, forked.mask, state.prompt, state.tail)
+
+    def _encoded(self, state: EncoderState, chunk: FlowChunk) -> torch.Tensor:
+        if not isinstance(state, StepAudioState):
+            return super()._encoded(state, chunk)
+        tokens, parts = chunk.tokens[chunk.left :], []
+        if (prompt := state.prompt - chunk.start) > 0:
+            silence = np.full(self.encoder.pre_lookahead_layer.lookahead, SILENCE, np.int32)
+            parts.append(self._seen_ahead(state, np.concatenate((tokens[:prompt], silence)), last=False))
+            tokens = tokens[prompt:]
+        if chunk.stop > state.prompt:
+            parts.append(self._seen_ahead(state, tokens, last=chunk.last))
+        hidden = self.encoder.encode(torch.cat(parts, dim=1), state.mask, state.state)
+        return self.encoder_proj(hidden)[0].T
+
+    def _seen_ahead(self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool) -> torch.Tensor:
+        embedded = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
+        seen, state.tail = self.encoder.pre_lookahead_layer.resumed(embedded, state.tail, last=last)
+        return seen
+
+
+def stepaudio2_flow(config: FlowConfig) -> StepAudioFlow:
+    """Flow of Step-Audio2, without weights."""
+    sizes, dit = config.encoder, config.estimator
+    encoder = Conformer(
+        sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
+    )
+    estimator = StepAudioDiT(config.mel_bands, dit.hidden_size, dit.num_heads, dit.head_dim, dit.depth)
+    return StepAudioFlow(config.vocab_size, config.spk_embed_dim, config.mel_bands, encoder, estimator, sizes.size)

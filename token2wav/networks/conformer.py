@@ -1,0 +1,296 @@
+"""CosyVoice2's conformer encoder: embedded tokens in, hidden vectors of twice as many mel frames out.
+
+Attention sees its own block of tokens and all before it, so keys and values of finished blocks never change. With a
+state the encoder goes on where the last chunk ended; without one it takes whole sequences. Parameter names are those of
+public `flow.pt` files below `encoder.`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.networks.lookahead import PreLookahead
+from token2wav.networks.masks import BlockMask, attention_bias
+from token2wav.networks.streaming import WHOLE, Piece, Streaming, causal_conv
+
+RATIO = 2  # frames of a token
+LOOKBEHIND = 2  # tokens that the look-ahead layer's second convolution reaches back
+_LAYER_EPS = 1e-12  # of the norms within layers; the others have torch's own
+_POSITION_BASE = 10000.0
+_TABLE_POSITIONS = 8192  # distances to either side for which a layer keeps its projected positions
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Keys and values of positions that follow one another.
+
+    Attributes:
+        start: first position.
+        k, v: (B, T, size).
+    """
+
+    start: int
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.k.shape[1]
+
+    def part(self, start: int, stop: int) -> _Run:
+        """Positions from `start` to `stop`, as far as they are in this run."""
+        first, last = (min(max(at, self.start), self.stop) - self.start for at in (start, stop))
+        return _Run(self.start + first, self.k[:, first:last], self.v[:, first:last])
+
+
+class ConformerState:
+    """State of a stream in the encoder: keys and values of every layer, and the tail of the upsampling convolution.
+
+    Args:
+        encoder: whose it is.
+        batch: streams that are at one place.
+        start: position of the first token, for streams whose blocks do not begin with it.
+
+    Attributes:
+        tokens: position of the next one.
+        runs: of every layer, those of the tokens' rate first.
+        tail: what the upsampling convolution keeps, see `Piece.state`.
+    """
+
+    def __init__(self, encoder: Conformer, batch: int = 1, start: int = 0) -> None:
+        conv = encoder.up_layer.conv
+        self.tokens = start
+        self.runs: list[list[_Run]] = [[] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))]
+        self.tail: dict[Streaming, torch.Tensor] = {conv: conv.weight.new_zeros(batch, *conv.keeps)}
+        self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
+
+    def fork(self) -> ConformerState:
+        """A state that goes on from here by itself; keys and values so far are shared."""
+        other = object.__new__(ConformerState)
+        other.tokens, other._rates = self.tokens, self._rates
+        other.runs = [list(runs) for runs in self.runs]
+        other.tail = {conv: tail.clone() for conv, tail in self.tail.items()}
+        return other
+
+    def forget_unseen(self, mask: BlockMask) -> None:
+        """Drops keys and values that no later token can see. A window's memory is bounded by it."""
+        if mask.left_blocks < 0:
+            return
+        size = mask.block_frames
+        kept, needed = mask.prefix_blocks * size, mask.first_needed(self.tokens // size) * size
+        for place, rate in enumerate(self._rates):
+            parts = [
+                part
+                for run in self.runs[place]
+                for part in (run.part(0, rate * kept), run.part(rate * max(kept, needed), run.stop))
+            ]
+            self.runs[place] = [part for part in parts if part.stop > part.start]
+
+
+class Conformer(nn.Module):
+    """Look-ahead, conformer layers at the tokens' rate, upsampling by two, conformer layers at the frames' rate.
+
+    Args:
+        size: channels throughout.
+        heads: of attention.
+        hidden: channels within feed-forward layers.
+        layers, up_layers: before and after upsampling.
+        lookahead: tokens to the right that the look-ahead layer sees.
+    """
+
+    def __init__(self, size: int, heads: int, hidden: int, layers: int, up_layers: int, lookahead: int) -> None:
+        super().__init__()
+        self.embed = _Embedding(size)
+        self.pre_lookahead_layer = PreLookahead(size, size, lookahead, LOOKBEHIND)
+        self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
+        self.up_layer = _Upsampling(size)
+        self.up_embed = _Embedding(size)
+        self.up_encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(up_layers))
+        self.after_norm = nn.LayerNorm(size)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: BlockMask | None,
+        state: ConformerState | None = None,
+        *,
+        left: int = 0,
+        last: bool = True,
+    ) -> torch.Tensor:
+        """Encodes whole sequences, or the next chunk of streams; the result is that of the whole.
+
+        Args:
+            x: (B, left + n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
+            mask: who sees whom, in tokens; None for full attention, which has no chunks.
+            state: of the streams, moved on by n tokens; None for whole sequences. Chunks end with a block unless they
+                are the last.
+            left: leading tokens that are context only: `LOOKBEHIND`, or fewer where fewer tokens come before.
+            last: whether the streams end here; zeros then stand for what follows.
+
+        Returns:
+            (B, RATIO * n, size).
+        """
+        return self.encode(self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state)
+
+    def encode(self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None) -> torch.Tensor:
+        """What `forward` does with embeddings (B, n, size) that have seen what is ahead of them."""
+        start = state.tokens if state else 0
+        runs = iter(state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))])
+        tokens = x.shape[1]
+        for layer in self.encoders:
+            x = layer(x, start, mask, next(runs))
+        piece = WHOLE if state is None else Piece(state.tail, first=not start, frames=tokens)
+        x = self.up_embed(self.up_layer(x, piece))
+        up_mask = mask and replace(mask, block_frames=RATIO * mask.block_frames)
+        for layer in self.up_encoders:
+            x = layer(x, RATIO * start, up_mask, next(runs))
+        if state:
+            state.tokens += tokens
+            if mask:
+                state.forget_unseen(mask)
+        return self.after_norm(x)
+
+
+class ConformerLayer(nn.Module):
+    """Attention with relative positions and a feed-forward layer, each behind a norm."""
+
+    def __init__(self, size: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.self_attn = RelativeAttention(size, heads)
+        self.feed_forward = _FeedForward(size, hidden)
+        self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
+        self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
+
+    def forward(self, x: torch.Tensor, start: int, mask: BlockMask | None, past: list[_Run]) -> torch.Tensor:
+        """x (B, T, size) from position `start` on; its keys and values are appended to `past`."""
+        x = x + self.self_attn(self.norm_mha(x), start, mask, past)
+        return x + self.feed_forward(self.norm_ff(x))
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head self-attention with relative positions (Transformer-XL's, as ESPnet has them).
+
+    A key's score is its product with the query, and the query's product with the projected sinusoids of their distance.
+    What is projected depends on distances alone, so it is a table.
+    """
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.linear_q = nn.Linear(size, size)
+        self.linear_k = nn.Linear(size, size)
+        self.linear_v = nn.Linear(size, size)
+        self.linear_out = nn.Linear(size, size)
+        self.linear_pos = nn.Linear(size, size, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(heads, size // heads))
+        self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
+        self._table: tuple[range, torch.Tensor] | None = None  # its distances, in falling order
+
+    def forward(self, x: torch.Tensor, start: int, mask: BlockMask | None, past: list[_Run]) -> torch.Tensor:
+        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and seen."""
+        past.append(_Run(start, self.linear_k(x), self.linear_v(x)))
+        q = self._split(self.linear_q(x))
+        k, v = (self._split(torch.cat(parts, dim=1)) for parts in zip(*((run.k, run.v) for run in past), strict=True))
+        biased = q + self.pos_bias_v[:, None]
+        scores = torch.cat([self._by_distance(biased, start, *span) for span in _spans(past)], dim=-1)
+        scores = scores / math.sqrt(q.shape[-1])
+        if mask:
+            queries, keys = torch.arange(start, start + x.shape[1]), torch.cat([torch.arange(*s) for s in _spans(past)])
+            scores = scores + attention_bias(mask.allows(queries, keys)).to(scores)
+        h = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=scores)
+        return self.linear_out(h.transpose(1, 2).flatten(2))
+
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, size) to (B, heads, T, size / heads)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def _by_distance(self, q: torch.Tensor, start: int, first: int, stop: int) -> torch.Tensor:
+        """Scores (B, heads, T, keys) of q (B, heads, T, d) from position `start` on by the distance of keys."""
+        queries, keys = q.shape[2], stop - first
+        nearest, farthest = start - stop + 1, start + queries - 1 - first
+        scores = q @ self._projected(nearest, farthest).transpose(1, 2)  # (B, heads, T, distances), farthest first
+        # Of query i and key j that is column queries - 1 - i + j: every row begins one to the left of the one before.
+        rows, columns = scores.shape[:2], scores.shape[3]
+        strides = (rows[1] * queries * columns, queries * columns, columns - 1, 1)
+        return scores.contiguous().as_strided((*rows, queries, keys), strides, queries - 1)
+
+    def _projected(self, nearest: int, farthest: int) -> torch.Tensor:
+        """Projected sinusoids of distances, (heads, farthest - nearest + 1, size / heads), the farthest first."""
+        if max(-nearest, farthest) >= _TABLE_POSITIONS:
+            return self._project(farthest, nearest)
+        table = self._table
+        if table is None or table[0].start < farthest or table[0][-1] > nearest:
+            most, least = (farthest, nearest) if table is None else (table[0].start, table[0][-1])
+            # Twice what is needed, as streams go on.
+            most = most if most >= farthest else min(2 * farthest, _TABLE_POSITIONS)
+            least = least if least <= nearest else max(2 * nearest, -_TABLE_POSITIONS)
+            table = self._table = range(most, least - 1, -1), self._project(most, least)
+        at = table[0].start - farthest
+        return table[1][:, at : at + farthest - nearest + 1]
+
+    def _project(self, farthest: int, nearest: int) -> torch.Tensor:
+        weight = self.linear_pos.weight
+        distances = torch.arange(farthest, nearest - 1, -1, device=weight.device)
+        return (
+            self.linear_pos(_sinusoids(distances, weight.shape[1]).to(weight))
+            .unflatten(1, (self.heads, -1))
+            .transpose(0, 1)
+        )
+
+
+class _Embedding(nn.Module):
+    """Linear layer, norm, and a scale that other encoders add positions to."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(size, size), nn.LayerNorm(size))
+        self._scale = math.sqrt(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) * self._scale
+
+
+class _Upsampling(nn.Module):
+    """Every position repeated, then a causal convolution."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.conv = causal_conv(size, size, 2 * RATIO + 1)
+
+    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """(B, T, size) to (B, RATIO * T, size)."""
+        return self.conv(x.repeat_interleave(RATIO, dim=1).transpose(1, 2), piece).transpose(1, 2)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(size, hidden)
+        self.w_2 = nn.Linear(hidden, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w_2(F.silu(self.w_1(x)))
+
+
+def _spans(runs: Sequence[_Run]) -> list[tuple[int, int]]:
+    """First and last position but one of runs, where those that follow one another are one."""
+    spans: list[tuple[int, int]] = []
+    for run in runs:
+        if spans and spans[-1][1] == run.start:
+            spans[-1] = spans[-1][0], run.stop
+        else:
+            spans.append((run.start, run.stop))
+    return spans
+
+
+def _sinusoids(positions: torch.Tensor, size: int) -> torch.Tensor:
+    """Sines and cosines in turn, (T,) to (T, size)."""
+    exponents = torch.arange(0, size, 2, device=positions.device).float()
+    angles = positions.float()[:, None] * torch.exp(exponents * -(math.log(_POSITION_BASE) / size))
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)

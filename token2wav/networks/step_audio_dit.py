@@ -1,0 +1,182 @@
+"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: frames in, their velocity out.
+
+Attention has no positions, its queries and keys are normalised, and convolutions see the past only. So with a memory it
+continues an utterance whose past is cached; without one it takes whole sequences. Everything that depends on the ODE
+time alone is computed apart (`StepAudioDiT.modulation`), so that it can be a table. Parameter names are those of public
+`flow.pt` files below `decoder.estimator.`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.networks.dit import Memory, Modulation, modulated_norm
+from token2wav.networks.unet import CausalConv
+
+_TIME_DIM = 256
+_TIME_SCALE = 1000.0
+_TIME_BASE = 10000.0
+_FF_MULT = 4
+
+
+class StepAudioDiT(nn.Module):
+    """The estimator: velocity of the flow at one ODE time.
+
+    Args:
+        bands: of the mel; state, conditions, speaker vector and prompt have as many.
+        channels: width of every layer.
+        heads, dim_head: of attention.
+        layers: how many.
+
+    Attributes:
+        convolutions: two of each layer, in the order of their `index`.
+    """
+
+    def __init__(self, bands: int, channels: int, heads: int, dim_head: int, layers: int) -> None:
+        super().__init__()
+        self.t_embedder = nn.ModuleDict({"mlp": _mlp(_TIME_DIM, channels)})
+        self.in_proj = nn.Linear(4 * bands, channels)
+        self.blocks = nn.ModuleList(_Layer(channels, heads, dim_head, index) for index in range(layers))
+        self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
+        self.final_layer["linear"] = nn.Linear(channels, bands)
+        self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
+        for index, conv in enumerate(self.convolutions):
+            conv.index = index
+
+    def modulation(self, t: torch.Tensor) -> Modulation:
+        """Modulation vectors of times t (B,): nine of each layer, then two of the final norm."""
+        half = _TIME_DIM // 2
+        exponents = torch.arange(half, device=t.device).float() * -(math.log(_TIME_BASE) / half)
+        angle = _TIME_SCALE * t[:, None] * exponents.exp()
+        time = F.silu(self.t_embedder["mlp"](torch.cat((angle.cos(), angle.sin()), dim=-1)))
+        parts = [block.get_submodule("adaLN_modulation")(time).unflatten(-1, (9, -1)) for block in self.blocks]
+        final = self.final_layer["adaLN_modulation"](time).unflatten(-1, (2, -1))
+        return Modulation(torch.stack(parts), final)
+
+    def velocity(
+        self,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        modulation: Modulation,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """Evaluates the estimator.
+
+        Args:
+            x, mu, cond: (B, bands, T); spks: (B, bands).
+            modulation: of the time of each row (or of one row for all).
+            bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
+            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
+
+        Returns:
+            (B, bands, T) velocity, float32.
+        """
+        given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
+        h = self.in_proj(torch.cat(given, dim=1).transpose(1, 2))  # (B, T, channels)
+        for block, vectors in zip(self.blocks, modulation.blocks, strict=True):
+            h = block(h, vectors, bias, memory)
+        shift, scale = modulation.out.unbind(1)
+        return self.final_layer["linear"](modulated_norm(h, shift, scale)).transpose(1, 2)
+
+    def halve(self) -> None:
+        """Puts attention and feed-forward into float16."""
+        for block in self.blocks:
+            block.get_submodule("attn").half()
+            block.get_submodule("mlp").half()
+
+    def drop_time_weights(self) -> None:
+        """Frees what `modulation` needs, 34 % of the public model's weights, once its results are in tables."""
+        del self.t_embedder, self.final_layer["adaLN_modulation"]
+        for block in self.blocks:
+            del block.adaLN_modulation
+
+
+class _Layer(nn.Module):
+    """Attention, two convolutions, feed-forward, each on a modulated norm and through a gate."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
+        super().__init__()
+        self.attn = _Attention(channels, heads, dim_head, index)
+        self.mlp = _FeedForward(channels)
+        self.conv = _Convolutions(channels)
+        self.adaLN_modulation = _modulation(channels, 9)
+
+    def forward(
+        self, x: torch.Tensor, vectors: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+    ) -> torch.Tensor:
+        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention, feed-forward, conv."""
+        attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
+        x = x + attend[:, 2:] * self.attn(modulated_norm(x, attend[:, 0], attend[:, 1]), bias, memory)
+        x = x + convolve[:, 2:] * self.conv(modulated_norm(x, convolve[:, 0], convolve[:, 1]), memory)
+        return x + feed[:, 2:] * self.mlp(modulated_norm(x, feed[:, 0], feed[:, 1]))
+
+
+class _Attention(nn.Module):
+    """Multi-head self-attention, queries and keys normalised head by head.
+
+    Attributes:
+        index: of its layer.
+    """
+
+    def __init__(self, channels: int, heads: int, dim_head: int, index: int) -> None:
+        super().__init__()
+        self.heads, self.index = heads, index
+        self.to_q, self.to_k, self.to_v = (nn.Linear(channels, heads * dim_head) for _ in range(3))
+        self.q_norm, self.k_norm = nn.LayerNorm(dim_head), nn.LayerNorm(dim_head)
+        self.proj = nn.Linear(heads * dim_head, channels)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:
+        """x (B, T, channels) to the same, float32."""
+        half = x.to(self.to_q.weight.dtype)
+        q, k = self._normal(self.q_norm, self.to_q(half)), self._normal(self.k_norm, self.to_k(half))
+        v = self.to_v(half)
+        bias = None if bias is None else bias.to(q.dtype)
+        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.index, self._attend, q, k, v, bias)
+        return self.proj(h).to(x.dtype)
+
+    def _normal(self, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return norm(x.unflatten(-1, (self.heads, -1))).flatten(-2)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
+
+
+class _Convolutions(nn.Module):
+    """Two causal convolutions, with a norm over channels and Mish between them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # The numbers are the names in checkpoints; what is missing has no weights.
+        first, second = CausalConv(channels, channels), CausalConv(channels, channels)
+        self.block = nn.ModuleDict({"1": first, "3": nn.LayerNorm(channels), "6": second})
+
+    def forward(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
+        return self.block["6"](F.mish(self.block["3"](self.block["1"](x, memory))), memory)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(channels, _FF_MULT * channels)
+        self.fc2 = nn.Linear(_FF_MULT * channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(x.to(self.fc1.weight.dtype)), approximate="tanh")).to(x.dtype)
+
+
+def _mlp(inputs: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, channels), nn.SiLU(), nn.Linear(channels, channels))
+
+
+def _modulation(channels: int, vectors: int) -> nn.Sequential:
+    """Projection to modulation vectors, of what SiLU makes of the embedded time: it is the same for all layers."""
+    return nn.Sequential(nn.Identity(), nn.Linear(channels, vectors * channels))

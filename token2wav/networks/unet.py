@@ -1,0 +1,286 @@
+"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: frames in, their velocity out.
+
+Its convolutions see the past only and its attention whole blocks, so with a memory it continues an utterance whose past
+is cached; without one it takes whole sequences. Everything that depends on the ODE time alone is computed apart
+(`UNet.modulation`), so that it can be a table. Parameter names are those of public `flow.pt` files below
+`decoder.estimator.`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from token2wav.networks.dit import Memory
+from token2wav.networks.masks import BlockMask, attention_bias
+
+_KERNEL = 3
+_TIME_SCALE = 1000.0
+_FF_MULT = 4
+
+
+class UNet(nn.Module):
+    """One block on the way down, some in the middle, one on the way up that sees the first one's output as well.
+
+    Args:
+        bands: of the mel; state, conditions, speaker vector and prompt have as many.
+        channels: of every block.
+        heads, dim_head: of attention.
+        mid_blocks: in the middle.
+        layers: transformer layers of a block.
+        block_frames: frames of an attention block.
+        mean_flow: whether it was distilled to the mean velocity of a step, so that the step's end counts as well.
+    """
+
+    def __init__(
+        self,
+        bands: int,
+        channels: int,
+        heads: int,
+        dim_head: int,
+        mid_blocks: int,
+        layers: int,
+        block_frames: int,
+        *,
+        mean_flow: bool = False,
+    ) -> None:
+        super().__init__()
+        self.block_frames = block_frames
+        inputs, time_channels = 4 * bands, 4 * channels
+        self.time_mlp = _TimeMLP(inputs, time_channels)
+        self.time_embed_mixer = nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
+
+        def block(inputs: int, *last: nn.Module) -> UNetBlock:
+            transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
+            return UNetBlock([ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last])
+
+        self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
+        self.mid_blocks = nn.ModuleList(block(channels) for _ in range(mid_blocks))
+        self.up_blocks = nn.ModuleList([block(2 * channels, CausalConv(channels, channels))])
+        self.final_block = ConvolutionBlock(channels, channels)
+        self.final_proj = nn.Conv1d(channels, bands, 1)
+        self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
+        for index, conv in enumerate(self.convolutions):
+            conv.index = index
+        self.attentions = len(self._layers())
+        for index, layer in enumerate(self._layers()):
+            layer.attn1.index = index
+
+    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> torch.Tensor:
+        """What each residual block adds at ODE times (B,): (blocks, B, channels).
+
+        Args:
+            t: of the evaluations.
+            end: of the steps that begin there; with mean flow only.
+        """
+        time = self._embedded(t)
+        if self.time_embed_mixer is not None and end is not None:
+            time = self.time_embed_mixer(torch.cat((time, self._embedded(end)), dim=-1))
+        return torch.stack([block.of_time(time) for block in self._blocks()])
+
+    def _embedded(self, t: torch.Tensor) -> torch.Tensor:
+        half = self.time_mlp.linear_1.in_features // 2
+        exponents = torch.arange(half, device=t.device).float() * -(math.log(10000) / (half - 1))
+        angle = _TIME_SCALE * t[:, None] * exponents.exp()
+        return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
+
+    def velocity(
+        self,
+        x: torch.Tensor,
+        mu: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        modulation: torch.Tensor,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
+    ) -> torch.Tensor:
+        """Evaluates the estimator.
+
+        Args:
+            x, mu, cond: (B, bands, T); spks: (B, bands).
+            modulation: (blocks, B or 1, channels) of the step's time.
+            bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
+            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
+
+        Returns:
+            (B, bands, T) velocity, float32.
+        """
+        given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
+        h = torch.cat(given, dim=1).transpose(1, 2)  # (B, T, 4 * bands)
+        down, *middle, up = self._blocks()
+        first, *between, last = modulation
+        skip = down(h, first, bias, memory)
+        h = down[2](skip, memory)
+        for block, time in zip(middle, between, strict=True):
+            h = block(h, time, bias, memory)
+        h = up(torch.cat((h, skip), dim=-1), last, bias, memory)
+        h = self.final_block(up[2](h, memory), memory)
+        return self.final_proj(h.transpose(1, 2))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor,
+        mu: torch.Tensor,
+        t: torch.Tensor,
+        spks: torch.Tensor,
+        cond: torch.Tensor,
+        streaming: bool = False,
+    ) -> torch.Tensor:
+        """The call of the public implementation, with t (B,) and a mask (B, 1, T) of ones: rows are not padded."""
+        allowed = BlockMask(self.block_frames).whole(x.shape[2], x.device)
+        bias = attention_bias(allowed) if streaming else None
+        return self.velocity(x, mu, spks, cond, self.modulation(t), bias) * mask
+
+    def halve(self) -> None:
+        """Puts attention and feed-forward into float16."""
+        for layer in self._layers():
+            layer.attn1.half()
+            layer.ff.half()
+
+    def drop_time_weights(self) -> None:
+        """Frees what `modulation` needs, once its results are in tables."""
+        del self.time_mlp, self.time_embed_mixer
+        for block in self._blocks():
+            del block[0].mlp
+
+    def _blocks(self) -> list[UNetBlock]:
+        return [module for module in self.modules() if isinstance(module, UNetBlock)]
+
+    def _layers(self) -> list[TransformerLayer]:
+        return [module for module in self.modules() if isinstance(module, TransformerLayer)]
+
+
+class UNetBlock(nn.ModuleList):
+    """Residual block and transformer layers; third, outside of the middle, the convolution that follows them."""
+
+    def of_time(self, time: torch.Tensor) -> torch.Tensor:
+        """What it adds at an embedded time (B, time_channels): (B, channels)."""
+        return self.get_submodule("0.mlp.1")(F.mish(time))
+
+    def forward(
+        self, x: torch.Tensor, time: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+    ) -> torch.Tensor:
+        """x (B, T, inputs), time (B or 1, channels) to (B, T, channels), before the convolution."""
+        h = self[0](x, time, memory)
+        for layer in self.get_submodule("1").children():
+            h = layer(h, bias, memory)
+        return h
+
+
+class CausalConv(nn.Conv1d):
+    """Causal convolution of frames.
+
+    Attributes:
+        index: among those of the estimator.
+        keeps: channels and positions of its input that it keeps of a stream.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, _KERNEL)
+        self.index = 0
+        self.keeps = inputs, _KERNEL - 1
+
+    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """(B, T, inputs) to (B, T, outputs)."""
+        x, conv = x.transpose(1, 2), super().forward
+        y = conv(F.pad(x, (_KERNEL - 1, 0))) if memory is None else memory.convolve(self.index, conv, x)
+        return y.transpose(1, 2)
+
+
+class ConvolutionBlock(nn.Module):
+    """Causal convolution, norm over channels, Mish."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        # The numbers are the names in checkpoints; what is missing has no weights.
+        self.block = nn.ModuleDict({"0": CausalConv(inputs, outputs), "2": nn.LayerNorm(outputs)})
+
+    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        return F.mish(self.block["2"](self.block["0"](x, memory)))
+
+
+class ResidualBlock(nn.Module):
+    """Two convolution blocks, the ODE time between them, and a way around."""
+
+    def __init__(self, inputs: int, outputs: int, time_channels: int) -> None:
+        super().__init__()
+        self.mlp = nn.ModuleDict({"1": nn.Linear(time_channels, outputs)})
+        self.block1 = ConvolutionBlock(inputs, outputs)
+        self.block2 = ConvolutionBlock(outputs, outputs)
+        self.res_conv = nn.Conv1d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """x (B, T, inputs), time (B or 1, outputs) to (B, T, outputs)."""
+        h = self.block2(self.block1(x, memory) + time[:, None], memory)
+        return h + F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
+
+
+class TransformerLayer(nn.Module):
+    """Attention without positions and a feed-forward layer, each behind a norm."""
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(channels)
+        self.attn1 = Attention(channels, heads, dim_head)
+        self.norm3 = nn.LayerNorm(channels)
+        self.ff = _FeedForward(channels)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None) -> torch.Tensor:
+        x = x + self.attn1(self.norm1(x), bias, memory)
+        return x + self.ff(self.norm3(x))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention.
+
+    Attributes:
+        index: among those of the estimator.
+    """
+
+    def __init__(self, channels: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.heads, self.index = heads, 0
+        inner = heads * dim_head
+        self.to_q = nn.Linear(channels, inner, bias=False)
+        self.to_k = nn.Linear(channels, inner, bias=False)
+        self.to_v = nn.Linear(channels, inner, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(inner, channels)])
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None) -> torch.Tensor:
+        """x (B, T, channels) to the same, float32."""
+        half = x.to(self.to_q.weight.dtype)
+        q, k, v = self.to_q(half), self.to_k(half), self.to_v(half)
+        if bias is not None:
+            bias = bias.to(q.dtype)
+        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.index, self._attend, q, k, v, bias)
+        return self.to_out[0](h).to(x.dtype)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        up, down = nn.Linear(channels, _FF_MULT * channels), nn.Linear(_FF_MULT * channels, channels)
+        self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": up}), "2": down})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        up, down = self.get_submodule("net.0.proj"), self.net["2"]
+        return down(F.gelu(up(x.to(next(self.parameters()).dtype)))).to(x.dtype)
+
+
+class _TimeMLP(nn.Module):
+    def __init__(self, inputs: int, channels: int) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(inputs, channels)
+        self.linear_2 = nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))
