@@ -12,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format serve export export-full gpu-check perf demo-voice soak docs docs-check dist clean
+.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +23,10 @@ setup: ## make .venv with everything in it (every other target does this first)
 demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server into out/demo.wav
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
+
+page: ## [PORT=8080]: serve a web page that speaks what is typed, with a Triton server behind it, until Ctrl-C
+	$(SETUP)
+	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
 test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
 	$(BIN)/pytest -n 4

@@ -1,21 +1,58 @@
-"""Batch of streams that go through their utterances in step, chunk after chunk, while a clock runs."""
+"""Batches of streams that go through their utterances in step, and the times of their chunks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
+from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
 from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.serving.pipeline import Pipeline
+
+_RESERVED_PAGES = 3  # that a stream takes when it opens
 
 
 def synchronize(device: torch.device) -> None:
     """Waits for everything that was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class Clocked:
+    """Engine whose calls of `advance` are timed."""
+
+    def __init__(self, engine: Any, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
+        self.seconds: list[float] = []
+
+    def advance(self, batch: Any) -> Any:
+        start = self._clock()
+        result = self._engine.advance(batch)
+        self.seconds.append(self._clock() - start)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@contextmanager
+def clocked(pipeline: Pipeline, clock: Callable[[], float]) -> Iterator[tuple[Clocked, Clocked]]:
+    """Times flow and vocoder of a model for a while."""
+    engines = pipeline.flow, pipeline.vocoder
+    clocks = Clocked(engines[0], clock), Clocked(engines[1], clock)
+    pipeline.flow, pipeline.vocoder = clocks
+    try:
+        yield clocks
+    finally:
+        pipeline.flow, pipeline.vocoder = engines
 
 
 class ChunkBatch:
@@ -80,3 +117,47 @@ class ChunkBatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
+    return f"{streams} streams, {hop} tokens after {spoken_s:g} s"
+
+
+def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: float) -> Row:
+    """Times in ms of flow, vocoder and both for a chunk of each stream, in one batch: median, least and most."""
+    times, computed = [], 0
+    for _ in range(repeats + 1):
+        with spoken(model, streams, round(25 * spoken_s), hop) as batch:
+            times.append(batch.advance(hop))
+            computed = batch.new_tokens
+    flow, vocoder = (1000 * np.array(each) for each in zip(*times[1:], strict=True))
+    history_s = spoken_s + PROMPT_TOKENS / 25 if spoken_s else 0.0
+    row: Row = {"streams": streams, "hop_tokens": hop, "spoken_s": spoken_s, "history_s": history_s}
+    for name, each in (("flow_ms", flow), ("vocoder_ms", vocoder), ("total_ms", flow + vocoder)):
+        row[name] = [round(float(value), 3) for value in (np.median(each), each.min(), each.max())]
+    return row | {"computed_tokens": computed}
+
+
+@contextmanager
+def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[ChunkBatch]:
+    """Streams that have spoken so many tokens; left out where they would not all stay in the cache with another hop.
+
+    A stream that finds no page goes on by recomputing, which is another measurement.
+    """
+    if problem := shortage(model, streams, tokens + hop):
+        raise LeftOut(problem)
+    with ChunkBatch(model, streams, a_voice(model.config)) as batch:
+        while batch.spoken_tokens < tokens:
+            batch.advance(min(100, tokens - batch.spoken_tokens) if batch.spoken_tokens else 25)
+        yield batch
+
+
+def shortage(model: Token2Wav, streams: int, spoken_tokens: int) -> str | None:
+    """Why so many streams of such a length would not all stay in the cache; None if they would."""
+    usage, flow = model.pipeline.flow.usage(), model.config
+    own = PROMPT_TOKENS - flow.prefix_tokens(PROMPT_TOKENS) + spoken_tokens
+    prompt_pages = flow.prefix_tokens(PROMPT_TOKENS) // flow.block_tokens
+    needed = prompt_pages + streams * max(_RESERVED_PAGES, -(-own // flow.block_tokens))
+    if not usage.capacity or needed <= usage.capacity:
+        return None
+    return f"needs {needed} pages of {usage.page_bytes / 1e6:.1f} MB, and the cache has {usage.capacity}"

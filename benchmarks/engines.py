@@ -1,7 +1,7 @@
 """Comparison of all engines that this host can run, on the same chunks: error against torch in float32, and time.
 
 Each engine has a process of its own, one after the other, so that none takes cores or memory from another. What cannot
-run says why. Prints a line for each measurement; writes JSON and a plot.
+run says why. Prints a line for each measurement; writes JSON.
 
     .venv/bin/python -m benchmarks.engines
 """
@@ -15,17 +15,16 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 import torch
 
-from benchmarks.chunk_batch import ChunkBatch
-from benchmarks.environment import RESULTS, describe, save
+from benchmarks.chunk_batch import chunk
+from benchmarks.environment import describe, save
+from benchmarks.gpu.settings import LeftOut
 from benchmarks.models import SIZES, model_folder
-from benchmarks.streaming_cost import prompt
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import Token2WavError
 from token2wav.execution.artifacts import EngineFolder
@@ -35,10 +34,6 @@ from token2wav_export.packages import load_package
 from token2wav_export.profiles import Load
 from token2wav_export.verify import verify
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
-PROMPT_TOKENS = 75
 HOPS = (25, 100)
 LOAD = Load(StreamConfig(), max_streams=4, history_seconds=32.0)
 REPEATS = 7
@@ -70,30 +65,12 @@ CUDA_CASES = [
 
 
 @dataclass
-class Row:
-    """Row of results: chunks of one length at one history in one batch; median, least and most of several.
-
-    Attributes:
-        history_s: audio before the chunk, prompt included; 0 for a first chunk in a voice that is cached.
-        hop_tokens: length of the chunk.
-        streams: number of streams in the batch.
-        flow_ms, vocoder_ms: time of the whole batch.
-    """
-
-    history_s: float
-    hop_tokens: int
-    streams: int
-    flow_ms: tuple[float, float, float]
-    vocoder_ms: tuple[float, float, float]
-
-
-@dataclass
 class Result:
     """Results of one case on one model; `problem` says why there are none."""
 
     model: str
     case: Case
-    rows: list[Row] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     verification: dict[str, Any] | None = None
     problem: str | None = None
 
@@ -109,8 +86,10 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
         result.verification = asdict(verify(folder, runtime, seconds=6.0))
         release(device)
         model = Token2Wav.load(folder, runtime=runtime)
-        result.rows = list(measure(model, batches, histories))
-    except (Token2WavError, RuntimeError) as error:
+        for streams, spoken_s in product(batches, histories):
+            for hop in HOPS if spoken_s else HOPS[:1]:
+                result.rows.append(chunk(model, REPEATS, streams, hop, spoken_s))
+    except (LeftOut, Token2WavError, RuntimeError) as error:
         result.problem = " ".join(str(error).split())[:300]
     return result
 
@@ -133,37 +112,6 @@ def export(folder: Path, case: Case) -> None:
         maker.tensorrt("step", case.precision, load_package("auto"), LOAD, [])  # type: ignore[arg-type]
 
 
-def measure(model: Token2Wav, batches: list[int], histories: list[float]) -> Iterator[Row]:
-    for streams in batches:
-        for history in histories:
-            for hop in HOPS if history else HOPS[:1]:
-                times = [
-                    timed
-                    for _ in range(REPEATS if not history else 1)
-                    for timed in chunks(model, streams, history, hop)
-                ]
-                flow, vocoder = zip(*times[1:] if len(times) > 1 else times, strict=True)
-                yield Row(history, hop, streams, spread(flow), spread(vocoder))
-
-
-def spread(seconds: tuple[float, ...]) -> tuple[float, float, float]:
-    milliseconds = 1000 * np.array(seconds)
-    return tuple(round(float(value), 2) for value in (np.median(milliseconds), milliseconds.min(), milliseconds.max()))  # type: ignore[return-value]
-
-
-def chunks(model: Token2Wav, streams: int, history_s: float, hop: int) -> Iterator[tuple[float, float]]:
-    """Measures seconds of flow and vocoder for chunks from a history on: one if there is none, else several."""
-    with ChunkBatch(model, streams, prompt(PROMPT_TOKENS)) as batch:
-        if not history_s:
-            yield batch.advance(hop)
-            return
-        batch.advance(HOPS[0])
-        while PROMPT_TOKENS + batch.spoken_tokens < history_s * 25:
-            batch.advance(HOPS[-1])
-        for _ in range(REPEATS):
-            yield batch.advance(hop)
-
-
 def lines(result: Result) -> Iterator[str]:
     name = f"{result.model:6} {result.case.label:27}"
     if result.problem:
@@ -173,29 +121,9 @@ def lines(result: Result) -> Iterator[str]:
         yield f"{name} mel {result.verification['mel_db']:.0f} dB from torch in float32: {verdict}"
     for row in result.rows:
         yield (
-            f"{name} {row.history_s:5g} s {row.hop_tokens:4} tokens {row.streams:3} streams "
-            f"flow {row.flow_ms[0]:8.1f} ms  vocoder {row.vocoder_ms[0]:8.1f} ms"
+            f"{name} {row['history_s']:5g} s {row['hop_tokens']:4} tokens {row['streams']:3} streams "
+            f"flow {row['flow_ms'][0]:8.1f} ms  vocoder {row['vocoder_ms'][0]:8.1f} ms"
         )
-
-
-def plot(results: list[Result], path: Path) -> None:
-    """Draws the time of chunks of one stream, engine beside engine."""
-    sizes = list(dict.fromkeys(result.model for result in results))
-    figure, axes = plt.subplots(1, len(sizes), figsize=(6 * len(sizes), 4), layout="constrained", squeeze=False)
-    for axis, size in zip(axes[0], sizes, strict=True):
-        shown = [result for result in results if result.model == size and result.rows]
-        keys = [(row.history_s, row.hop_tokens) for row in shown[0].rows if row.streams == 1] if shown else []
-        for index, result in enumerate(shown):
-            rows = [row for row in result.rows if row.streams == 1]
-            at = np.arange(len(rows)) + index * 0.8 / len(shown)
-            flow, vocoder = (np.array([getattr(row, name)[0] for row in rows]) for name in ("flow_ms", "vocoder_ms"))
-            [bar, *_] = axis.bar(at, flow, 0.75 / len(shown), label=result.case.label)
-            axis.bar(at, vocoder, 0.75 / len(shown), bottom=flow, color=bar.get_facecolor(), alpha=0.5)
-        axis.set_xticks(np.arange(len(keys)) + 0.3, [f"{history:g} s\n{hop} tokens" for history, hop in keys])
-        axis.set_ylabel("ms per chunk: flow, vocoder (pale)")
-        axis.set_title(f"{size} model, one stream", fontsize=10)
-        axis.legend()
-    figure.savefig(path, dpi=110)
 
 
 def run(device: str, sizes: list[str], batches: list[int], histories: list[float]) -> list[Result]:
@@ -217,12 +145,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES, "full"], default=list(SIZES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds")
+    parser.add_argument("--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds spoken before")
     parser.add_argument("--name", default="engines", help="of the result files")
     options = parser.parse_args()
     results = run(options.device, options.sizes, options.batches, options.histories)
     save(options.name, {**describe("onnxruntime"), "results": [asdict(result) for result in results]})
-    plot(results, RESULTS / f"{options.name}.png")
 
 
 if __name__ == "__main__":

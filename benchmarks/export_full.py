@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import ROOT, describe, save
-from benchmarks.models import fill_randomly
+from benchmarks.environment import describe, save
+from benchmarks.models import model_folder
 from token2wav.config import StreamConfig
 from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav_export.inspection import inspect_folder
@@ -24,7 +23,6 @@ from token2wav_export.making import Maker
 from token2wav_export.packages import load_package
 from token2wav_export.profiles import Load
 
-YAML = ROOT / "tests" / "data" / "full_size" / "cosyvoice3.yaml"
 Job = tuple[Graph, Precision, Backend]
 JOBS: list[Job] = [
     ("step", "float32", "onnx"),
@@ -59,10 +57,7 @@ def run_job(folder: Path, job: Job) -> dict[str, Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent)
-        shutil.copy(YAML, folder)
-        fill_randomly(folder)
-        results = []
+        folder, results = model_folder(Path(parent), "full"), []
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
             for job in JOBS:
                 results.append(pool.apply(run_job, (folder, job)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,9 +27,7 @@ import yaml
 from benchmarks.environment import RESULTS as PUBLISHED
 from benchmarks.environment import ROOT, describe
 
-SITE = "TOKEN2WAV_SITE"  # folder of packages that were brought along
 _PATHS = [str(ROOT / name) for name in ("", "client", "exporters", "server")]
-_PATHS += [str(Path(os.environ[SITE]).resolve())] if os.environ.get(SITE) else []
 sys.path += [path for path in _PATHS if path not in sys.path]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*_PATHS, os.environ.get("PYTHONPATH")]))
 
@@ -46,8 +43,6 @@ from token2wav.errors import ConfigError  # noqa: E402
 from token2wav.execution.cuda_graphs import SWITCH  # noqa: E402
 
 Part = tuple[str, float, Settings]  # name of a section, its share of the time that is left, and its settings
-_MODEL_BYTES = 4 << 30
-_MOST_LOG_BYTES = 2_000_000
 _LAST_S = 15.0  # of a slice, for ending a section
 
 
@@ -74,14 +69,11 @@ def run(parts: list[Part], settings: Settings, minutes: float) -> None:
     query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
     answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)  # there may be none
     results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
-    shared = Path("/dev/shm")  # memory, where there is room
-    roomy = settings.size == "full" and shared.is_dir() and shutil.disk_usage(shared).free > _MODEL_BYTES
-    with tempfile.TemporaryDirectory(dir=shared if roomy else None) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         full = model_folder(Path(temporary), "full") if settings.size == "full" else TEMPLATE.parent
         for name, share, own in parts:
             folder, seconds = TEMPLATE.parent if own.size == "tiny" else full, share * (deadline - time.monotonic())
             run_section(name, folder, own, results, max(0.0, seconds))
-    (out / LOG).write_bytes((out / LOG).read_bytes()[-_MOST_LOG_BYTES:])
     (out / "report.md").write_text(markdown(results.content))
 
 
@@ -115,8 +107,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, rehearsals: out/gpu)")
     parser.add_argument("--minutes", type=float, default=8.0, help="after which a slice has ended (default: 8)")
     parser.add_argument("--rehearse", action="store_true", help="with the tiny model and the least of all")
-    text = "such as batches=[1,64]: what sections measure; names and meanings: benchmarks/gpu/settings.py"
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help=text)
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="of benchmarks/gpu/settings.py")
     options = parser.parse_args()
     out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what runs, too

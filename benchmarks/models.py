@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import save_file
 
+from token2wav import Voice
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.model_config import ModelConfig
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import BigVGANConfig, HiFTConfig
 from token2wav.networks.hift import HiFT
@@ -23,26 +26,19 @@ _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
 FULL_YAML = _DATA / "full_size" / "cosyvoice3.yaml"  # the public size
 
+_KEYS = ("channels", "dim", "depth", "heads", "dim_head", "base_channels", "cond_channels")
 SIZES: dict[str, dict[str, int]] = {
-    "tiny": {
-        "channels": 64,
-        "dim": 64,
-        "depth": 2,
-        "heads": 2,
-        "dim_head": 32,
-        "base_channels": 32,
-        "cond_channels": 32,
-    },
-    "small": {
-        "channels": 128,
-        "dim": 128,
-        "depth": 4,
-        "heads": 4,
-        "dim_head": 32,
-        "base_channels": 64,
-        "cond_channels": 64,
-    },
+    "tiny": dict(zip(_KEYS, (64, 64, 2, 2, 32, 32, 32), strict=True)),
+    "small": dict(zip(_KEYS, (128, 128, 4, 4, 32, 64, 64), strict=True)),
 }
+
+
+def a_voice(config: ModelConfig, seed: int = 1, prompt_tokens: int = 75) -> Voice:
+    """Makes a random voice that fits a model, without a prompt where the model takes none."""
+    random, count = np.random.default_rng(seed), prompt_tokens if config.takes_prompt else 0
+    mel = random.standard_normal((config.token_mel_ratio * count, config.mel_bands))
+    tokens = random.integers(0, config.vocab_size, (count, *config.token_shape))
+    return Voice(tokens, mel, random.standard_normal(config.speaker_size))
 
 
 def resized_yaml(sizes: Mapping[str, int]) -> str:
@@ -87,26 +83,6 @@ BIGVGAN = BigVGANConfig(
     sampling_rate=24000,
     use_tanh_at_final=False,
     use_bias_at_final=False,
-)
-
-
-# StreamFlow-SR in what matters for its cost, masks and rates, at the small model's width.
-STREAMFLOW: dict[str, Any] = {
-    "dim": 128,
-    "depth": 4,
-    "heads": 4,
-    "dim_head": 32,
-    "backward_layers": [2, 3],
-    "forward_layers": [1],
-}
-BIGVGAN_16K = dataclasses.replace(
-    BIGVGAN,
-    upsample_initial_channel=32,
-    upsample_rates=(8, 5, 2, 2),
-    upsample_kernel_sizes=(16, 9, 4, 4),
-    num_mels=80,
-    hop_size=160,
-    sampling_rate=16000,
 )
 
 

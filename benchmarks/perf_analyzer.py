@@ -3,7 +3,7 @@
 Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole utterances over streaming
 gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson). What listeners
 heard is derived from its profile export. The same loads, but for evenly spaced ones, are then put on by serving_load's
-client. Prints a line for each load; writes JSON, CSV and a plot. docs/benchmarking.md says what each figure means.
+client. Prints a line for each load; writes JSON. docs/benchmarking.md says what each figure means.
 
     .venv/bin/python -m benchmarks.perf_analyzer
 """
@@ -27,7 +27,6 @@ from typing import Any
 from benchmarks.environment import ROOT, describe
 from benchmarks.models import SIZES, random_model
 from benchmarks.perf_export import ExportError, quantiles, read_export, stripped, summary
-from benchmarks.perf_plot import plot
 from benchmarks.serving_load import AT_ONCE, DEMO, Load, Utterances, run_load
 from token2wav.config import load_server_config
 from token2wav_client import cli
@@ -95,17 +94,7 @@ def run_perf_analyzer(
     """
     with tempfile.TemporaryDirectory() as temporary:
         export, report = Path(temporary) / "export.json", Path(temporary) / "report.csv"
-        command: list[str | Path] = [
-            PERF_ANALYZER,
-            "-m",
-            "token2wav",
-            "-u",
-            url,
-            "-i",
-            "grpc",
-            "--async",
-            "--streaming",
-        ]
+        command: list[str | Path] = [PERF_ANALYZER, *f"-m token2wav -u {url} -i grpc --async --streaming".split()]
         # Fewer than it is to send in a second it refuses.
         count = max(requests, math.ceil(load.rate))
         command += ["--input-data", data, *load.options, "--request-count", str(count)]
@@ -190,29 +179,6 @@ def _three(values: dict[str, float] | None) -> str:
     return "-" if values is None else "/".join(f"{values[name]:.0f}" for name in ("p50", "p90", "p99"))
 
 
-def flat(row: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens a row for a CSV: nested keys joined by dots."""
-    result: dict[str, Any] = {}
-    for key, value in row.items():
-        name = f"{prefix}{key}"
-        result |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return result
-
-
-def write(rows: list[dict[str, Any]], facts: dict[str, Any], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "perf_analyzer.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    table = [flat(row) for row in rows]
-    columns = list(dict.fromkeys(name for row in table for name in row))
-    with (folder / "perf_analyzer.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(table)
-    plot(
-        rows, folder / "perf_analyzer.png", f"{facts['model']}, {facts['cpus']} CPU cores, {facts['seconds']:g} s each"
-    )
-
-
 @contextlib.contextmanager
 def server(options: argparse.Namespace) -> Iterator[str]:
     """Yields host:port of the server to measure."""
@@ -265,8 +231,10 @@ def main() -> int:
         print(f"perf_analyzer: {error}", file=sys.stderr)
         return 1
     facts = {**describe(), "model": options.url or options.model, "seconds": options.seconds, "buffer_s": buffer_s}
-    write(rows, facts, options.out)
-    print(f"{options.out}: perf_analyzer.json, .csv and .png")
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = options.out / "perf_analyzer.json"
+    written.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    print(written)
     return 1 if any(row["failed"] for row in rows) else 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.listening import silences
 from token2wav_client.audio import SAMPLE_RATE
 
 _TENSOR = re.compile(rb'"(audio|tokens|prompt_tokens|prompt_mel|speaker_embedding)":\[([^\]]*)\]')
@@ -50,18 +51,9 @@ class HeardUtterance:
         return np.diff(self.arrivals_s).tolist()
 
     def silences_s(self, buffer_s: float) -> list[float]:
-        """Lists how long a player is silent each time its audio runs out before the next chunk is there.
-
-        Args:
-            buffer_s: seconds that it waits after the first chunk before it starts; later it goes on with what comes.
-        """
-        silences, plays_until_s = [], self.arrivals_s[0] + buffer_s
-        for arrival_s, samples in zip(self.arrivals_s, self.samples, strict=True):
-            if arrival_s > plays_until_s:
-                silences.append(arrival_s - plays_until_s)
-                plays_until_s = arrival_s
-            plays_until_s += samples / SAMPLE_RATE
-        return silences
+        """Lists the silences of a player that waits `buffer_s` after the first chunk."""
+        lengths = (samples / SAMPLE_RATE for samples in self.samples)
+        return silences(zip(self.arrivals_s, lengths, strict=True), buffer_s)
 
 
 def stripped(export: Path) -> bytes:

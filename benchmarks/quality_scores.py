@@ -99,62 +99,44 @@ def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
 
 @dataclass
 class Borders:
-    """Borders of chunks: two measures tell whether they differ from other places of the same kind.
+    """Borders of chunks: the energy of the first difference in 8 samples tells whether there is a click.
 
-    Both are in decibels, compared with what is around the place: the energy of the first difference in 8 samples with
-    that in 8 frames, and the spectral flux from one frame to the next with that between 8 frames.
+    It is in decibels, compared with that in 8 frames around the place.
 
     Attributes:
-        jumps: energies of differences at the ends of chunks, and at all other multiples of a frame.
-        fluxes: spectral fluxes at the same places.
+        here, elsewhere: energies at the ends of chunks, and at all other multiples of a frame.
     """
 
-    jumps: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    fluxes: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    here: list[float] = field(default_factory=list)
+    elsewhere: list[float] = field(default_factory=list)
 
     def add(self, signal: Signal, ends: Sequence[int]) -> None:
         """Looks at one utterance (n,), whose chunks end at these samples, where it is not silent."""
         frames = len(signal) // FRAME
         steps = np.square(np.diff(signal.astype(np.float64)))
-        windows = signal[: frames * FRAME].reshape(-1, FRAME)
-        levels = np.log(np.abs(np.fft.rfft(windows * np.hanning(FRAME))) + _SILENT_RMS)
-        flux = np.abs(np.diff(levels, axis=0)).mean(axis=1)  # of frame i to frame i + 1
-        loud = np.sqrt(np.square(windows).mean(axis=1)) > _SILENT_RMS
+        loud = np.sqrt(np.square(signal[: frames * FRAME].reshape(-1, FRAME)).mean(axis=1)) > _SILENT_RMS
         for frame in range(_AROUND, frames - _AROUND):
-            if not loud[frame - 1 : frame + 1].all():
-                continue
-            at, elsewhere = frame * FRAME, int(frame * FRAME not in ends)
-            near = steps[at - _AROUND * FRAME : at + _AROUND * FRAME].mean()
-            self.jumps[elsewhere].append(_decibels(steps[at - 5 : at + 3].mean() / near))
-            self.fluxes[elsewhere].append(
-                _decibels(flux[frame - 1] / flux[frame - _AROUND : frame + _AROUND - 1].mean())
-            )
+            if loud[frame - 1 : frame + 1].all():
+                at = frame * FRAME
+                near = steps[at - _AROUND * FRAME : at + _AROUND * FRAME].mean()
+                energies = self.here if at in ends else self.elsewhere
+                energies.append(10 * float(np.log10(max(steps[at - 5 : at + 3].mean() / near, 1e-9))))
 
-    def report(self) -> dict[str, dict[str, float]]:
-        """Reports how much larger both measures are at the ends of chunks, and the standard error of that.
-
-        Empty where there was only one chunk in every utterance.
-        """
-        measures = {"jumps": self.jumps, "fluxes": self.fluxes}
-        return {name: _difference(*found) for name, found in measures.items() if found[0]}
-
-
-def _difference(here: list[float], elsewhere: list[float]) -> dict[str, float]:
-    error = np.sqrt(sum(np.var(values) / len(values) for values in (here, elsewhere)))
-    return {
-        "decibels": round(float(np.mean(here) - np.mean(elsewhere)), 2),
-        "standard_error": round(float(error), 2),
-        "count": len(here),
-    }
+    def report(self) -> dict[str, float]:
+        """Reports how much more energy there is at the ends of chunks; empty where there was one chunk in each."""
+        if not self.here:
+            return {}
+        error = np.sqrt(sum(np.var(values) / len(values) for values in (self.here, self.elsewhere)))
+        return {
+            "decibels": round(float(np.mean(self.here) - np.mean(self.elsewhere)), 2),
+            "standard_error": round(float(error), 2),
+            "count": len(self.here),
+        }
 
 
 def _wrong(said: str, heard: str) -> int:
     found = jiwer.process_words(said, heard)
     return int(found.substitutions + found.deletions + found.insertions)
-
-
-def _decibels(ratio: float) -> float:
-    return 10 * float(np.log10(max(ratio, 1e-9)))
 
 
 def _cepstra(mel: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ import yaml
 from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
-from benchmarks.gpu.streams import PACE, longest_gap
+from benchmarks.listening import PACE, silences
 from benchmarks.models import SIZES, random_model
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.audio import SAMPLE_RATE
@@ -112,7 +112,7 @@ class Utterances:
         except ClientError as error:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
-        gap_s = longest_gap([(chunk.arrival_s, chunk.duration_s) for chunk in chunks], self.buffer_s)
+        gap_s = max(silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s), default=0.0)
         return Heard(chunks[0].latency_s, gap_s, audio_s)
 
 

@@ -22,27 +22,20 @@ import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.chunk_batch import clocked
 from benchmarks.environment import RESULTS, describe, save
-from benchmarks.models import BIGVGAN_16K, SIZES, STREAMFLOW, random_model, streamflow_model
-from token2wav import StreamConfig, Token2Wav, Voice
+from benchmarks.models import SIZES, a_voice, random_model
+from token2wav import StreamConfig, Token2Wav
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-PROMPT_TOKENS = 75  # 3 s
 WINDOWED = "incremental, left_blocks=8"
 MODES: dict[str, StreamConfig] = {
     "incremental": StreamConfig(),
     WINDOWED: StreamConfig(left_blocks=8),
     "recompute": StreamConfig(reference=True),
 }
-
-GUIDED = "streamflow"
-GUIDED_MODES = {"windows": StreamConfig()}
-
-
-def modes_of(model: str) -> dict[str, StreamConfig]:
-    return GUIDED_MODES if model.startswith(GUIDED) else MODES
 
 
 @dataclass
@@ -68,28 +61,6 @@ class Run:
     flow_totals_s: list[float] = field(default_factory=list)
 
 
-class Stopwatch:
-    """Stopwatch before an engine, which times every call of `advance`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.seconds: list[float] = []
-
-    def advance(self, batch: Any) -> Any:
-        start = time.perf_counter()
-        result = self._engine.advance(batch)
-        self.seconds.append(time.perf_counter() - start)
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-def prompt(tokens: int) -> Voice:
-    rng = np.random.default_rng(1)
-    return Voice(rng.integers(0, 6561, tokens), rng.standard_normal((2 * tokens, 80)), rng.standard_normal(192))
-
-
 def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -100,14 +71,12 @@ def rss_mib() -> float:
 
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
-    model = Token2Wav.load(folder, stream=modes_of(name)[mode])
-    voice = prompt(PROMPT_TOKENS if model.config.takes_prompt else 0)
+    model = Token2Wav.load(folder, stream=MODES[mode])
+    voice = a_voice(model.config)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
-    pipeline = model.pipeline
-    pipeline.flow, pipeline.vocoder = flow, vocoder = Stopwatch(pipeline.flow), Stopwatch(pipeline.vocoder)
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
-    with model.stream(voice) as stream:
+    with clocked(model.pipeline, time.perf_counter) as (flow, vocoder), model.stream(voice) as stream:
         for batch in [*np.split(tokens, seconds), None]:
             for chunk in stream.finish() if batch is None else stream.push(batch):
                 samples += len(chunk.audio)
@@ -134,7 +103,10 @@ def median_run(runs: list[Run]) -> Run:
 def first_packet(folder: Path, prompt_tokens: int) -> dict[str, Any]:
     """Measures how many tokens a first chunk waits for, and what it costs once they are there."""
     model = Token2Wav.load(folder)
-    voice, tokens = prompt(prompt_tokens), np.random.default_rng(0).integers(0, 6561, 100)
+    voice, tokens = (
+        a_voice(model.config, prompt_tokens=prompt_tokens),
+        np.random.default_rng(0).integers(0, 6561, 100),
+    )
     waited, costs = 0, []
     for _ in range(7):
         with model.stream(voice) as stream:
@@ -169,7 +141,7 @@ def plot(runs: list[Run], path: Path) -> None:
     models = list(dict.fromkeys(run.model for run in finite))
     figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained")
     for axis, model in zip(axes, models, strict=False):
-        for mode in modes_of(model):
+        for mode in MODES:
             run = max((run for run in finite if (run.model, run.mode) == (model, mode)), key=lambda run: run.seconds)
             axis.plot(run.position_s[1:-1], cost(run)[1:-1], label=mode)
         axis.set_title(f"{model} model", fontsize=10)
@@ -192,13 +164,9 @@ def cost(run: Run) -> NDArray[np.float64]:
     return (np.array(run.flow_s) + run.vocoder_s) / np.diff([0.0, *run.position_s])
 
 
-def a_model(folder: Path, name: str) -> Path:
-    return streamflow_model(folder, STREAMFLOW, BIGVGAN_16K) if name == GUIDED else random_model(folder, SIZES[name])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=[*SIZES, GUIDED], default=list(SIZES))
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams")
     parser.add_argument(
         "--endless", type=int, default=1200, help="length of one more, windowed stream of the first model"
@@ -209,18 +177,13 @@ def main() -> None:
     if min(options.endless, *options.seconds) < 1:
         parser.error("--seconds and --endless: streams last at least 1 second")
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {name: a_model(Path(temporary) / name, name) for name in options.models}
+        folders = {name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models}
         jobs = [
-            (folders[name], name, mode, seconds)
-            for name in folders
-            for seconds in options.seconds
-            for mode in modes_of(name)
+            (folders[name], name, mode, seconds) for name in folders for seconds in options.seconds for mode in MODES
         ]
         first, last = options.models[0], options.models[-1]
-        endless = next(iter(GUIDED_MODES)) if first == GUIDED else WINDOWED
-        jobs.append((folders[first], f"{first}, endless", endless, options.endless))
-        prompts = [0] if last == GUIDED else [75, 80, 99]
-        cases = [(folders[last], tokens) for tokens in prompts]
+        jobs.append((folders[first], f"{first}, endless", WINDOWED, options.endless))
+        cases = [(folders[last], tokens) for tokens in (75, 80, 99)]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             repetitions: list[list[Run]] = [[] for _ in jobs]

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.gpu.chunks import a_voice, load
+from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
+from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.execution.stages import MelChunk

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.chunks import chunk_key
+from benchmarks.chunk_batch import chunk_key
 from benchmarks.gpu.floor import floor_ms
 from benchmarks.gpu.parity import parity_key
 from benchmarks.gpu.sections import ON_PURPOSE, SECTIONS
 from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES, Row
-from benchmarks.gpu.streams import PACE, UNBROKEN
+from benchmarks.gpu.streams import UNBROKEN
 from benchmarks.gpu.worker import write_json
+from benchmarks.listening import PACE
 from benchmarks.models import FULL_YAML, TEMPLATE
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
@@ -161,8 +161,8 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
     return next(filter(None, reasons), "did not run")
 
 
-def markdown(content: Content, plots: Iterable[str] = ()) -> str:
-    """The whole page; plots are names of images beside it."""
+def markdown(content: Content) -> str:
+    """The whole page."""
     facts, small = content["facts"], rehearsed(content)
     left_out = [{name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]]
     parts = [
@@ -172,7 +172,6 @@ def markdown(content: Content, plots: Iterable[str] = ()) -> str:
         table({"aim": each.aim, "measured": each.measured, "": WORDS[each.met]} for each in verdicts(content)),
         "## Faults\n\n" + ("\n".join(f"- {fault}" for fault in faults(content)) or "None."),
         f"## Left out\n\n{table(left_out)}",
-        *(f"![{name}]({name})" for name in plots),
         f"## Sections\n\n{table(content['sections'])}",
     ]
     for name in SECTIONS:
@@ -222,33 +221,10 @@ def _cell(value: Any) -> str:
 
 
 def write_report(content: Content, out: Path) -> None:
-    """Writes report.md, report.json for `token2wav-plan --costs`, and two plots where matplotlib is installed."""
+    """Writes report.md, and report.json for `token2wav-plan --costs`."""
     out.mkdir(parents=True, exist_ok=True)
     timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
-    trials = [row for row in rows_of(content, "streams").values() if "unbroken" in row]
-    points = [(row["key"].partition(", ")[2], row["streams"], row["total_ms"][0]) for row in timed]
-    shares = [(row["setting"], row["streams"], row["unbroken"]) for row in trials]
-    plots = [
-        *_plot(out / "chunks.png", points, "streams in the batch", "ms per batch of chunks"),
-        *_plot(out / "capacity.png", shares, "streams, tokens at 25 a second", "share without a gap"),
-    ]
-    (out / "report.md").write_text(markdown(content, plots))
+    (out / "report.md").write_text(markdown(content))
     case = {"engine": "torch", "precision": content["facts"]["precision"], "graphs": content["facts"]["graphs"]}
     results = [{"model": content["facts"]["size"], "case": case, "rows": timed}]
     write_json(out / "report.json", {**content["facts"], "results": results, **content})
-
-
-def _plot(path: Path, points: Sequence[tuple[str, int, float]], x: str, y: str) -> Iterator[str]:
-    """Draws a line for each label, and yields the picture's name."""
-    if not points or not find_spec("matplotlib"):
-        return
-    from matplotlib.figure import Figure
-
-    axis = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
-    for line in dict.fromkeys(label for label, _, _ in points):
-        own = sorted((number, value) for label, number, value in points if label == line)
-        axis.plot(*zip(*own, strict=True), marker="o", label=line)
-    axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
-    axis.legend(fontsize=8)
-    figure.savefig(path)
-    yield path.name

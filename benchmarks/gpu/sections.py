@@ -25,7 +25,8 @@ from benchmarks.gpu.chunks import chunks, drift, recompute
 from benchmarks.gpu.floor import floor
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
-from benchmarks.gpu.streams import BUFFER_S, PACE, TOKENS_PER_PUSH, streams
+from benchmarks.gpu.streams import BUFFER_S, TOKENS_PER_PUSH, streams
+from benchmarks.listening import PACE
 
 ON_PURPOSE = "an error on purpose"
 
@@ -113,13 +114,13 @@ def _engine(folder: Path, settings: Settings, name: str) -> Row:
     case = module.Case(name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs"))
     result = module.run_case((folder, settings.size, case, settings.device, [1, 16], [0.0]))
     failures = (result.verification or {}).get("failures", [])
-    times = {f"{row.streams} first chunks (ms)": round(row.flow_ms[0] + row.vocoder_ms[0], 2) for row in result.rows}
+    times = {f"{row['streams']} first chunks (ms)": row["total_ms"][0] for row in result.rows}
     return {**(result.verification or {}), **times, "problem": result.problem or "; ".join(failures) or None}
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on this machine."""
-    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.binaries")
+    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.launcher.binaries")
     with tempfile.TemporaryDirectory() as temporary:
         try:
             binaries.find_tritonserver(Path(temporary))

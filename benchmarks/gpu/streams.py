@@ -8,25 +8,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.chunks import a_voice, load
+from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import SETTINGS, Row, Rows, Settings
+from benchmarks.listening import PACE, silences
+from benchmarks.models import a_voice
 from token2wav import Token2Wav
 from token2wav.config import LimitConfig
 from token2wav.errors import Token2WavError
 from token2wav.serving.audio_output import AudioChunk
-from token2wav.serving.worker import Observer, WorkerPool, default_workers
+from token2wav.serving.worker import WorkerPool, default_workers
 
 UNBROKEN = 0.99  # share of streams that a number is held with
 BUFFER_S = 0.5  # of audio, that a player waits for
 TOKENS_PER_PUSH = 5
-PACE = 25.0  # tokens per second of a language model
 _STARTS_WITHIN_S = 4.0  # so that streams are at different places of their chunks
 _VOICES = 4
 _GROWTH = 1.5
@@ -45,7 +46,7 @@ class Listener:
     @property
     def unbroken(self) -> bool:
         """Whether all of it was heard without a gap."""
-        return self.over.is_set() and self.error is None and longest_gap(self.heard, BUFFER_S) <= 0
+        return self.over.is_set() and self.error is None and not silences(self.heard, BUFFER_S)
 
     def send(self, chunk: AudioChunk) -> None:
         self.heard.append((time.monotonic(), len(chunk.audio) / chunk.sample_rate))
@@ -61,25 +62,6 @@ class Listener:
 
     def is_cancelled(self) -> bool:
         return False
-
-
-def longest_gap(heard: Sequence[tuple[float, float]], buffer_s: float) -> float:
-    """Seconds of the longest silence for a player that starts `buffer_s` after the first audio, of `Listener.heard`."""
-    plays_until, longest = heard[0][0] + buffer_s, 0.0
-    for arrival_s, audio_s in heard:
-        longest = max(longest, arrival_s - plays_until)
-        plays_until = max(plays_until, arrival_s) + audio_s
-    return longest
-
-
-class _Batches(Observer):
-    """Sizes of all batches."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
-        self.sizes.append(len(waited))
 
 
 def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -111,9 +93,9 @@ def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and what it took."""
-    batches, flow = _Batches(), model.config
+    flow = model.config
     limits = LimitConfig(streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S)
-    workers = WorkerPool(model.pipeline, limits, batches, workers=default_workers(model.engine.device))
+    workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.engine.device))
     with contextlib.closing(workers):
         listeners, late_s = _feed(workers, model, number, settings.stream_s)
         deadline = time.monotonic() + settings.patience_s
@@ -122,7 +104,7 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
     # When the tokens of a first chunk are there, and those that it looks ahead to.
     count = flow.hops(SETTINGS[settings.setting][0])[0] + flow.lookahead_tokens
     needed = min(-(-count // TOKENS_PER_PUSH) * TOKENS_PER_PUSH / PACE, settings.stream_s)
-    gaps = [longest_gap(each.heard, BUFFER_S) for each in listeners if each.heard]
+    gaps = [gap for each in listeners for gap in silences(each.heard, BUFFER_S)]
     first = [1000 * (each.heard[0][0] - each.starts - needed) for each in listeners if each.heard]
     return {
         "setting": settings.setting,
@@ -132,7 +114,6 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
         "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 99)} if first else {},
         "longest_gap_s": round(max(gaps, default=0.0), 3),
         "errors": sorted({listener.error for listener in listeners if listener.error})[:3],
-        "mean_batch": round(float(np.mean(batches.sizes or [0])), 2),
         "tokens_late_s": round(late_s, 3),
     }
 

@@ -1,121 +1,188 @@
-// Sends tokens at their pace, plays what comes back as it comes, and draws how it came.
-const SAMPLE_RATE = 24000;
-const TOKEN = /<\|s_\d+\|>|\d+/g;
-
+// Sends tokens at their pace, plays what comes back as it comes, and draws both.
 const find = (id) => document.getElementById(id);
-const show = (numbers) => {
-  for (const [id, value] of Object.entries(numbers)) find(id).textContent = value;
+const show = (values) => {
+  for (const [id, value] of Object.entries(values)) find(id).textContent = value;
+};
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+
+for (const id of ["rate", "ahead"]) {
+  const label = () => show({ [`${id}_shown`]: find(id).value });
+  find(id).oninput = label;
+  label();
+}
+fetch("texts").then(async (answer) => {
+  const texts = await answer.json();
+  find("text").value = texts[0];
+  for (const text of texts.length > 1 ? texts : []) {
+    const button = find("texts").appendChild(document.createElement("button"));
+    button.textContent = text;
+    button.onclick = () => (find("text").value = text);
+  }
+});
+find("form").onsubmit = (event) => {
+  event.preventDefault();
+  speak().catch((error) => show({ state: `error: ${error.message}` }));
 };
 
-fetch("tokens").then(async (answer) => (find("tokens").value = await answer.text()));
-find("speak").onclick = () => speak().catch((error) => show({ state: `error: ${error.message}` }));
+// One utterance, from its text to its last sample. Times are seconds since the first token was sent.
+class Utterance {
+  constructor(text, rate, ahead) {
+    Object.assign(this, { text, rate, ahead });
+    Object.assign(this, { tokens: [], sent: 0, received: 0, played: 0, loudest: 0, started: null, final: false });
+    this.sampleRate = 24000; // until the first chunk tells, as is the one below
+    this.samplesPerToken = 960;
+    this.history = []; // {time, sent, received, played}
+  }
+
+  get time() {
+    return this.started === null ? 0 : (performance.now() - this.started) / 1000;
+  }
+
+  // Resolves when the last sample was played.
+  async run() {
+    const context = new AudioContext({ sampleRate: this.sampleRate });
+    const socket = new WebSocket(`ws://${location.host}/speak`);
+    const leave = () => socket.close(); // browsers may keep a page that was left, and its socket
+    addEventListener("pagehide", leave);
+    try {
+      await context.audioWorklet.addModule("ring.js");
+      const ring = new AudioWorkletNode(context, "ring", {
+        numberOfInputs: 0,
+        outputChannelCount: [1],
+        processorOptions: { prebuffer: this.ahead * this.sampleRate },
+      });
+      this.analyser = new AnalyserNode(context);
+      ring.connect(this.analyser).connect(context.destination);
+      await this.play(socket, ring);
+    } finally {
+      removeEventListener("pagehide", leave);
+      socket.close();
+      await context.close();
+    }
+  }
+
+  play(socket, ring) {
+    socket.binaryType = "arraybuffer";
+    return new Promise((resolve, reject) => {
+      ring.port.onmessage = ({ data }) => {
+        this.heard(data);
+        if (data.done) resolve();
+      };
+      const begin = () => socket.send(this.text);
+      socket.readyState === WebSocket.OPEN ? begin() : (socket.onopen = begin);
+      socket.onclose = () => this.final || reject(new Error("the bridge is gone"));
+      socket.onmessage = ({ data }) => {
+        if (data instanceof ArrayBuffer) return this.arrived(new Float32Array(data), ring);
+        const { error, tokens, final, sample_rate, samples_per_token } = JSON.parse(data);
+        if (error) return reject(new Error(error));
+        if (tokens) return this.send(socket, tokens);
+        if (sample_rate !== this.sampleRate) return reject(new Error(`this page plays ${this.sampleRate} Hz only`));
+        Object.assign(this, { final, samplesPerToken: samples_per_token });
+      };
+    });
+  }
+
+  // As a language model would.
+  async send(socket, tokens) {
+    this.tokens = tokens;
+    this.started = performance.now();
+    show({ state: "waiting for the first sound" });
+    while (this.sent < tokens.length && socket.readyState === WebSocket.OPEN) {
+      const due = Math.min(tokens.length, Math.floor(this.time * this.rate) + 1);
+      if (due > this.sent) socket.send(tokens.slice(this.sent, due).join(" ") + " ");
+      this.sent = due;
+      show({ sent: `${due} / ${tokens.length}` });
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    if (socket.readyState === WebSocket.OPEN) socket.send("");
+  }
+
+  arrived(audio, ring) {
+    this.received += audio.length;
+    show({ received: this.received });
+    ring.port.postMessage(audio, [audio.buffer]);
+    if (this.final) ring.port.postMessage(null);
+  }
+
+  heard({ played, underruns }) {
+    if (played && !this.played) show({ first: `${this.time.toFixed(2)} s`, state: "playing" });
+    this.played = played;
+    const samples = new Float32Array(this.analyser.fftSize);
+    this.analyser.getFloatTimeDomainData(samples);
+    this.loudest = Math.max(this.loudest, Math.sqrt(samples.reduce((sum, x) => sum + x * x, 0) / samples.length));
+    const buffer = (this.received - played) / this.sampleRate;
+    show({ played, underruns, buffer: `${buffer.toFixed(2)} s`, loudness: this.loudest.toFixed(3) });
+    if (this.started !== null) this.history.push({ time: this.time, sent: this.sent, received: this.received, played });
+  }
+}
 
 async function speak() {
   find("speak").disabled = true;
-  const context = new AudioContext({ sampleRate: SAMPLE_RATE });
-  await context.audioWorklet.addModule("ring.js");
-  const ring = new AudioWorkletNode(context, "ring", {
-    numberOfInputs: 0,
-    outputChannelCount: [1],
-    processorOptions: { prebuffer: Number(find("buffer").value) * SAMPLE_RATE },
-  });
-  const analyser = new AnalyserNode(context);
-  ring.connect(analyser).connect(context.destination);
-
-  const started = performance.now();
-  const seconds = () => (performance.now() - started) / 1000;
-  const chunks = []; // {arrival, latency, audio}: seconds
-  const levels = []; // [time, seconds of audio that wait to be played]
-  let received = 0;
-  let loudest = 0;
-  show({ state: "waiting", played: 0, received: 0, underruns: 0, first: "-" });
-
-  const done = new Promise((resolve, reject) => {
-    ring.port.onmessage = ({ data: { played, underruns, done } }) => {
-      loudest = Math.max(loudest, rms(analyser));
-      levels.push([seconds(), (received - played) / SAMPLE_RATE]);
-      show({ played, underruns, loudness: loudest.toFixed(4) });
-      if (done) resolve();
-    };
-    const socket = new WebSocket(`ws://${location.host}/speak`);
-    socket.binaryType = "arraybuffer";
-    addEventListener("pagehide", () => socket.close()); // browsers may keep a page that was left, and its socket
-    socket.onopen = () => send(socket, find("tokens").value.match(TOKEN) ?? [], Number(find("rate").value));
-    socket.onmessage = ({ data }) => {
-      if (typeof data === "string") {
-        const numbers = JSON.parse(data);
-        if (numbers.error) return reject(new Error(numbers.error));
-        if (numbers.sample_rate !== SAMPLE_RATE) return reject(new Error(`this page plays ${SAMPLE_RATE} Hz only`));
-        if (!chunks.length) show({ state: "playing", first: `${numbers.arrival_s.toFixed(3)} s` });
-        return chunks.push({ arrival: seconds(), latency: numbers.latency_s, final: numbers.final });
-      }
-      const audio = new Float32Array(data);
-      received += audio.length;
-      chunks.at(-1).audio = audio.length / SAMPLE_RATE;
-      ring.port.postMessage(audio, [audio.buffer]);
-      if (chunks.at(-1).final) ring.port.postMessage(null);
-      show({ received });
-    };
-    socket.onclose = () => chunks.at(-1)?.final || reject(new Error("the bridge is gone"));
-  });
-
-  const redraw = setInterval(() => draw(chunks, levels), 200);
+  show({ state: "reading the sentence", sent: "–", first: "–", buffer: "–", underruns: 0, received: 0, played: 0 });
+  const utterance = new Utterance(find("text").value, Number(find("rate").value), Number(find("ahead").value));
+  const redraw = setInterval(() => draw(utterance), 100);
   try {
-    await done;
+    await utterance.run();
     show({ state: "done" });
   } finally {
     clearInterval(redraw);
-    draw(chunks, levels);
-    await context.close();
+    draw(utterance);
     find("speak").disabled = false;
   }
 }
 
-// As a language model would: `rate` tokens a second, or all at once where it is 0.
-async function send(socket, tokens, rate) {
-  const began = performance.now();
-  for (let sent = 0; sent < tokens.length && socket.readyState === WebSocket.OPEN; ) {
-    const due = rate ? Math.floor(((performance.now() - began) / 1000) * rate) + 1 : sent + 500;
-    if (due > sent) socket.send(tokens.slice(sent, due).join(" ") + " ");
-    sent = Math.max(sent, due);
-    await new Promise((resolve) => setTimeout(resolve, rate ? 20 : 0));
-  }
-  if (socket.readyState === WebSocket.OPEN) socket.send("");
-}
-
-function rms(analyser) {
-  const samples = new Float32Array(analyser.fftSize);
-  analyser.getFloatTimeDomainData(samples);
-  return Math.sqrt(samples.reduce((sum, sample) => sum + sample * sample, 0) / samples.length);
-}
-
-// Bars: latency of each chunk. Line: seconds of audio that wait to be played; at 0 the listener hears a gap.
-function draw(chunks, levels) {
+// Seconds of audio over time: what the sent tokens say, what is here, and what was heard. Between the latter two lies
+// the buffer; where it has no height, the listener hears a gap.
+function draw({ history, tokens, sampleRate, samplesPerToken, time }) {
   const canvas = find("chart");
   const pen = canvas.getContext("2d");
-  const { width, height } = canvas;
-  const [left, bottom] = [44, height - 28];
-  const end = Math.max(1, levels.at(-1)?.[0] ?? 0);
-  const top = Math.max(0.5, ...chunks.map(({ latency }) => latency), ...levels.map(([, level]) => level)) * 1.1;
-  const x = (time) => left + ((width - left - 10) * time) / end;
-  const y = (value) => bottom - ((bottom - 24) * value) / top;
-  pen.clearRect(0, 0, width, height);
-  pen.font = "12px sans-serif";
-  pen.fillStyle = "#556";
-  pen.strokeStyle = "#dde";
-  for (let part = 0; part <= 4; part++) {
-    const value = (top * part) / 4;
-    pen.strokeRect(left, y(value), width - left - 10, 0);
-    pen.fillText(value.toFixed(2), 8, y(value) + 4);
-    pen.fillText(`${((end * part) / 4).toFixed(1)} s`, x((end * part) / 4) - (part ? 24 : 0), height - 10);
-  }
-  pen.fillStyle = "#d9822b";
-  for (const { arrival, latency } of chunks) pen.fillRect(x(arrival) - 4, y(latency), 8, bottom - y(latency));
-  pen.fillText("latency of a chunk, s", left + 6, 14);
-  pen.fillStyle = pen.strokeStyle = "#2b6cb0";
-  pen.fillText("audio waiting to be played, s", left + 150, 14);
+  const [left, right, top, bottom] = [70, canvas.width - 10, 50, canvas.height - 40];
+  const audio = Math.max(1, (tokens.length * samplesPerToken) / sampleRate);
+  const end = Math.max(audio, time, history.at(-1)?.time ?? 0);
+  const x = (seconds) => left + ((right - left) * seconds) / end;
+  const y = (samples) => bottom - ((bottom - top) * samples) / sampleRate / audio;
+  pen.clearRect(0, 0, canvas.width, canvas.height);
+  pen.font = "22px system-ui, sans-serif";
   pen.lineWidth = 2;
+  pen.strokeStyle = colour("line");
+  for (let part = 0; part <= 4; part++) {
+    const height = y((audio * sampleRate * part) / 4);
+    pen.beginPath();
+    pen.moveTo(left, height);
+    pen.lineTo(right, height);
+    pen.stroke();
+    pen.fillStyle = colour("soft");
+    pen.textAlign = "right";
+    pen.fillText(((audio * part) / 4).toFixed(1), left - 12, height + 8);
+    pen.textAlign = part === 4 ? "right" : "center";
+    pen.fillText(`${((end * part) / 4).toFixed(1)} s`, x((end * part) / 4), canvas.height - 8);
+  }
+  const line = (field, scale) => {
+    pen.moveTo(x(0), y(0));
+    for (const entry of history) pen.lineTo(x(entry.time), y(entry[field] * scale));
+  };
+  pen.fillStyle = colour("here");
   pen.beginPath();
-  for (const [time, level] of levels) pen.lineTo(x(time), y(level));
-  pen.stroke();
+  line("received", 1);
+  for (const { time, played } of history.toReversed()) pen.lineTo(x(time), y(played));
+  pen.fill();
+  pen.lineWidth = 4;
+  for (const [name, field, scale] of [["sent", "sent", samplesPerToken], ["heard", "played", 1]]) {
+    pen.strokeStyle = colour(name);
+    pen.beginPath();
+    line(field, scale);
+    pen.stroke();
+  }
+  pen.textAlign = "left";
+  const legend = { sent: "seconds of speech in the tokens sent", here: "in the buffer", heard: "heard" };
+  let at = left;
+  for (const [name, text] of Object.entries(legend)) {
+    pen.fillStyle = colour(name);
+    pen.fillRect(at, 12, 20, 20);
+    pen.fillStyle = colour("soft");
+    pen.fillText(text, at + 30, 30);
+    at += pen.measureText(text).width + 80;
+  }
 }
+
+draw(new Utterance("", 0, 0)); // the empty chart

@@ -73,13 +73,7 @@ def _add_onnx(add_parser: _AddParser) -> None:
     )
     _add_folders(parser)
     _add_graphs(parser, precision="float32")
-    parser.add_argument(
-        "--opset",
-        type=int,
-        choices=range(18, 23),
-        default=20,
-        help="of ONNX (default: %(default)s)",
-    )
+    parser.add_argument("--opset", type=int, choices=range(18, 23), default=20, help="of ONNX (default: %(default)s)")
     parser.set_defaults(run=_run_onnx)
 
 
@@ -173,11 +167,7 @@ def _add_graphs(parser: argparse.ArgumentParser, precision: Precision) -> None:
         help=f"any of {', '.join(get_args(Graph))} (default: step vocoder)",
     )
     parser.add_argument(
-        "--precision",
-        nargs="+",
-        choices=get_args(Precision),
-        default=[precision],
-        help=f"default: {precision}",
+        "--precision", nargs="+", choices=get_args(Precision), default=[precision], help=f"default: {precision}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import time
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from token2wav.errors import ArtifactError
 from token2wav.execution.artifacts import (
     GRAPH_VERSION,
     Artifact,
-    Backend,
     EngineFolder,
     Graph,
     Precision,
@@ -84,7 +82,8 @@ class Maker:
             bar.update()
             bar.set_postfix_str("adding")
             versions = {name: version(name) for name in _ONNX_PACKAGES}
-            record = self._record(path.name, graph, precision, "onnx", made_of, opset, start, versions)
+            made = {"file": path.name, "graph": graph, "precision": precision, "backend": "onnx", "opset": opset}
+            record = self._record(start, versions, **made, fingerprint=made_of, target={}, flags=(), profiles=())
             placed = self._engines.add(staged, record)
             bar.update()
         print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, disagreement with torch {found:.1e})")
@@ -126,38 +125,22 @@ class Maker:
             )
             versions: dict[str, str] = {package.name: package.version}
             opset = next(entry.version for entry in onnx.load(source, load_external_data=False).opset_import)
-            record = self._record(path.name, graph, precision, package.name, made_of, opset, start, versions)
-            record = dataclasses.replace(record, target=target, flags=flags, profiles=tuple(allowed))
+            made = {"file": path.name, "graph": graph, "precision": precision, "backend": package.name, "opset": opset}
+            built = {"target": target, "flags": flags, "profiles": tuple(allowed)}
+            record = self._record(start, versions, **made, **built, fingerprint=made_of)
             placed = self._engines.add(staged, record)
         print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, {len(allowed)} profiles)")
         return placed
 
-    def _record(
-        self,
-        file: str,
-        graph: Graph,
-        precision: Precision,
-        backend: Backend,
-        made_of: str,
-        opset: int,
-        start: float,
-        versions: dict[str, str],
-    ) -> Artifact:
+    def _record(self, start: float, versions: dict[str, str], **described: Any) -> Artifact:
+        """Describes what was made since `start`, with what all artefacts of this maker have in common."""
         return Artifact(
-            file=file,
-            graph=graph,
-            precision=precision,
-            backend=backend,
-            fingerprint=made_of,
-            opset=opset,
             schedule=self._schedule,
             versions={"token2wav": version("token2wav"), **versions},
-            target={},
-            flags=(),
-            profiles=(),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - start, 1),
             command=self._command,
+            **described,
         )
 
     @property

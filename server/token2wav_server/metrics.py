@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
+# Families that the one-process model and the stages of the ensemble have.
+_OPEN_STREAMS = ("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+_BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+_REFUSED = ("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -32,10 +37,11 @@ class Metric:
 
     Args:
         metric: object of Triton's backend.
+        family: the one that it is of. Triton forgets a metric whose family is not referenced.
     """
 
-    def __init__(self, metric: Any) -> None:
-        self._metric = metric
+    def __init__(self, metric: Any, family: Any) -> None:
+        self._metric, self._family = metric, family
 
     def set(self, value: float) -> None:
         with _ONE_AT_A_TIME:
@@ -51,7 +57,7 @@ class Metric:
 
 
 class Family:
-    """Family of metrics that differ in their labels. Triton forgets a metric whose family is not referenced.
+    """Family of metrics that differ in their labels.
 
     Args:
         name: name on the metrics port, without `token2wav_`.
@@ -72,7 +78,7 @@ class Family:
         key = tuple(labels.values())
         with _ONE_AT_A_TIME:
             if key not in self._metrics:
-                self._metrics[key] = Metric(self._family.Metric(labels=labels, **self._buckets))
+                self._metrics[key] = Metric(self._family.Metric(labels=labels, **self._buckets), self._family)
             return self._metrics[key]
 
 
@@ -85,7 +91,7 @@ class ServerMetrics(Observer):
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
-        self._open = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+        self._open = Family(*_OPEN_STREAMS)
         self._pages = Family("cache_pages", "Pages of the cache: all, in use, and those of voices' prompts", "GAUGE")
         self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
         self._voices = Family(
@@ -101,21 +107,17 @@ class ServerMetrics(Observer):
             _SECONDS,
         )
         self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
-        self._batches = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
+        self._batches = Family(*_BATCH_STREAMS)
         self._factor = Family(
             "real_time_factor", "Per utterance, time of its batches over its audio", "HISTOGRAM", _FACTORS
         )
         self._underruns = Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
         self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
         self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
-        self._refused = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
+        self.refused = refusals()
         self._underruns().increment(0)
         self._audio().increment(0)
         self.changed(0)
-
-    def refused(self, error: Token2WavError) -> None:
-        """Counts a request that was answered with an error; messages begin with the field or limit."""
-        self._refused(what=str(error).partition(":")[0][:40]).increment(1)
 
     def changed(self, open_requests: int) -> None:
         usage = self._model.pipeline.flow.usage()
@@ -161,45 +163,24 @@ class ServerMetrics(Observer):
         )
 
 
-class OpenStreams:
-    """Gauge of the streams that a stage holds something for.
+def open_streams(holder: str) -> Callable[[int], None]:
+    """Makes the gauge of the streams that a stage holds something for, and returns what sets it.
 
     Args:
         holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which admits streams as the
             scheduler of the one-process model does.
     """
-
-    def __init__(self, holder: str) -> None:
-        self._family = Family("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
-        self._holder = holder
-        self.set(0)
-
-    def set(self, count: int) -> None:
-        self._family(holder=self._holder).set(count)
+    gauge = Family(*_OPEN_STREAMS)(holder=holder)
+    gauge.set(0)
+    return gauge.set
 
 
-class BatchStreams:
-    """Histogram of how many streams a stage computed together.
-
-    Args:
-        model: name of the stage.
-    """
-
-    def __init__(self, model: str) -> None:
-        self._family = Family("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
-        self._model = model
-        self._family(model=model)  # shows from the start
-
-    def observe(self, count: int) -> None:
-        self._family(model=self._model).observe(count)
+def batch_streams(model: str) -> Callable[[int], None]:
+    """Makes the histogram of how many streams a stage computed together, and returns what counts there."""
+    return Family(*_BATCH_STREAMS)(model=model).observe
 
 
-class Refused:
-    """Counter of the requests that the accumulator answered with an error."""
-
-    def __init__(self) -> None:
-        self._family = Family("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
-
-    def count(self, error: Token2WavError) -> None:
-        """Counts an error under the field or limit that its message begins with."""
-        self._family(what=str(error).partition(":")[0][:40]).increment(1)
+def refusals() -> Callable[[Token2WavError], None]:
+    """Makes the counter of requests that were answered with an error; messages begin with the field or limit."""
+    family = Family(*_REFUSED)
+    return lambda error: family(what=str(error).partition(":")[0][:40]).increment(1)

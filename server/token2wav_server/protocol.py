@@ -32,6 +32,7 @@ from token2wav.errors import (
     StreamClosedError,
     Token2WavError,
 )
+from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
@@ -117,37 +118,30 @@ def tensor(request: Any, name: str) -> NDArray[Any] | None:
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
 
-def voice_of(request: Any) -> Voice:
-    """Reads the voice in the first request of an utterance.
-
-    Raises:
-        InputError: an input is missing or malformed.
-    """
-    arrays = []
-    for name in VOICE_INPUTS:
-        if (array := tensor(request, name)) is None:
-            raise InputError(name, "missing; the first request of an utterance carries it, or a voice_id")
-        arrays.append(array)
-    return Voice(*arrays)
-
-
-def known_voice(request: Any, name: str, voices: VoiceRegistry) -> Voice | None:
-    """Returns the voice that the first request of an utterance names, or None if the voice itself is to come.
+def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
+    """Returns the voice that the first request of an utterance names, or sends along, which is registered from then on.
 
     Args:
         request: Triton's request.
         name: name in its parameters; empty for none.
         voices: registry of ids and names.
+        config: of the model that a voice must fit.
 
     Raises:
-        InputError: no such voice, or there is another one beside it.
+        InputError: no such voice, another one beside it, one that is not whole, or one that does not fit.
     """
+    given = {each: array for each in VOICE_INPUTS if (array := tensor(request, each)) is not None}
     digest = tensor(request, VOICE_ID)
-    if not name and digest is None:
-        return None
-    if any(tensor(request, field) is not None for field in VOICE_INPUTS) or (name and digest is not None):
-        raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
-    return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
+    if name or digest is not None:
+        if given or (name and digest is not None):
+            raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
+        return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
+    if missing := [each for each in VOICE_INPUTS if each not in given]:
+        raise InputError(missing[0], "missing; the first request of an utterance carries it, or a voice_id")
+    voice = Voice(**given)
+    voice.check(config)
+    voices.register(voice)
+    return voice
 
 
 def refuse_voice(request: Any) -> None:

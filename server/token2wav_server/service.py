@@ -27,7 +27,6 @@ from token2wav_server.protocol import (
     Position,
     TritonReply,
     give_back,
-    known_voice,
     refuse_voice,
     tensor,
     voice_of,
@@ -120,7 +119,7 @@ class Service:
         if sequence_id and sequence_id in self._sequences:
             raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
         utterance = self._workers.open(
-            self._voice(request, options.voice),
+            voice_of(request, options.voice, self._voices, self._model.config),
             lambda: self._forget(sequence_id),
             steps=options.steps,
             client=options.client,
@@ -130,15 +129,6 @@ class Service:
             self._ended.pop(sequence_id, None)
             self._sequences[sequence_id] = utterance
         return utterance
-
-    def _voice(self, request: Any, name: str) -> Voice:
-        """Returns the voice of an utterance: named, or sent along and from then on registered."""
-        if (known := known_voice(request, name, self._voices)) is not None:
-            return known
-        voice = voice_of(request)
-        voice.check(self._model.config)
-        self._voices.register(voice)
-        return voice
 
     def _find(self, position: Position) -> Request:
         sequence_id = position.sequence_id

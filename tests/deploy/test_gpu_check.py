@@ -79,7 +79,7 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
     assert left_out == {
         "compiled": "the device is no GPU",
-        "engines": "not installed: matplotlib",
+        "engines": "not installed: onnx",
         "server": "not installed: matplotlib",
     }
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
@@ -92,7 +92,7 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     assert rows["parity", "lean, float32, 2 streams"]["mel"] > rows["parity", "exact, float32, 2 streams"]["mel"]
     for setting in ("lean", "window", "exact"):
         heard = rows["streams", f"{setting}: 2 streams"]
-        assert (heard["errors"], heard["mean_batch"] >= 1, heard["first_audio_ms"]["p50"] > 0) == ([], True, True)
+        assert (heard["errors"], heard["first_audio_ms"]["p50"] > 0) == ([], True)
     for number in range(1, 5):
         files = list((tmp_path / f"slice-{number}").iterdir())
         assert len(files) <= 6

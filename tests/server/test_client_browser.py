@@ -26,7 +26,7 @@ DRAWN = """(() => {
       found += pixels[at] === red && pixels[at + 1] === green && pixels[at + 2] === blue;
     return found;
   };
-  return [count(0xd9, 0x82, 0x2b), count(0x2b, 0x6c, 0xb0)];
+  return [count(0xd9, 0x82, 0x2b), count(0x9c, 0xc3, 0xee), count(0x2b, 0x6c, 0xb0)];
 })()"""
 
 
@@ -36,9 +36,9 @@ def page_url(rig: Rig, tmp_path: Path) -> Iterator[str]:
     tokens = tmp_path / "tokens.npy"
     np.save(tokens, np.load(DATA / "demo" / "tokens.npy")[:TOKENS])
     port = Ports.free().http
-    command = [sys.executable, str(ROOT / "examples" / "browser" / "bridge.py"), f"--tokens={tokens}"]
+    command = [sys.executable, "-m", "examples.browser.bridge", f"--tokens={tokens}"]
     command += [f"--voice={DATA / 'demo' / 'voice.safetensors'}", f"--url={rig.server.grpc_url}", f"--port={port}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bridge:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as bridge:
         assert bridge.stdout is not None
         try:
             assert bridge.stdout.readline() == f"open http://127.0.0.1:{port}\n"
@@ -56,27 +56,25 @@ def speak(page: Page) -> None:
 def test_a_page_plays_a_stream_as_it_arrives(rig: Rig, page_url: str, tmp_path: Path) -> None:
     with chromium(tmp_path / "profile") as page:
         page.open(page_url)
-        page.wait_for("tokens.value")
-        page.evaluate("rate.value = 0")
+        page.wait_for("text.value")
+        page.evaluate("rate.value = 200")
         for _ in range(4):
             speak(page)
             assert page.text("received") == page.text("played") == str(960 * TOKENS)
             assert float(page.text("loudness")) > 0
             if page.text("underruns") == "0":
                 break
-            page.evaluate("buffer.value = 2 * buffer.value")  # other programs keep this machine busy
+            page.evaluate("ahead.value = 2 * ahead.value")  # other programs keep this machine busy
         assert page.text("underruns") == "0"
-        bars, line = page.evaluate(DRAWN)
-        assert bars > 100
-        assert line > 100
+        assert min(page.evaluate(DRAWN)) > 100
         page.screenshot(tmp_path / "page.png")
 
-        page.evaluate("tokens.value = '9999'")
+        page.evaluate("text.value = '9999'")
         page.evaluate("speak.click()")
         page.wait_for("state.textContent.startsWith('error: ')")
         assert "outside the vocabulary" in page.text("state")
 
-        page.evaluate("tokens.value = '1 '.repeat(500)")
+        page.evaluate("text.value = '1 '.repeat(500)")
         page.evaluate("rate.value = 25")
         page.evaluate("speak.click()")
         page.wait_for("Number(received.textContent) > 0")

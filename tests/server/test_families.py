@@ -12,11 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.server.rig import Rig
-from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
+from tests.server.test_streaming import random_portions
 from tests.support import cosyvoice2_model
 from tests.support.family_golden import FamilyGolden
+from tests.support.golden import snr_db
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
+
+SNR_DB = 60  # batches sum in another order than single streams, and F0 takes such rounding into phase; 75 seen
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {"cosyvoice2": cosyvoice2_model.write_model}
 
@@ -62,7 +65,7 @@ def test_eight_streams_at_once_in_random_portions(served: Served) -> None:
     with ThreadPoolExecutor(8) as pool:
         for audio in pool.map(synthesize, range(8)):
             assert audio.shape == served.whole.shape
-            assert np.abs(audio - served.whole).max() <= SERVER_EQUALS_LIBRARY
+            assert snr_db(audio, served.whole) > SNR_DB
 
 
 def test_what_goes_wrong_in_one_stream_stays_there(served: Served) -> None:
@@ -72,11 +75,12 @@ def test_what_goes_wrong_in_one_stream_stays_there(served: Served) -> None:
         connection.send([1, 6561], None, "bad", end=True)
         connection.send(served.tokens[60:], None, "good", end=True)
         answers = connection.answers(requests=5)
-    [error] = answers.errors
-    assert "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560" in error
+    assert answers.errors
+    for error in answers.errors:
+        assert "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560" in error
     last = max(index for index, _, _ in answers.chunks)
     tail = next(audio for index, _, audio in answers.chunks if index == last)
-    assert np.abs(tail - served.whole[-len(tail) :]).max() <= SERVER_EQUALS_LIBRARY
+    assert snr_db(tail, served.whole[-len(tail) :]) > SNR_DB
 
 
 @pytest.mark.parametrize(("name", "shape"), [("prompt_mel", (7, 80)), ("speaker_embedding", (100,))])

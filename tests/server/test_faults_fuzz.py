@@ -37,7 +37,13 @@ class Fuzzer:
         choose = self.random.choice
         inputs: dict[str, Any] | None = choose([None, self._voice()])
         parameters = choose(
-            [None, None, {"audio_format": choose(["mp3", 16, "int16"])}, {"keep_open": choose([1, ""])}]
+            [
+                None,
+                None,
+                {"audio_format": choose(["mp3", 16, "int16", "alaw"])},
+                {"sample_rate": choose([8000, 0, -(2**31), "8000", True])},
+                {"keep_open": choose([1, ""])},
+            ]
         )
         connection.send(
             self._tokens(),

@@ -42,7 +42,8 @@ LATE = 5
 CHUNKS = 3 + 3 + 2 + 2 + 2
 _LOG_LINE = re.compile(
     r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
-    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
+    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
+    r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
     r' underruns=(?P<underruns>\d+)"$'
 )
 
@@ -138,7 +139,7 @@ def wait_for_stream(served: Rig) -> None:
 
 def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
-    names = set(re.findall(r'Family\(\s*"(\w+)"', source))
+    names = set(re.findall(r'(?:Family\(\s*|= \()"(\w+)"', source))
     assert len(names) > 10
     assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names
     assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == names
@@ -190,12 +191,21 @@ def test_batches_and_stages(seen: Seen) -> None:
 def test_first_audio_and_real_time_factor(seen: Seen) -> None:
     """One for each stream that was heard, the same as in the log."""
     finished = {stream for stream, (reason, _) in STREAMS.items() if reason == "finished"}
-    for family, field in (("first_audio_seconds", "first_audio_s"), ("real_time_factor", "real_time_factor")):
+    for family, field in (
+        ("first_audio_seconds", "first_audio_s"),
+        ("first_sound_seconds", "first_sound_s"),
+        ("real_time_factor", "real_time_factor"),
+    ):
         logged = {stream: number for stream, number in seen.logged(field).items() if stream in finished}
         assert logged.keys() == finished
         assert min(logged.values()) > 0
         assert seen.value(f"{family}_count") == len(finished)
         assert seen.value(f"{family}_sum") == pytest.approx(sum(logged.values()), abs=0.0005 * len(finished) + 1e-6)
+
+
+def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
+    audio, sound = seen.logged("first_audio_s"), seen.logged("first_sound_s")
+    assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)  # the tiny model is loud at once
 
 
 def test_underruns(seen: Seen) -> None:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.chunks import chunk_key, shortage, summary
+from benchmarks.chunk_batch import chunk_key, shortage
+from benchmarks.gpu.chunks import summary
 from benchmarks.gpu.floor import Work, attended_pairs, estimator_weights, floor_ms, flow_work, vocoder_work
 from benchmarks.gpu.parity import Utterance, check, parity_key, speak, utterance
 from benchmarks.gpu.report import WORDS, Content, faults, markdown, merge, verdicts, write_report
 from benchmarks.gpu.sections import ON_PURPOSE
 from benchmarks.gpu.settings import PLANNED, RESULTS, SLICES
-from benchmarks.gpu.streams import longest_gap, next_number
+from benchmarks.gpu.streams import next_number
+from benchmarks.listening import silences
 from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
@@ -161,7 +163,7 @@ def test_slices_become_one_report(tmp_path: Path) -> None:
     assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
     assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05  # what was left out replaces nothing
     write_report(content, tmp_path / "report")
-    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json", ".png"}
+    assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json"}
     with pytest.raises(ValueError, match="gpu is NVIDIA L4, and in the folders before NVIDIA H200"):
         merge([first, write("other", good() | {"facts": good()["facts"] | {"gpu": "NVIDIA L4"}})])
 
@@ -178,8 +180,8 @@ def test_the_search_ends_close_to_the_largest(limit: int) -> None:
 
 
 def test_gaps_in_what_is_heard() -> None:
-    assert longest_gap([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == 0
-    assert longest_gap([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == 0.5
+    assert silences([(1.0, 1.0), (2.4, 1.0), (3.0, 1.0)], 0.5) == []
+    assert silences([(1.0, 1.0), (3.0, 1.0), (4.25, 1.0)], 0.5) == [0.5, 0.25]
 
 
 def test_time_between_kernels() -> None:

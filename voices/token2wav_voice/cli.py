@@ -64,10 +64,7 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=program,
-        description=description,
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=program, description=description, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"{program} {version('token2wav')}")
     return parser

@@ -55,12 +55,7 @@ class Recording:
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        *,
-        start_s: float = 0.0,
-        end_s: float | None = None,
-        min_seconds: float = MIN_SECONDS,
+        cls, path: str | Path, *, start_s: float = 0.0, end_s: float | None = None, min_seconds: float = MIN_SECONDS
     ) -> Recording:
         """Reads a file, or a part of it.
 

@@ -24,13 +24,12 @@ from token2wav_server.ensemble.ordered_stage import Label, Ticker
 from token2wav_server.ensemble.settings import Settings
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
-from token2wav_server.metrics import OpenStreams, Refused
+from token2wav_server.metrics import open_streams, refusals
 from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
     give_back,
-    known_voice,
     refuse_voice,
     tensor,
     voice_of,
@@ -86,8 +85,8 @@ class Accumulator:
             self._voices.keep(name, voice)
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
-        self._open_streams = OpenStreams("scheduler")
-        self._refused = Refused()
+        self._open_streams = open_streams("scheduler")
+        self._refused = refusals()
         self._ticker = Ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
@@ -96,13 +95,13 @@ class Accumulator:
             with self._lock:
                 self._handle(request)
         except Token2WavError as error:
-            self._refused.count(error)
+            self._refused(error)
             give_back(request)
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request failed")
             TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
-        self._open_streams.set(len(self._streams))
+        self._open_streams(len(self._streams))
 
     def close(self) -> None:
         """Stops looking for idle streams."""
@@ -121,7 +120,7 @@ class Accumulator:
             self._streams.pop(position.sequence_id, None)
             if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
-            self._refused.count(error)
+            self._refused(error)
             sender.send(stream.label(last=True), error)  # later stages hold something for it
         if stream.chunker.done:
             self._streams.pop(position.sequence_id, None)
@@ -129,7 +128,7 @@ class Accumulator:
 
     def _open(self, request: Any, position: Position) -> _Stream:
         options = Options.of(request)
-        voice = self._voice(request, options.voice)
+        voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
         if position.sequence_id in self._streams:
@@ -152,15 +151,6 @@ class Accumulator:
                 f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
                 "its first request had no sequence_start"
             ) from None
-
-    def _voice(self, request: Any, name: str) -> Voice:
-        """Returns the voice of an utterance: named, or sent along and from then on registered."""
-        if (known := known_voice(request, name, self._voices)) is not None:
-            return known
-        voice = voice_of(request)
-        voice.check(self._config)
-        self._voices.register(voice)
-        return voice
 
     def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
         given = np.zeros(0, np.int32) if tokens is None else tokens
@@ -188,4 +178,4 @@ class Accumulator:
                 idle, open_for = now - stream.last_progress, now - stream.admitted
                 if idle > self._limits.idle_seconds or open_for > self._open_seconds:
                     del self._streams[sequence_id]
-            self._open_streams.set(len(self._streams))
+            self._open_streams(len(self._streams))

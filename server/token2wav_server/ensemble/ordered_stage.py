@@ -206,10 +206,7 @@ class OrderedStage(Generic[Content, State, Result]):
             return [EngineError(str(_told(error)))] * len(batch)
 
     def _fail(
-        self,
-        stream: _Stream[Content, State, Result],
-        error: Token2WavError,
-        part: Part[Content, Result] | None = None,
+        self, stream: _Stream[Content, State, Result], error: Token2WavError, part: Part[Content, Result] | None = None
     ) -> None:
         """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait for it."""
         self._free(stream)

@@ -11,16 +11,8 @@ from typing import Any, Generic
 
 from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, Token2WavError
-from token2wav_server.ensemble.ordered_stage import (
-    Content,
-    OrderedStage,
-    Part,
-    Result,
-    Stage,
-    State,
-    Ticker,
-)
-from token2wav_server.metrics import BatchStreams, OpenStreams
+from token2wav_server.ensemble.ordered_stage import Content, OrderedStage, Part, Result, Stage, State, Ticker
+from token2wav_server.metrics import batch_streams, open_streams
 from token2wav_server.protocol import TritonReply
 
 log = logging.getLogger(__name__)
@@ -48,8 +40,8 @@ class StageModel(Generic[Content, State, Result]):
             stage,
             limits.idle_seconds,
             limits.batch_streams,
-            changed=OpenStreams(name).set,
-            computed=BatchStreams(name).observe,
+            changed=open_streams(name),
+            computed=batch_streams(name),
         )
         self._ticker = Ticker(self._ordered.expire, limits.idle_seconds)
 

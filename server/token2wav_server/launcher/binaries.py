@@ -116,11 +116,7 @@ def _from_wheel(folder: Path) -> Triton:
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
-    for file in (
-        library_folder / "libtriton_python.so",
-        library_folder / "triton_python_backend_utils.py",
-        stub,
-    ):
+    for file in (library_folder / "libtriton_python.so", library_folder / "triton_python_backend_utils.py", stub):
         (backend / file.name).symlink_to(file)
     libraries = [*_libpython_folders(), site_packages / "nvidia_pytriton.libs"]
     environment = _environment(libraries)

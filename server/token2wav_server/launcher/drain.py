@@ -10,21 +10,22 @@ from __future__ import annotations
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+
+from token2wav_server.launcher.ports import fetched
 
 VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 _POLL_S = 0.1
 _GAUGE = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  # one for each part that holds it
 
 
-def drain(file: Path, metrics_url: str, grace_s: float, server_ended: Callable[[], bool]) -> int:
+def drain(file: Path, metrics_port: int, grace_s: float, server_ended: Callable[[], bool]) -> int:
     """Drains a server: has new utterances refused, and waits until the open ones have ended.
 
     Args:
         file: path of the file that the model looks for.
-        metrics_url: HOST:PORT of the server's metrics.
+        metrics_port: port of the server's metrics on the loopback.
         grace_s: seconds to wait at most.
         server_ended: says whether there is nobody left to wait for.
 
@@ -38,7 +39,8 @@ def drain(file: Path, metrics_url: str, grace_s: float, server_ended: Callable[[
         time.sleep(_POLL_S)  # also lets an utterance that was just admitted show in the metrics
         if server_ended():
             return open_utterances
-        open_utterances = _open_utterances(metrics_url, open_utterances)
+        if (told := fetched(metrics_port, "/metrics")) is not None:
+            open_utterances = max((int(float(count)) for count in _GAUGE.findall(told)), default=0)
         if not open_utterances or time.monotonic() > deadline:
             return open_utterances
 
@@ -50,12 +52,3 @@ def draining() -> bool:
     """
     file = os.environ.get(VARIABLE)
     return Path(file).exists() if file else False
-
-
-def _open_utterances(metrics_url: str, last_known: int) -> int:
-    try:
-        with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=2) as response:
-            found = _GAUGE.findall(response.read())
-    except OSError:
-        return last_known
-    return max((int(float(count)) for count in found), default=0)

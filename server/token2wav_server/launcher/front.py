@@ -49,10 +49,7 @@ class Front(HttpPorts):
 
     def __init__(self, host: str, ports: Ports, inner: Ports, access: Access) -> None:
         super().__init__(
-            {
-                listening(host, ports.http, "http"): self._http,
-                listening(host, ports.metrics, "metrics"): self._metrics,
-            }
+            {listening(host, ports.http, "http"): self._http, listening(host, ports.metrics, "metrics"): self._metrics}
         )
         self._inner = inner
         self._access = access

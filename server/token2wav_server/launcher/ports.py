@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -64,6 +65,19 @@ def listening(host: str, port: int, service: str) -> socket.socket:
 def reserved(host: str) -> socket.socket:
     """Opens a socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
     return _bound(host, 0)
+
+
+def fetched(port: int, path: str) -> bytes | None:
+    """Fetches what tritonserver answers on a port of the loopback, past any proxy; None if it is no success."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.read() if response.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

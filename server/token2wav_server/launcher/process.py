@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerCrashedError, ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, matters
-from token2wav_server.launcher.ports import LOOPBACK, Ports, reserved
+from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import InputShapes, fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
@@ -137,18 +136,11 @@ class TritonServer:
         if not self.model_repository.is_dir():
             raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
         self.ports.check_free(self.host)
-        second_try = False
-        while True:
-            try:
-                self._launch()
-                self._wait_until_ready()
-                return
-            except BaseException as error:
-                self.stop()
-                if not isinstance(error, ServerCrashedError) or second_try:
-                    raise
-                second_try = True
-                print(f"{error}; trying once more", file=sys.stderr, flush=True)
+        try:
+            self._start_once()
+        except ServerCrashedError as error:
+            print(f"{error}; trying once more", file=sys.stderr, flush=True)
+            self._start_once()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Waits until the server ends.
@@ -180,7 +172,7 @@ class TritonServer:
             raise ServerError("the server is not running: start it first")
         return drain.drain(
             self._folder / _DRAIN_FILE,
-            f"{LOOPBACK}:{self._inner.metrics}",
+            self._inner.metrics,
             grace_s,
             lambda: self.wait(timeout_s=0) is not None,
         )
@@ -194,6 +186,14 @@ class TritonServer:
         if at_once and self._reaper is not None:
             self._reaper.send_signal(reaper.STOP_AT_ONCE)
         self._cleanup.close()
+
+    def _start_once(self) -> None:
+        try:
+            self._launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def _launch(self) -> None:
         from token2wav_server.launcher.front import (
@@ -265,25 +265,10 @@ class TritonServer:
 
     def _is_ready(self) -> bool:
         # The metrics service starts last.
-        if (
-            self._get(self._inner.http, "/v2/health/ready") is None
-            or self._get(self._inner.metrics, "/metrics") is None
-        ):
+        if fetched(self._inner.http, "/v2/health/ready") is None or fetched(self._inner.metrics, "/metrics") is None:
             return False
-        self.version = json.loads(self._get(self._inner.http, "/v2") or b"{}").get("version", "")
+        self.version = json.loads(fetched(self._inner.http, "/v2") or b"{}").get("version", "")
         return True
-
-    def _get(self, port: int, path: str) -> bytes | None:
-        """Returns what tritonserver itself answers, if that is a success."""
-        connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.read() if response.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
 
     def _reserve(self) -> int:
         """Reserves a free port of the loopback for tritonserver until it is stopped."""

@@ -1,0 +1,24 @@
+"""Listeners of a stream: the pace at which a language model feeds it, and the silences that a player hears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PACE = 25.0  # tokens per second of a language model
+
+
+def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[float]:
+    """Lists how long a player is silent each time its audio runs out before the next chunk is there.
+
+    Args:
+        heard: arrival and length of every chunk, in seconds.
+        buffer_s: seconds that it waits after the first chunk before it starts; later it goes on with what comes.
+    """
+    found, plays_until = list[float](), None
+    for arrival_s, audio_s in heard:
+        if plays_until is None:
+            plays_until = arrival_s + buffer_s
+        if arrival_s > plays_until:
+            found.append(arrival_s - plays_until)
+        plays_until = max(plays_until, arrival_s) + audio_s
+    return found

@@ -1,0 +1,85 @@
+"""Demo page: whatever sentence a person types is spoken by the demo voice, streamed through a real Triton server.
+
+    python -m examples.browser.demo
+
+The piper voice that the demo voice was made from says the sentence, and the demo's tokenizer turns that into tokens:
+together they stand in for a speech language model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+from examples.browser.bridge import Bridge
+from examples.demo import MODEL, PROMPT
+from examples.demo_voice.speech import RATE_HZ, TOKEN_SAMPLES, Speaker
+from examples.demo_voice.text import UNSEEN, held_out
+from token2wav_client import AsyncClient, ClientError, ClientVoice, TokenError
+from token2wav_server import Ports, ServerError, TritonServer
+from token2wav_voice import FrontEnd, FrontEndError, Recording
+from token2wav_voice.recording import MAX_SECONDS
+
+OFFERED = 4  # sentences
+MAX_CHARACTERS = 300
+
+
+class TextFrontEnd:
+    """Text front end that says a sentence and listens to it."""
+
+    def __init__(self) -> None:
+        self._speaker = Speaker(seed=0)
+        self._listener = FrontEnd(MODEL)
+
+    def voice(self) -> ClientVoice:
+        """Computes the demo's voice."""
+        made = self._listener.voice(Recording.load(PROMPT))
+        return ClientVoice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
+
+    def tokens(self, sentence: str) -> list[int]:
+        """Turns a sentence into tokens.
+
+        Raises:
+            TokenError: it has no words, or too many.
+        """
+        if not any(character.isalnum() for character in sentence):
+            raise TokenError("sentence: it has no words, at least one is needed")
+        if len(sentence) > MAX_CHARACTERS:
+            raise TokenError(f"sentence: {len(sentence)} characters, at most {MAX_CHARACTERS} may be")
+        said = self._speaker.say(sentence, vary=False)
+        seconds = len(said) / RATE_HZ
+        if not TOKEN_SAMPLES / RATE_HZ <= seconds <= MAX_SECONDS:
+            raise TokenError(f"sentence: {seconds:.0f} s of speech, more than 0 and at most {MAX_SECONDS:g} s may be")
+        tokens: list[int] = self._listener.tokens(Recording(Path("sentence"), said, RATE_HZ, 1, 0.0)).tolist()
+        return tokens
+
+
+async def run(url: str, port: int) -> None:
+    """Serves the page until it is stopped."""
+    front_end = TextFrontEnd()
+    async with AsyncClient(url, retries=3) as client:
+        await Bridge(client, front_end.voice(), held_out(UNSEEN)[:OFFERED], front_end.tokens).serve(port)
+
+
+def main() -> None:
+    """Runs the demo page."""
+    parser = argparse.ArgumentParser(description="Serve a page that speaks what is typed.")
+    parser.add_argument("--url", help="of a server with the demo voice (default: one is started)")
+    parser.add_argument("--port", type=int, default=8080, help="of the page (default: %(default)s)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("page: terminated"))
+    try:
+        with nullcontext() if options.url else TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
+            asyncio.run(run(server.grpc_url if server else options.url, options.port))
+    except (ClientError, FrontEndError, ServerError, OSError) as error:
+        sys.exit(f"page: {error}")
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Tone, a made-up family of another distribution: tokens are pitches, and the model file says how loud they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from token2wav.model_config import ModelConfig
+
+FILES = ("tone.json",)
+
+
+def read(folder: Path) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=100,
+        token_frame_rate=25,
+        block_tokens=5,
+        lookahead_tokens=1,
+        token_mel_ratio=2,
+        mel_bands=1,
+        speaker_size=3,
+        sample_rate=2000,
+        samples_per_token=80,
+    )
