@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
 from token2wav.networks.bigvgan import BigVGAN
@@ -158,7 +158,7 @@ def codebook_model(
 
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
-    config = CosyVoice3Config.read(folder)
+    config = read_cosyvoice3(folder)
     torch.manual_seed(seed)
     save_file(Flow(config.flow).state_dict(), folder / "flow.safetensors")
     if isinstance(config.vocoder, HiFTConfig):

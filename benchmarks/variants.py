@@ -23,7 +23,7 @@ from benchmarks.chunk_batch import clocked
 from benchmarks.environment import describe, save
 from benchmarks.models import BIGVGAN, SIZES, a_voice, bigvgan_model, codebook_model, random_model
 from token2wav import StreamConfig, Token2Wav
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 
 PROMPT_SECONDS = 3
 
@@ -52,7 +52,7 @@ def variants(parent: Path, size: str) -> dict[str, tuple[Path, int]]:
 
 def loaded(folder: Path, steps: int) -> Token2Wav:
     """Loads a variant with hops up to four seconds, or as near to that as attention blocks are."""
-    config = CosyVoice3Config.read(folder)
+    config = read_cosyvoice3(folder)
     longest = config.block_tokens * round(4 / config.block_seconds)
     return Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=longest, steps=(steps,)))
 

@@ -26,7 +26,7 @@ from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.execution.cuda_graphs import SWITCH
 from token2wav.execution.stages import MelChunk
 from token2wav.families.cosyvoice3.build import cache_layout
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.request import Slots
@@ -65,7 +65,7 @@ class Utterance(NamedTuple):
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
-    config, (stream, storage) = CosyVoice3Config.read(folder), SETTINGS[settings.setting]
+    config, (stream, storage) = read_cosyvoice3(folder), SETTINGS[settings.setting]
     stream = StreamConfig(left_blocks=stream.left_blocks)  # the default hop fills more shapes
     with patch.dict(os.environ, {SWITCH: "0"}):
         mib = 1 + (_PAGES * cache_layout(config.flow, "float32").page_bytes >> 20)

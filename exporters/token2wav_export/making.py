@@ -24,7 +24,7 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stem_of,
 )
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav_export.builder import build_engine
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import write_onnx
@@ -50,7 +50,7 @@ class Maker:
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
-        self.config = CosyVoice3Config.read(model_folder)
+        self.config = read_cosyvoice3(model_folder)
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)

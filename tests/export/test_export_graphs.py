@@ -11,7 +11,7 @@ import torch
 
 from tests.export.rig import Export
 from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.networks.dit_step import CachedStep
 from token2wav_export.errors import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
@@ -34,7 +34,7 @@ SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # r
 def test_a_graph_agrees_with_torch_at_any_size(
     export: Export, models: dict[str, Path], model: str, graph: Graph, precision: Precision
 ) -> None:
-    path, config = export(model, graph, precision), CosyVoice3Config.read(models[model])
+    path, config = export(model, graph, precision), read_cosyvoice3(models[model])
     tensors = signature(graph, precision, config)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     reference = load_module(graph, "float32", models[model], config)
@@ -49,7 +49,7 @@ def test_a_graph_agrees_with_torch_at_any_size(
 
 
 def test_the_step_is_exported_under_the_names_that_its_module_gives(models: dict[str, Path]) -> None:
-    config = CosyVoice3Config.read(models["tiny"])
+    config = read_cosyvoice3(models["tiny"])
     module = load_module("step", "float32", models["tiny"], config)
     assert isinstance(module, CachedStep)
     tensors = signature("step", "float32", config)
@@ -79,7 +79,7 @@ def test_a_file_says_what_it_is_and_names_its_dimensions(
 
 
 def test_a_graph_that_computes_something_else_is_refused(export: Export, models: dict[str, Path]) -> None:
-    path, config = export("tiny", "step", "float32"), CosyVoice3Config.read(models["tiny"])
+    path, config = export("tiny", "step", "float32"), read_cosyvoice3(models["tiny"])
     other = load_module("step", "float32", models["tiny"], config)
     assert isinstance(other, CachedStep)
     other.estimator.proj_out.bias.add_(1e-3)
@@ -94,7 +94,7 @@ def test_outputs_that_are_not_finite_never_agree() -> None:
 
 
 def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(models: dict[str, Path]) -> None:
-    config = CosyVoice3Config.read(models["tiny"])
+    config = read_cosyvoice3(models["tiny"])
     full, half = (load_module("vocoder", each, models["tiny"], config) for each in ("float32", "float16"))
     inputs = sample_inputs(full, signature("vocoder", "float16", config), {"rows": 2, "frames": 100})
     found = [output.numpy() for output in run_module(half, inputs)]

@@ -281,7 +281,7 @@ BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
     "only flow": (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
     "only hift": (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
     "only yaml": (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
-    "no yaml": (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "missing"]),
+    "no yaml": (removed("cosyvoice3.yaml"), ["cosyvoice3.yaml", "is there"]),
     "flow noise of other bands": (
         noise(cfm__rand_noise=torch.zeros(1, 40, 50)),
         ["cfm.rand_noise", "(1, 40, 50)", "80"],

@@ -8,14 +8,14 @@ from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.bigvgan.build import recomputed_bigvgan
 from token2wav.families.cosyvoice3.build import recomputed_hift
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_source_noise, load_vocoder
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.ode import EulerSolver
 
 
 def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
-    stream, config = stream or StreamConfig(), CosyVoice3Config.read(folder)
+    stream, config = stream or StreamConfig(), read_cosyvoice3(folder)
     flow, vocoder = load_flow(folder, config), load_vocoder(folder, config)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}

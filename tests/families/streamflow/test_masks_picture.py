@@ -10,7 +10,7 @@ import torch
 from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from tests.support.golden import TINY
 from token2wav import StreamConfig
-from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav_export import masks
 
 # Blocks (first, last) that a frame of block q sees, of which there are n.
@@ -48,7 +48,7 @@ def test_every_mask_frame_by_frame() -> None:
 
 
 def test_masks_of_a_model_are_those_it_is_served_with() -> None:
-    flow = StreamFlowConfig.read(TINY).flow
+    flow = read_cosyvoice3(TINY).flow
     pictures, size = masks.masks_of(flow, StreamConfig(), 4)
     assert size == 50
     assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))
@@ -79,7 +79,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert masks.main([*arguments, "--save", str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     for arguments, words in (
-        (["--model", str(tmp_path)], "is missing"),
+        (["--model", str(tmp_path)], "not a model folder"),
         (["--config", str(tmp_path / "none.yaml")], "cannot be read"),
     ):
         assert masks.main([*arguments, "--save", str(tmp_path / "x.png")]) == 2

@@ -15,6 +15,7 @@ from token2wav.config.hyperyaml import HyperYaml
 from token2wav.config.model_node import ModelNode
 from token2wav.config.values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
+from token2wav.families import read_config
 from token2wav.families.bigvgan.config import check_mel, generator_file, read_bigvgan
 from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.configs import (
@@ -228,6 +229,18 @@ class CosyVoice3Config(ModelConfig):
         if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):
             return generator_file(folder / self.vocoder_folder)
         return super().weights_file(folder, stem)
+
+
+def read_cosyvoice3(folder: Path) -> CosyVoice3Config:
+    """Reads a model whose flow is CosyVoice3's, whichever family its folder is of.
+
+    Raises:
+        ConfigError: it is another model, or a value in its files cannot be used.
+    """
+    config = read_config(folder)
+    if not isinstance(config, CosyVoice3Config):
+        raise ConfigError(f"{folder}: its flow is not that of CosyVoice3 or StreamFlow")
+    return config
 
 
 def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
