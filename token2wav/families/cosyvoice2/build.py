@@ -12,7 +12,6 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Host
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.convolutional_step import ConvolutionalStep, conv_state_shape
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.recompute import RecomputeFlow
@@ -21,13 +20,13 @@ from token2wav.execution.stages import Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import CosyVoice2Config
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
+from token2wav.families.cosyvoice2.step import ConvolutionalStep, conv_state_shape
 from token2wav.families.cosyvoice3.build import CAPTURED_STREAMS, streaming_hift
 from token2wav.families.cosyvoice3.weights import checked, filled
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.networks.source_noise import NormalNoise
 from token2wav.networks.weights import Blank
 
 log = logging.getLogger(__name__)
@@ -68,11 +67,11 @@ def check(folder: Path, config: CosyVoice2Config) -> None:
     checked(hift, config.weights_file(folder, "hift"))
 
 
-def check_settings(host: Host, stream: StreamConfig) -> None:
-    """Refuses settings that are for CosyVoice3 only."""
+def check_settings(host: Host, stream: StreamConfig, *, reference: bool = False) -> None:
+    """Refuses settings that are for CosyVoice3 only, `stream.reference` among them unless the family has that too."""
     if (engine := host.runtime.engine) not in ("auto", "torch"):
         raise ConfigError(f"runtime.engine: {engine} does not run this family; take torch")
-    if stream.reference:
+    if stream.reference and not reference:
         raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
 
 
