@@ -17,7 +17,6 @@ from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.exported_graphs import (
     PACKAGES,
     OnnxGraph,
@@ -27,7 +26,7 @@ from token2wav.execution.exported_graphs import (
     package,
     target_of,
 )
-from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
 from token2wav.execution.step import StepFactory, StepGraph
 from token2wav.model_config import ModelConfig

@@ -13,10 +13,10 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Graphs, Host, Networks, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import StepFunction, StepGraph
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
