@@ -23,7 +23,7 @@ from benchmarks.gpu.chunks import load
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.execution.cuda_graphs import SWITCH
+from token2wav.execution.runner import SWITCH
 from token2wav.execution.stages import MelChunk
 from token2wav.families.cosyvoice3.build import cache_layout
 from token2wav.families.cosyvoice3.config import read_cosyvoice3

@@ -24,7 +24,8 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stem_of,
 )
-from token2wav.families.cosyvoice3.config import read_cosyvoice3
+from token2wav.execution.backends import Networks
+from token2wav.families import networks
 from token2wav_export.builder import build_engine
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import write_onnx
@@ -50,7 +51,7 @@ class Maker:
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
-        self.config = read_cosyvoice3(model_folder)
+        self.networks: Networks = networks(model_folder)
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)
@@ -67,17 +68,17 @@ class Maker:
             ArtifactError: the engine folder cannot be used.
         """
         start = time.monotonic()
-        tensors = signature(graph, precision, self.config)
+        tensors = signature(graph, precision, self.networks)
         made_of = fingerprint(self._folder, stem_of(graph))
         with self._engines.staging() as staged, _stages(f"{graph} {precision}", 3) as bar:
             path = staged / f"{graph}-{precision}.onnx"
             bar.set_postfix_str("tracing")
-            module = load_module(graph, precision, self._folder, self.config)
+            module = load_module(graph, precision, self.networks)
             metadata = self._metadata(graph, precision, opset, made_of)
             write_onnx(module, tensors, path, opset=opset, metadata=metadata)
             bar.update()
             bar.set_postfix_str("comparing")
-            reference = module if precision == "float32" else load_module(graph, "float32", self._folder, self.config)
+            reference = module if precision == "float32" else load_module(graph, "float32", self.networks)
             found = check_parity(path, graph, precision, tensors, reference)
             bar.update()
             bar.set_postfix_str("adding")
@@ -102,8 +103,8 @@ class Maker:
             ExportError: the package refuses the graph.
             CheckpointError, ArtifactError: the weights or the engine folder cannot be used.
         """
-        tensors = signature(graph, precision, self.config)
-        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.config)]
+        tensors = signature(graph, precision, self.networks)
+        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.networks)]
         target = build_target(package, compute_capabilities)
         try:
             source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
@@ -145,8 +146,7 @@ class Maker:
 
     @property
     def _schedule(self) -> dict[str, float]:
-        flow = self.config.flow
-        return {"steps": flow.n_timesteps, "guidance": flow.inference_cfg_rate}
+        return {"steps": self.networks.config.ode_steps, "guidance": self.networks.guidance}
 
     def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
         """Returns metadata that an ONNX file carries, should it be found without its description."""
@@ -156,7 +156,7 @@ class Maker:
             "precision": precision,
             "opset": str(opset),
             "fingerprint": made_of,
-            "config": config_hash(self.config),
+            "config": config_hash(self.networks.config),
             "token2wav": version("token2wav"),
             **{name: f"{value:g}" for name, value in self._schedule.items()},
         }

@@ -15,8 +15,8 @@ import torch
 
 from token2wav.config import StreamConfig, load_server_config
 from token2wav.errors import Token2WavError
-from token2wav.families.cosyvoice3.config import FlowConfig, read_cosyvoice3
-from token2wav.networks.configs import GuidedAttention
+from token2wav.families import networks
+from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.guided import guided_mask
 from token2wav.networks.masks import BlockMask
 from token2wav_export.errors import MissingPackageError
@@ -52,11 +52,11 @@ def every_mask(blocks: int) -> tuple[Pictures, int]:
     return pictures, _SIZE
 
 
-def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictures, int]:
+def masks_of(estimator: EstimatorConfig, stream: StreamConfig, blocks: int) -> tuple[Pictures, int]:
     """Draws up the masks that a model is served with; returns them and the frames of a block."""
-    size = flow.estimator.static_chunk_size
+    size = estimator.static_chunk_size
     frames = blocks * size
-    if flow.guided is None:
+    if estimator.guided is None:
         left_blocks = -1 if stream.left_blocks is None else stream.left_blocks
         kept = _PROMPT_BLOCKS if left_blocks >= 0 else 0
         prompt = f", a prompt of {kept} blocks" if kept else ""
@@ -65,10 +65,10 @@ def masks_of(flow: FlowConfig, stream: StreamConfig, blocks: int) -> tuple[Pictu
             "full: not streaming": torch.ones(frames, frames, dtype=torch.bool),
         }, size
     pictures: Pictures = {}
-    for mask in sorted(set(flow.guided.layers)):
-        layers = [number for number, own in enumerate(flow.guided.layers, start=1) if own == mask]
+    for mask in sorted(set(estimator.guided.layers)):
+        layers = [number for number, own in enumerate(estimator.guided.layers, start=1) if own == mask]
         pictures[f"{mask}: {_shortened(layers)}"] = guided_mask(mask, frames, size)
-    pictures["all layers: one evaluation"] = dependence(flow.guided, frames, size)
+    pictures["all layers: one evaluation"] = dependence(estimator.guided, frames, size)
     return pictures, size
 
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is None:
             pictures, size = every_mask(options.blocks)
         else:
-            pictures, size = masks_of(read_cosyvoice3(options.model).flow, stream, options.blocks)
+            pictures, size = masks_of(networks(options.model).estimator, stream, options.blocks)
         draw(pictures, size, options.save)
     except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

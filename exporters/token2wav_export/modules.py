@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.backends import Networks
 from token2wav.execution.exported_graphs import SIGNALS, exported_states
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.weights import load_flow, load_vocoder
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import DiT
 from token2wav.networks.dit_step import STEP_INPUTS, CachedStep
@@ -98,18 +96,18 @@ class Vocoder(nn.Module):
         return list(state.values())
 
 
-def load_module(graph: Graph, precision: Precision, folder: Path, config: CosyVoice3Config) -> nn.Module:
+def load_module(graph: Graph, precision: Precision, networks: Networks) -> nn.Module:
     """Loads the module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
 
     Raises:
         CheckpointError: the weights cannot be used.
     """
     if graph.startswith("vocoder"):
-        vocoder = load_vocoder(folder, config)
+        vocoder = networks.load_vocoder()
         if precision == "float16":
             halve_convolutions(vocoder)
         return Vocoder(vocoder, whole=graph == "vocoder-whole").eval()
-    estimator = load_flow(folder, config).estimator
+    estimator = networks.load_estimator()
     if precision == "float16":
         estimator.halve()
     if graph == "step":

@@ -8,7 +8,8 @@ from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.execution.backends import Networks
+from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
@@ -55,7 +56,7 @@ class Load:
             raise ConfigError(f"--history-seconds: {self.history_seconds:g} is not between 1 and 3600")
 
 
-def chunk_frames(stream: StreamConfig, config: CosyVoice3Config) -> list[int]:
+def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     """Lists the frames of every hop that a schedule can choose, ascending. Anything else runs in pieces of these.
 
     Raises:
@@ -70,18 +71,19 @@ def chunk_frames(stream: StreamConfig, config: CosyVoice3Config) -> list[int]:
     return sorted(count * config.token_mel_ratio for count in tokens)
 
 
-def profiles(graph: Graph, load: Load, config: CosyVoice3Config) -> list[Profile]:
+def profiles(graph: Graph, load: Load, networks: Networks) -> list[Profile]:
     """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
 
     Raises:
         ConfigError: the schedule does not fit the model.
     """
+    config = networks.config
     config.check(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.token_mel_ratio
-    block = config.flow.estimator.static_chunk_size
+    block = config.block_tokens * config.token_mel_ratio
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    each = BRANCHES if config.flow.inference_cfg_rate else 1  # rows of a stream
+    each = BRANCHES if networks.guidance else 1  # rows of a stream
     rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)

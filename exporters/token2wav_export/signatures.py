@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 
 from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.backends import Networks
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.weights import modules
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.dit import CONTEXT_FRAMES
 from token2wav.networks.hift import HiFT
@@ -77,19 +76,19 @@ ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
 PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
-def signature(graph: Graph, precision: Precision, config: CosyVoice3Config) -> Signature:
+def signature(graph: Graph, precision: Precision, networks: Networks) -> Signature:
     """Returns the signature of a graph of a model.
 
     Raises:
         ExportError: there is no such graph of a flow with guided attention.
     """
     if graph.startswith("vocoder"):
-        return _vocoder(config, whole=graph == "vocoder-whole")
-    if config.flow.guided is not None:
+        return _vocoder(networks, whole=graph == "vocoder-whole")
+    if networks.estimator.guided is not None:
         raise ExportError(f"{graph}: flows with guided attention run on torch alone; export the graph vocoder")
     if graph == "step":
-        return _step(config.flow.estimator, precision)
-    return _estimator(config.flow.estimator)
+        return _step(networks.estimator, precision)
+    return _estimator(networks.estimator)
 
 
 def _step(config: EstimatorConfig, precision: Precision) -> Signature:
@@ -136,9 +135,9 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(config: CosyVoice3Config, *, whole: bool) -> Signature:
+def _vocoder(networks: Networks, *, whole: bool) -> Signature:
     with torch.device("meta"):  # layers are asked what they keep
-        _, vocoder = modules(config)
+        vocoder = networks.empty_vocoder()
     samples = Axis((("frames", vocoder.frame_samples),))
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
     signals = [TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)), TensorSpec("source", (ROWS, 1, samples))]

@@ -14,8 +14,8 @@ from typing import Any, get_args
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families import read_config
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.execution.backends import Networks
+from token2wav.families import networks
 from token2wav_server.plan_compute import Compute, read_costs
 from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes
 
@@ -55,17 +55,18 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    model = read_config(Path(options.model))
-    if not isinstance(model, CosyVoice3Config) or model.flow.guided is not None:
+    parts: Networks = networks(Path(options.model))
+    model = parts.config
+    if parts.estimator.guided is not None:
         raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
     rate = model.token_frame_rate
     prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
     storage = options.precision if options.storage == "auto" else options.storage
-    needs = stream_needs(model, stream, storage, prompt, length)
+    needs = stream_needs(parts, stream, storage, prompt, length)
     memory = share_out(
         (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
         options.used_mib * _MIB,
-        weight_bytes(model, options.precision),
+        weight_bytes(parts, options.precision),
         options.cache_mib * _MIB,
         needs,
         options.voices,

@@ -15,16 +15,14 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.config import StreamConfig
+from token2wav.execution.backends import Networks
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
 from token2wav.execution.stages import FlowChunk
-from token2wav.families.cosyvoice3.build import cache_layout
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import modules
+from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.serving.chunking import HopSchedule
@@ -74,42 +72,41 @@ class GpuMemory:
 
 
 def stream_needs(
-    model: CosyVoice3Config, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+    networks: Networks, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
     """Measures one stream by running it through the engine, without arithmetic.
 
     Args:
-        model: dimensions of the networks.
+        networks: of the model.
         stream: length of its chunks, and how much of the past stays visible.
         storage: type of cached keys and values.
         prompt_tokens: number of prompt tokens of its voice.
         stream_tokens: number of tokens of the utterance, at least 1.
     """
-    config, runner = model.flow, _ShapeRunner()
+    model, runner = networks.config, _ShapeRunner()
     total = prompt_tokens + stream_tokens
-    layout = cache_layout(config, storage)
+    layout = networks.layout(storage)
     longest_hop = model.hops(stream)[1]
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + model.window(stream) + longest_hop // config.block_tokens + 8
+    room = total // model.block_tokens + model.window(stream) + longest_hop // model.block_tokens + 8
     with _META:
-        flow = Flow(config)
-    noise = FlowNoise(config.mel_bands)
-    euler = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+        flow = networks.flow()
+    noise = FlowNoise(model.mel_bands)
+    euler = EulerSolver(flow.estimator, model.ode_steps, networks.guidance)
     engine = CachedFlow(
         model,
         flow,
         noise,
-        {config.n_timesteps: runner},
+        {model.ode_steps: runner},
         PagedKVCache(layout, room, _META),
-        RecomputeFlow(model, flow, noise, {config.n_timesteps: euler}, left_blocks=model.window(stream)),
+        RecomputeFlow(model, flow, noise, {model.ode_steps: euler}, left_blocks=model.window(stream)),
         left_blocks=model.window(stream),
         longest_hop=longest_hop,
     )
-    bands, speaker = config.mel_bands, config.spk_embed_dim
     voice = Voice(
-        np.zeros((prompt_tokens, *config.token_shape), np.int32),
-        np.zeros((config.token_mel_ratio * prompt_tokens, bands)),
-        np.zeros(speaker),
+        np.zeros((prompt_tokens, *model.token_shape), np.int32),
+        np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
+        np.zeros(model.speaker_size),
     )
     handle = engine.open(voice)
     most = engine.pool.used
@@ -121,7 +118,7 @@ def stream_needs(
     return StreamNeeds(layout.page_bytes, shared, most - shared, runner.context_bytes)
 
 
-def _chunks(model: CosyVoice3Config, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
+def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
     """Cuts an utterance whose tokens are all there into chunks."""
     schedule = HopSchedule.of(stream, model)
     start, stop, chunks = model.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
@@ -137,11 +134,11 @@ def _chunks(model: CosyVoice3Config, stream: StreamConfig, prompt_tokens: int, t
         start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
 
 
-def weight_bytes(model: CosyVoice3Config, precision: str) -> int:
+def weight_bytes(networks: Networks, precision: str) -> int:
     """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
-        flow, vocoder = modules(model)
-    tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
+        flow, vocoder = networks.flow(), networks.empty_vocoder()
+    tables = OdeTables.of(flow.estimator, networks.config.ode_steps, networks.guidance)
     vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":

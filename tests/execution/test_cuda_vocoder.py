@@ -11,8 +11,8 @@ from tests.execution.rig import AUDIO, Parts
 from tests.execution.test_vocoder_engine import Utterance, run
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.execution.cuda_graphs import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.execution.runner import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.build import streaming_hift

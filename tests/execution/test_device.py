@@ -14,7 +14,6 @@ from tests.unit.material import TINY
 from token2wav import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.backends import Host
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.device import (
     check_device,
     cuda_cache_bytes,
@@ -22,6 +21,7 @@ from token2wav.execution.device import (
     entered,
     keep_arithmetic_exact,
 )
+from token2wav.execution.runner import GraphPool
 from token2wav.families.cosyvoice3 import build
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.lookahead import as_product

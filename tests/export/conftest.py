@@ -8,7 +8,8 @@ import pytest
 from benchmarks.models import SIZES, random_model
 from tests.export.rig import TINY, Export
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.execution.backends import Networks
+from token2wav.families import networks as networks_of
 from token2wav_export.making import Maker
 
 
@@ -22,8 +23,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def config() -> CosyVoice3Config:
-    return CosyVoice3Config.read(TINY)
+def networks() -> Networks:
+    found: Networks = networks_of(TINY)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from tests.export.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.execution.backends import Networks
 from token2wav_export.builder import build_engine
 from token2wav_export.errors import ExportError
 from token2wav_export.making import Maker
@@ -78,11 +78,10 @@ def test_an_engine_without_its_graph_exports_that_first(
 
 
 def test_what_the_package_says_reaches_the_user(
-    rtx: Package, export: Export, models: dict[str, Path], tmp_path: Path
+    rtx: Package, export: Export, networks: Networks, tmp_path: Path
 ) -> None:
-    config = CosyVoice3Config.read(models["tiny"])
-    (allowed, *_) = profiles("step", LOAD, config)
-    incomplete = shapes(allowed, signature("step", "float32", config))
+    (allowed, *_) = profiles("step", LOAD, networks)
+    incomplete = shapes(allowed, signature("step", "float32", networks))
     del incomplete["bias"]
     with pytest.raises(ExportError, match=r"tensorrt_rtx .* cannot build step-float32.onnx: .*bias"):
         build_engine(
@@ -134,12 +133,12 @@ def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package
         (StreamConfig(max_hop_tokens=75), [50, 100, 150]),
     ],
 )
-def test_chunks_of_a_schedule(config: CosyVoice3Config, stream: StreamConfig, frames: list[int]) -> None:
-    assert chunk_frames(stream, config) == frames
+def test_chunks_of_a_schedule(networks: Networks, stream: StreamConfig, frames: list[int]) -> None:
+    assert chunk_frames(stream, networks.config) == frames
 
 
-def test_profiles_of_the_step_cover_every_length_once(config: CosyVoice3Config) -> None:
-    found = profiles("step", LOAD, config)
+def test_profiles_of_the_step_cover_every_length_once(networks: Networks) -> None:
+    found = profiles("step", LOAD, networks)
     covered = [n for profile in found for n in range(profile["frames"].smallest, profile["frames"].largest + 1)]
     assert covered == list(range(1, 201))
     assert [profile["frames"].best for profile in found] == [50, 100, 200]
@@ -147,14 +146,14 @@ def test_profiles_of_the_step_cover_every_length_once(config: CosyVoice3Config) 
     assert {profile["past"] for profile in found} == {Span(0, 750, 1500)}
 
 
-def test_shapes_of_a_profile_fit_one_another(config: CosyVoice3Config) -> None:
+def test_shapes_of_a_profile_fit_one_another(networks: Networks) -> None:
     profile = {"rows": Span(2, 2, 8), "frames": Span(1, 50, 50), "past": Span(0, 750, 1500)}
-    found = shapes(profile, signature("step", "float16", config))
+    found = shapes(profile, signature("step", "float16", networks))
     assert found["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))
     assert found["past_key_0"] == ((2, 0, 64), (2, 750, 64), (8, 1500, 64))
     assert "modulation" not in found
     with pytest.raises(ConfigError, match="dimensions rows, frames, past, but the graph has rows, frames"):
-        shapes(profile, signature("vocoder", "float32", config))
+        shapes(profile, signature("vocoder", "float32", networks))
 
 
 def test_loads_that_make_no_sense() -> None:

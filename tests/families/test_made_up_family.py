@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.server.rig import Rig
 from tests.support.batches import spoken_together
 from token2wav import ConfigError, InputError, Token2Wav, Voice
-from token2wav.families import check_folder, read_config
+from token2wav.families import check_folder, networks, read_config
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -75,6 +75,11 @@ def by_hand(tokens: NDArray[np.int32]) -> NDArray[np.float64]:
                 cycles += pitch / 2000
                 audio.append(0.5 * np.sin(2 * np.pi * cycles))
     return np.array(audio)
+
+
+def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="its family runs on torch alone"):
+        networks(folder)
 
 
 def test_it_is_found_and_its_folder_checked(folder: Path) -> None:

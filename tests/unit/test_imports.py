@@ -90,6 +90,12 @@ def test_the_library_knows_nothing_of_servers_and_clients(name: str) -> None:
     assert {imported.partition(".")[0] for imported in imports_of(name)} & FOREIGN == set()
 
 
+@pytest.mark.parametrize("package", ["exporters", "server"])
+def test_only_families_know_families(package: str) -> None:
+    for path in sorted((ROOT.parent / package).rglob("*.py")):
+        assert "token2wav.families." not in path.read_text(encoding="utf-8"), path
+
+
 @pytest.mark.parametrize(
     "name",
     ["config", "config.hyperyaml", "errors", "execution.artifacts", "families.cosyvoice3", "model_config", "voice"],

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from token2wav.cache.paged_kv_cache import PagedKVCache
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.exported_graphs import (
     PACKAGES,
     OnnxGraph,
@@ -26,9 +26,14 @@ from token2wav.execution.exported_graphs import (
     package,
     target_of,
 )
-from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
 from token2wav.execution.step import StepFactory, StepGraph
+from token2wav.model_config import ModelConfig
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, HiFTConfig
+from token2wav.networks.dit import DiT
+from token2wav.networks.hift import HiFT
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +76,33 @@ class Host:
     @property
     def engines(self) -> EngineFolder:
         return EngineFolder(Path(self.runtime.engines)) if self.runtime.engines else EngineFolder.of(self.folder)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks of a model, for what exports them or counts their memory.
+
+    Attributes:
+        config: of the model.
+        estimator, vocoder: sizes of both networks.
+        guidance: classifier-free guidance rate.
+        flow: builds the flow, without weights.
+        layout: of a page of its cache, by storage type.
+        load_estimator, load_vocoder: load weights of the folder, in float32 on the CPU.
+    """
+
+    config: ModelConfig
+    estimator: EstimatorConfig
+    vocoder: HiFTConfig | BigVGANConfig
+    guidance: float
+    flow: Callable[[], Any]
+    layout: Callable[[Storage], CacheLayout]
+    load_estimator: Callable[[], DiT]
+    load_vocoder: Callable[[], HiFT | BigVGAN]
+
+    def empty_vocoder(self) -> HiFT | BigVGAN:
+        """Builds the vocoder, without weights."""
+        return HiFT(self.vocoder) if isinstance(self.vocoder, HiFTConfig) else BigVGAN(self.vocoder)
 
 
 @dataclass(frozen=True)

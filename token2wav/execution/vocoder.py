@@ -19,7 +19,7 @@ import torch
 
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
 from token2wav.errors import ConfigError
-from token2wav.execution.cuda_graphs import GraphPool
+from token2wav.execution.runner import GraphPool
 from token2wav.execution.stages import HandleTable, MelChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable

@@ -5,7 +5,8 @@ A family has, beside its name:
 - `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
 - `read(folder)`: the `ModelConfig`, without importing torch.
 - a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
-  reads all weights without building anything on a device.
+  reads all weights without building anything on a device. Where its networks can be exported and their memory be
+  planned, `networks(folder, config)` gives them (`execution.backends.Networks`).
 
 Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
 group `token2wav.families`.
@@ -64,6 +65,18 @@ def check_folder(folder: Path) -> None:
 def builder(folder: Path) -> Any:
     """Imports the module `build` of the family that a model folder belongs to, and torch with it."""
     return import_module(f"{family_of(folder).__name__}.build")
+
+
+def networks(folder: Path) -> Any:
+    """Gets the `Networks` of a model folder.
+
+    Raises:
+        ConfigError: no such folder, or its family gives none.
+    """
+    build, config = builder(folder), read_config(folder)
+    if not hasattr(build, "networks"):
+        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export and no plan of memory")
+    return build.networks(folder, config)
 
 
 def _families() -> list[ModuleType]:

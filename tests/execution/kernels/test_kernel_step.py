@@ -19,9 +19,8 @@ from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.execution import backends
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.runner import GraphRunner, Runner
+from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
 from token2wav.families.cosyvoice3.build import cache_layout
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow

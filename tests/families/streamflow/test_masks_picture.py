@@ -10,7 +10,7 @@ import torch
 from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from tests.support.golden import TINY
 from token2wav import StreamConfig
-from token2wav.families.cosyvoice3.config import read_cosyvoice3
+from token2wav.families import networks
 from token2wav_export import masks
 
 # Blocks (first, last) that a frame of block q sees, of which there are n.
@@ -48,12 +48,12 @@ def test_every_mask_frame_by_frame() -> None:
 
 
 def test_masks_of_a_model_are_those_it_is_served_with() -> None:
-    flow = read_cosyvoice3(TINY).flow
-    pictures, size = masks.masks_of(flow, StreamConfig(), 4)
+    estimator = networks(TINY).estimator
+    pictures, size = masks.masks_of(estimator, StreamConfig(), 4)
     assert size == 50
     assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))
     kept = StreamConfig(left_blocks=0)
-    pictures, _ = masks.masks_of(flow, kept, 4)
+    pictures, _ = masks.masks_of(estimator, kept, 4)
     assert pictures["streaming, a prompt of 2 blocks"][-1].nonzero().flatten().tolist() == [
         *range(100),
         *range(150, 200),
@@ -61,7 +61,7 @@ def test_masks_of_a_model_are_those_it_is_served_with() -> None:
 
 
 def test_masks_of_guided_attention_name_their_layers() -> None:
-    pictures, size = masks.masks_of(flow_config(depth=8), StreamConfig(), 6)
+    pictures, size = masks.masks_of(flow_config(depth=8).estimator, StreamConfig(), 6)
     assert size == BLOCK_FRAMES
     assert list(pictures) == [
         "backward: layers 2, 4",

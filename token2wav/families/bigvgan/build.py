@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.recompute import RecomputeVocoder
+from token2wav.execution.runner import GraphPool
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.streaming import Piece

@@ -12,10 +12,9 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Host
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.runner import Runner
+from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
 from token2wav.execution.stages import Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import CosyVoice2Config

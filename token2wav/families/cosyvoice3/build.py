@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Graphs, Host, choose, runner
+from token2wav.execution.backends import Graphs, Host, Networks, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import StepFunction, StepGraph
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
@@ -33,7 +34,7 @@ from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import Piece
 
-__all__ = ["build", "check"]
+__all__ = ["build", "check", "networks"]
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,20 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
         longest_hop=config.hops(stream)[1],
     )
     return Stages(stage, vocoder, summary)
+
+
+def networks(folder: Path, config: CosyVoice3Config) -> Networks:
+    """Gives the networks of a model to what exports them or counts their memory."""
+    return Networks(
+        config=config,
+        estimator=config.flow.estimator,
+        vocoder=config.vocoder,
+        guidance=config.flow.inference_cfg_rate,
+        flow=lambda: Flow(config.flow),
+        layout=lambda storage: cache_layout(config.flow, storage),
+        load_estimator=lambda: load_flow(folder, config).estimator,
+        load_vocoder=lambda: load_vocoder(folder, config),
+    )
 
 
 def loaded_flow(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> tuple[Flow, dict[int, EulerSolver]]:

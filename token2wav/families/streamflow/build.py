@@ -7,15 +7,15 @@ import logging
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Graphs, Host
-from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
+from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import Stages, StageSummary
-from token2wav.families.cosyvoice3.build import loaded_flow, vocoder_stage
+from token2wav.families.cosyvoice3.build import loaded_flow, networks, vocoder_stage
 from token2wav.families.cosyvoice3.weights import check, load_flow_noise
 from token2wav.families.streamflow.config import StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.guided import GuidedSolver
 
-__all__ = ["build", "check"]
+__all__ = ["build", "check", "networks"]
 
 log = logging.getLogger(__name__)
 
