@@ -83,7 +83,7 @@ def test_it_is_found_and_its_folder_checked(folder: Path) -> None:
 
 
 def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not a model folder; none of cosyvoice3\.yaml, .*tone\.json is there"):
+    with pytest.raises(ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*tone\.json is there"):
         Token2Wav.load(tmp_path)
 
 
