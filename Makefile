@@ -12,10 +12,11 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak docs docs-check dist clean
+.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak images \
+	images-check docs docs-check dist clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv with everything in it (every other target does this first)
 	$(SETUP)
@@ -82,6 +83,13 @@ demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the de
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+images: ## [ARGS=]: build the images of server and client with docker, podman or buildah
+	@scripts/images.sh $(ARGS)
+
+images-check: ## as root: build the images on stand-ins for their bases, run and measure them (15 minutes, 10 GB)
+	$(SETUP)
+	@$(BIN)/python -m scripts.check_images
 
 docs: ## build the documentation site into out/site
 	$(SETUP)

@@ -61,7 +61,11 @@ RUN --mount=type=bind,from=gpu-wheels,source=/wheels,target=/wheels \
         # The bindings come without the module `tensorrt` itself, which would bring the libraries once more.
         printf 'from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n' \
             > "$(echo /opt/token2wav/venv/lib/python3*/site-packages)/tensorrt.py"; \
-    fi
+    fi \
+    # Tests, headers and programs of the packages, which nothing here uses.
+    && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
+    && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
+        "$site"/onnx/backend/test
 # hadolint ignore=DL3064
 ENV TOKEN2WAV_TRITONSERVER=/opt/tritonserver \
     PATH=/opt/token2wav/venv/bin:$PATH \
@@ -88,7 +92,11 @@ RUN --mount=type=bind,from=cpu-wheels,source=/wheels,target=/wheels \
         "${wheel}[client,server,export]" \
     # The wheel's own requirements are for an API that is not used here.
     && python3 -m pip --python /opt/token2wav/venv/bin/python install --no-cache-dir --no-index --find-links /wheels \
-        --no-deps nvidia-pytriton
+        --no-deps nvidia-pytriton \
+    # Tests, headers and programs of the packages, which nothing here uses.
+    && site=$(echo /opt/token2wav/venv/lib/python3*/site-packages) \
+    && rm -rf "$site"/torch/test "$site"/torch/include "$site"/torch/bin/*[Tt]est* "$site"/torch/bin/protoc* \
+        "$site"/onnx/backend/test
 ENV PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.server.rig import Rig
 from tests.server.test_streaming import random_portions
-from tests.support import cosyvoice2_model
+from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from token2wav import Token2Wav, Voice
@@ -21,7 +21,11 @@ from token2wav_client import Client, ClientVoice
 
 SNR_DB = 60  # batches sum in another order than single streams, and F0 takes such rounding into phase; 75 seen
 
-WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {"cosyvoice2": cosyvoice2_model.write_model}
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "cosyvoice2": cosyvoice2_model.write_model,
+    "stepaudio2": stepaudio2_model.write_model,
+    "chatterbox": chatterbox_model.write_model,
+}
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def test_without_voices_the_model_is_not_even_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("anna.npz", {}, "its name does not end in .safetensors"),
+        ("anna.npz", {}, "its name ends neither in .safetensors nor in .pt"),
         ("sub/anna.safetensors", {}, "another voice has the name anna"),
         (f"{64 * 'a'}.safetensors", {}, "its name cannot be told from an id"),
         ("an\nna.safetensors", {}, "its name cannot be told from an id, or not be printed"),

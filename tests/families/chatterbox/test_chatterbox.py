@@ -14,7 +14,7 @@ from tests.support.chatterbox_model import write_conditionals, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
-from token2wav import RuntimeConfig, Token2Wav, Voice
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
 
 MEL = 2e-5  # of float32 against float32, whose values reach 6
@@ -50,6 +50,17 @@ def test_a_streamed_mel_is_that_of_the_whole(model: Token2Wav, prompt: int, coun
     voice, tokens = a_voice(prompt), some_tokens(count)
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, model.mel(tokens, voice)) <= MEL
+
+
+def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
+    """The public code's way: nothing is heard before the end, and then all of it."""
+    golden = FamilyGolden("chatterbox", "tiny")
+    model = Token2Wav.load(write_model(tmp_path, golden), stream=StreamConfig(reference=True), runtime=CPU)
+    voice, tokens = a_voice(30), some_tokens(130)
+    with model.stream(voice) as stream:
+        assert not stream.push(tokens)
+        [chunk] = stream.finish()
+    assert snr_db(chunk.audio, model.vocode(model.mel(tokens, voice, streaming=False))) > SNR_DB
 
 
 def test_batched_is_alone(model: Token2Wav) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import StreamConfig
 from token2wav.execution.backends import Host
+from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.stages import Networks, Stages
 from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
@@ -19,6 +21,7 @@ from token2wav.families.cosyvoice3.weights import current_name
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 from token2wav.networks.conformer import Conformer
 from token2wav.networks.hift import Decode, HiFT
+from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import WHOLE, Piece
@@ -35,7 +38,7 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
         ConfigError: the settings ask for what there is for other families only.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    check_settings(host, stream)
+    check_settings(host, stream, reference=True)
     s3gen = _S3Gen(config)
     fill(s3gen, s3gen.weights(host.folder / config.file))
     s3gen.eval().requires_grad_(False)
@@ -44,11 +47,10 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
     schedule, sizes = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.estimator
     allowed = config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, config.guidance, schedule) for steps in allowed}
-    return Stages(
-        cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head)),
-        vocoder_stage(host, config, stream, hift),
-        summary(host),
-    )
+    cached = cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head))
+    whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, full_tail=True)
+    pieces = dataclasses.replace(stream, reference=False)
+    return Stages(whole if stream.reference else cached, vocoder_stage(host, config, pieces, hift), summary(host))
 
 
 def networks(config: ChatterboxConfig, storage: Storage) -> Networks:

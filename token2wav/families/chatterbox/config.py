@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import RATIO, EncoderConfig, UNetConfig
 from token2wav.model_config import ModelConfig, Stem
@@ -20,6 +21,7 @@ FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 _TOKEN_RATE, _BLOCK_TOKENS, _LOOKAHEAD, _LOOKBEHIND = 25, 25, 3, 2
 _STEPS, _MEAN_FLOW_STEPS = 10, 2
 _GUIDANCE = 0.7
+_WHOLE_TOKENS = 1_000_000  # a hop that nobody completes
 _HEADS = 8  # in all of its attention
 _PUBLISHED = (
     EncoderConfig(512, _HEADS, 2048, 6, 4),
@@ -50,6 +52,10 @@ class ChatterboxConfig(ModelConfig):
     @property
     def guidance(self) -> float:
         return 0.0 if self.mean_flow else _GUIDANCE
+
+    def hops(self, stream: StreamConfig) -> tuple[int, int]:
+        """As that of any model; the public code, which `stream.reference` repeats, computes whole utterances only."""
+        return (_WHOLE_TOKENS, _WHOLE_TOKENS) if stream.reference else super().hops(stream)
 
     def part(self, stem: Stem) -> Any:
         return self.hift if stem == "hift" else (self.encoder, self.estimator)

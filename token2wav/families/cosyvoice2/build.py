@@ -68,11 +68,11 @@ def check(folder: Path, config: CosyVoice2Config) -> None:
     checked(hift, config.weights_file(folder, "hift"))
 
 
-def check_settings(host: Host, stream: StreamConfig) -> None:
-    """Refuses settings that are for CosyVoice3 only."""
+def check_settings(host: Host, stream: StreamConfig, *, reference: bool = False) -> None:
+    """Refuses settings that are for CosyVoice3 only, `stream.reference` among them unless the family has that too."""
     if (engine := host.runtime.engine) not in ("auto", "torch"):
         raise ConfigError(f"runtime.engine: {engine} does not run this family; take torch")
-    if stream.reference:
+    if stream.reference and not reference:
         raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
 
 

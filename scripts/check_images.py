@@ -1,0 +1,319 @@
+"""Check of the images: they are built on stand-ins for their bases, run as docker-compose.yml says, and measured.
+
+    .venv/bin/python -m scripts.check_images [--folder FOLDER]
+
+It needs root, and buildah and debootstrap of Debian or Ubuntu; no daemon, no registry. The stand-ins have the layout of
+the real bases: Debian 12 with its Python 3.11 for python:slim, the same with /opt/tritonserver for NVIDIA's. In all
+images torch is the one for the CPU. What pip is configured with here, indexes and certificates, holds for the builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from scripts.image import ROOT, Image, call
+from token2wav import Token2Wav, Voice
+from token2wav_server import Ports
+
+MODEL = ROOT / "tests" / "data" / "tiny"
+SPEECH = ROOT / "tests" / "data" / "demo"
+SUITE, PYTHON = "bookworm", "3.11"
+PACKAGES = ["ca-certificates", "python3", "python3-pip", f"libpython{PYTHON}"]
+TORCH, TRITON = "torch==2.13.0+cpu", "nvidia-pytriton==0.7.0"
+USER = 10001
+TOKENS_PER_SECOND = 25
+MIN_SNR_DB = 40.0  # of a stream against the library's: batches differ in the order of sums, and F0 adds up to phase
+PATIENCE_SECONDS = 300.0
+STAND_INS = f"""
+FROM scratch AS python
+COPY debian /
+
+FROM python AS triton
+RUN python3 -m pip install --no-deps --no-cache-dir --target /tmp/wheel {TRITON} \\
+    && mkdir -p /opt/tritonserver/backends/python \\
+    && cd /tmp/wheel/pytriton/tritonserver \\
+    && mv bin /opt/tritonserver/ \\
+    && mv backends/python/* python_backend_stubs/{PYTHON}/* /opt/tritonserver/backends/python/ \\
+    && mv /tmp/wheel/nvidia_pytriton.libs /opt/tritonserver/lib \\
+    && rm -r /tmp/wheel
+ENV LD_LIBRARY_PATH=/opt/tritonserver/lib
+"""
+# What no image may have: pip and its caches, sources, lists of packages, and where torch is for the CPU, CUDA.
+WASTE = [
+    "opt/token2wav/venv/bin/pip*",
+    "root/.cache",
+    "src",
+    "tmp/*",
+    "usr/bin/*gcc*",
+    "var/lib/apt/lists/*_*",
+    "wheels",
+]
+CUDA = ["opt/token2wav/venv/lib/*/site-packages/nvidia", "opt/token2wav/venv/lib/*/site-packages/triton"]
+# Only which GPU this is has to be made up: everything else runs as it would there.
+ENGINES_FOR_L4 = """
+import sys
+sys.path.insert(0, "/opt/token2wav/docker")
+import engines
+engines.own_target = lambda: {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
+sys.exit(engines.main())
+"""
+
+
+def missing() -> str:
+    """Says what this machine lacks for the check; empty if nothing."""
+    if os.geteuid() != 0:
+        return "needs root"
+    programs = [name for name in ("buildah", "debootstrap", "unshare", "setpriv") if shutil.which(name) is None]
+    return f"needs {', '.join(programs)}: apt-get install buildah debootstrap util-linux" if programs else ""
+
+
+def say(text: str) -> None:
+    print(f"check: {text}", flush=True)
+
+
+def choose_storage(folder: Path) -> str:
+    """Puts buildah's storage into a folder, for all commands from now on, and returns its driver."""
+    os.environ |= {"BUILDAH_ISOLATION": "chroot", "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+    for driver in ("overlay", "vfs"):  # the latter copies the whole image for every layer, but works everywhere
+        lines = [f'driver = "{driver}"', f'graphroot = "{folder / driver}"', f'runroot = "{folder / "run"}"']
+        (folder / "storage.conf").write_text("\n".join(["[storage]", *lines, ""]))
+        if subprocess.run(["buildah", "info"], capture_output=True, check=False).returncode == 0:
+            return driver
+    sys.exit("check: buildah info fails, also with the storage driver vfs")
+
+
+def pip_mounts(folder: Path) -> list[str]:
+    """Returns options of buildah that give the builds what pip is configured with here, and torch for the CPU."""
+    wheels = folder / "wheels"
+    if not wheels.exists():
+        target = ["--python-version", PYTHON, "--only-binary", ":all:", "--dest", str(wheels)]
+        index = "https://download.pytorch.org/whl/cpu"
+        pip = [sys.executable, "-m", "pip", "--retries", "1", "--timeout", "15"]
+        call(*pip, "download", "--no-deps", *target, "--extra-index-url", index, TORCH)
+    settings: dict[str, list[str]] = {"find-links": []}
+    for line in call(sys.executable, "-m", "pip", "config", "list").splitlines():
+        name, _, value = line.partition("=")
+        settings[name.rpartition(".")[2]] = shlex.split(value)[0].split()
+    settings["find-links"].append(str(wheels))
+    (folder / "pip.conf").write_text(
+        "\n".join(["[global]", *(f"{name} = {' '.join(values)}" for name, values in settings.items()), ""])
+    )
+    paths = {Path(value) for values in settings.values() for value in values if value.startswith("/")}
+    for value in settings.get("index-url", []) + settings.get("extra-index-url", []):
+        if value.startswith("file:"):  # its pages name files beside it
+            paths.add(Path(urllib.parse.urlparse(value).path).parent)
+    mounts = {path: path for path in paths if path.exists()} | {folder / "pip.conf": Path("/etc/pip.conf")}
+    return [f"--volume={source}:{target}:ro" for source, target in mounts.items()]
+
+
+def build_stand_ins(folder: Path, options: list[str]) -> None:
+    """Makes the images stand-in:python and stand-in:triton."""
+    debian = folder / "debian"
+    if not debian.exists():
+        say(f"makes a stand-in for the bases: {SUITE} with {' '.join(PACKAGES)}")
+        half = folder / "debian.half"
+        shutil.rmtree(half, ignore_errors=True)
+        call("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, half)
+        call("find", half / "var/lib/apt/lists", half / "var/cache/apt", "-type", "f", "-delete")
+        (half / f"usr/lib/python{PYTHON}/EXTERNALLY-MANAGED").unlink()  # no other image has that
+        half.rename(debian)
+    (folder / "stand_ins.Dockerfile").write_text(STAND_INS)
+    for name in ("python", "triton"):
+        file = f"--file={folder / 'stand_ins.Dockerfile'}"
+        call(
+            "buildah",
+            "build",
+            "--layers",
+            *options,
+            file,
+            "--target",
+            name,
+            "--tag",
+            f"localhost/stand-in:{name}",
+            folder,
+        )
+
+
+def build(options: list[str]) -> None:
+    """Builds all images by the script that `make images` runs."""
+    bases = {"PYTHON_IMAGE": "localhost/stand-in:python", "TRITON_IMAGE": "localhost/stand-in:triton"}
+    arguments = [f"--build-arg={name}={value}" for name, value in bases.items()]
+    # Nothing of that index is needed: the wheel lies beside the others.
+    arguments.append("--build-arg=CPU_TORCH_INDEX=file:///nowhere")
+    # From the cache, buildah 1.28 mounts an earlier layer of a stage than the one that is asked for.
+    arguments += ["--layers", "--no-cache", "--pull-never"]
+    call(ROOT / "scripts" / "images.sh", *arguments, *options, stderr=subprocess.STDOUT)
+
+
+@contextmanager
+def serving(image: Image, binds: dict[str, Path], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
+    """Runs the server of an image until it is ready, and to the end of the block."""
+    ports = Ports.free()
+    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    command = image.command([*image.service["command"], *numbers], binds)
+    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while "token2wav: ready, " not in log.read_text():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"check: the server of {image.name} does not start\n{log.read_text()[-4000:]}")
+                time.sleep(0.2)
+            yield process, ports
+        finally:
+            process.kill()
+
+
+def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path]) -> None:
+    """Runs the server of an image with the client's: health check, a stream, and a stream through a drain."""
+    binds = {"/model": MODEL, "/opt/token2wav/docker/server.yaml": ROOT / "docker" / "server.yaml", **binds}
+    log = files / "server.log"
+    with serving(image, binds, log) as (process, ports):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        if f"Uid:\t{USER}\t{USER}" not in status or "CapBnd:\t0000000000000000" not in status:
+            sys.exit(f"check: the server of {image.name} has privileges:\n{status}")
+        url = f"127.0.0.1:{ports.grpc}"
+        health = image.service["healthcheck"]["test"][1:]
+        program = shutil.which(health[0], path=str(image.root / "opt/token2wav/venv/bin"))
+        if program is None:
+            sys.exit(f"check: {health[0]} is not in {image.name}")
+        inside = "/" + str(Path(program).relative_to(image.root))
+        call(*image.command([inside, *(url if word.endswith(":8001") else word for word in health[1:])], binds))
+        say(f"{image.name}: serves as user {USER}, its root read-only; the health check passes")
+        speak = ["synth", "--url", url, "--tokens", "tokens.npy", "--voice", "voice.safetensors", "--quiet"]
+        speak += ["--subtype", "FLOAT"]
+        mounts = {"/files": files}
+        call(*client.command(["health", "--url", url], mounts, ["/files"]))
+        call(*client.command([*speak, "--out", "out.wav"], mounts, ["/files"]))
+        say(f"{image.name}: a stream to {client.name} equals the library's, {snr_db(files / 'out.wav'):.0f} dB")
+        paced = [*speak, "--out", "drained.wav", "--rate", str(TOKENS_PER_SECOND)]
+        with subprocess.Popen(client.command(paced, mounts, ["/files"])) as speaker:
+            while not (files / "drained.wav").exists():
+                time.sleep(0.1)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            codes = speaker.wait(PATIENCE_SECONDS), process.wait(PATIENCE_SECONDS)
+        if codes != (0, 0) or "draining" not in log.read_text():
+            sys.exit(f"check: client and server ended with {codes} after SIGTERM\n{log.read_text()[-4000:]}")
+        say(f"{image.name}: SIGTERM lets a stream end, {snr_db(files / 'drained.wav'):.0f} dB")
+
+
+def check_contents(image: Image) -> None:
+    """Checks that nothing is in an image that only building it needed."""
+    if found := [str(path) for pattern in WASTE + CUDA for path in image.root.glob(pattern)]:
+        sys.exit(f"check: {image.name} has {', '.join(found)}")
+
+
+def snr_db(wav: Path) -> float:
+    """Compares what was heard with the library's stream of the same tokens."""
+    heard, _ = soundfile.read(wav, dtype="float32")
+    tokens, voice = np.load(SPEECH / "tokens.npy"), Voice.load(SPEECH / "voice.safetensors")
+    with Token2Wav.load(MODEL).stream(voice) as stream:
+        chunks = [*stream.push(tokens), *stream.finish()]
+    wanted = np.concatenate([chunk.audio for chunk in chunks])
+    if heard.shape != wanted.shape:
+        sys.exit(f"check: {wav.name} has shape {heard.shape}, the library's audio {wanted.shape}")
+    noise = np.square(heard - wanted, dtype=np.float64).sum()
+    found = float(10 * np.log10(np.square(wanted, dtype=np.float64).sum() / max(noise, 1e-30)))
+    if found < MIN_SNR_DB:
+        sys.exit(f"check: {wav.name} is {found:.1f} dB from the library's audio, at least {MIN_SNR_DB} dB is wanted")
+    return found
+
+
+def check_engines(image: Image, volume: Path) -> None:
+    """Builds engines in an image: what this machine can run, and with TensorRT-RTX what an L4 can."""
+    binds = {"/model": MODEL, "/engines": volume}
+    call(*image.command(["engines"], binds, ["/engines"]), stderr=subprocess.STDOUT)
+    python = "/opt/token2wav/venv/bin/python"
+    settings = ["--model", "/model", "--config", "/opt/token2wav/docker/server.yaml"]
+    script = [python, "-c", ENGINES_FOR_L4, "build", "/engines", *settings]
+    call(*image.command(script, binds, ["/engines"]), stderr=subprocess.STDOUT)
+    for folder in sorted(volume.iterdir()):
+        files = ", ".join(f"{file.name} {file.stat().st_size / 1e6:.0f} MB" for file in sorted(folder.iterdir()))
+        say(f"{image.name}: engines in {folder.name}: {files}")
+
+
+def layers(folder: Path, driver: str) -> Iterator[str]:
+    """Yields a row of a table for each image: MB of its base, and of each layer on it that has any."""
+    stored = json.loads((folder / driver / f"{driver}-layers" / "layers.json").read_text())
+    by_id = {layer["id"]: layer for layer in stored}
+
+    def chain(layer: str) -> list[str]:
+        return [*chain(by_id[layer].get("parent", "")), layer] if layer else []
+
+    def megabytes(layer: str) -> float:
+        return float(by_id[layer].get("diff-size", 0) / 1e6)
+
+    images = json.loads((folder / driver / f"{driver}-images" / "images.json").read_text())
+    named = {
+        name.removeprefix("localhost/"): chain(image["layer"]) for image in images for name in image.get("names", [])
+    }
+    bases = {layer for name, ids in named.items() if name.startswith("stand-in:") for layer in ids}
+    for name, ids in sorted(named.items()):
+        if not name.startswith("stand-in:"):
+            base = sum(megabytes(layer) for layer in ids if layer in bases)
+            own = [f"{size:.1f}" for layer in ids if layer not in bases and (size := megabytes(layer)) >= 0.05]
+            yield f"| `{name}` | {base:.0f} | {' + '.join(own)} |"
+
+
+def run(folder: Path) -> None:
+    """Builds, runs and measures everything."""
+    driver = choose_storage(folder)
+    options = pip_mounts(folder)
+    build_stand_ins(folder, options)
+    say(f"builds all images with {call('buildah', '--version').strip()}, storage driver {driver}")
+    build(options)
+    files, volume = folder / "files", folder / "engines"
+    for place in (files, volume):
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+    for source in SPEECH.iterdir():
+        shutil.copy(source, files)
+    for place in (files, volume):
+        os.chown(place, USER, USER)
+    with Image.mounted("token2wav-client:0.1.0", "client") as client:
+        check_contents(client)
+        with Image.mounted("token2wav-server:0.1.0-cpu", "server-cpu") as image:
+            check_contents(image)
+            check_server(image, client, files, {})
+        with Image.mounted("token2wav-server:0.1.0", "server") as image:
+            check_contents(image)
+            check_engines(image, volume)
+            check_server(image, client, files, {"/engines": volume})
+    print("\n| image | base, MB | layers, MB |\n|---|---|---|\n" + "\n".join(layers(folder, driver)))
+
+
+def main() -> None:
+    """Runs the check; ends with status 1 and a sentence if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description="Build the images on stand-ins for their bases, and run them.")
+    parser.add_argument("--folder", type=Path, help="to keep bases and images in, for next time (default: none)")
+    options = parser.parse_args()
+    if reason := missing():
+        sys.exit(f"check: {reason}")
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="token2wav-images-") as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # for the user in the containers
+        try:
+            run(folder.resolve())
+        finally:
+            subprocess.run(["buildah", "umount", "--all"], capture_output=True, check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds the images of server and client, with whichever of docker, podman and buildah works here.
+#
+#     scripts/images.sh [IMAGE...] [OPTION...]
+#
+# IMAGE is cpu, gpu or client; all three by default. Each OPTION goes to the builder, such as --build-arg=NAME=VALUE:
+# PYTHON_IMAGE and TRITON_IMAGE are the bases. TOKEN2WAV_TAG and TOKEN2WAV_TENSORRT are those of docker/.env.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly tag=${TOKEN2WAV_TAG:-0.1.0}
+
+main() {
+    local images=() options=() word builder
+    for word in "$@"; do
+        case "$word" in
+            -*) options+=("$word") ;;
+            cpu | gpu | client) images+=("$word") ;;
+            *) fail "$word is not one of cpu, gpu, client, nor an option" ;;
+        esac
+    done
+    builder=$(chosen_builder)
+    ((${#images[@]})) || images=(cpu gpu client)
+    for word in "${images[@]}"; do
+        build "$builder" "$word" "${options[@]}"
+    done
+}
+
+build() {
+    local builder=$1 image=$2 name what
+    case "$image" in
+        cpu) name=token2wav-server:$tag-cpu what=(--file docker/server.Dockerfile --target cpu) ;;
+        gpu)
+            name=token2wav-server:$tag
+            what=(--file docker/server.Dockerfile --target gpu --build-arg "TENSORRT=${TOKEN2WAV_TENSORRT:-rtx}")
+            ;;
+        client) name=token2wav-client:$tag what=(--file docker/client.Dockerfile) ;;
+    esac
+    echo "images: $builder builds $name"
+    "$builder" build --tag "$name" "${what[@]}" "${@:3}" .
+}
+
+# A docker without its daemon is none.
+chosen_builder() {
+    local builder
+    for builder in docker podman buildah; do
+        if "$builder" info >/dev/null 2>&1; then
+            echo "$builder"
+            return
+        fi
+    done
+    fail "none of docker, podman and buildah works here: install one; buildah needs no daemon"
+}
+
+fail() {
+    echo "images: error: $*" >&2
+    exit 1
+}
+
+main "$@"
