@@ -21,10 +21,8 @@ from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
 from token2wav.execution.stages import FlowChunk
-from token2wav.families.cosyvoice3.build import cache_layout
-from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import modules
+from token2wav.families import networks
+from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.serving.chunking import HopSchedule
@@ -74,7 +72,7 @@ class GpuMemory:
 
 
 def stream_needs(
-    model: CosyVoice3Config, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+    model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
     """Measures one stream by running it through the engine, without arithmetic.
 
@@ -85,31 +83,27 @@ def stream_needs(
         prompt_tokens: number of prompt tokens of its voice.
         stream_tokens: number of tokens of the utterance, at least 1.
     """
-    config, runner = model.flow, _ShapeRunner()
-    total = prompt_tokens + stream_tokens
-    layout = cache_layout(config, storage)
-    longest_hop = model.hops(stream)[1]
+    runner, total = _ShapeRunner(), prompt_tokens + stream_tokens
+    longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // config.block_tokens + model.window(stream) + longest_hop // config.block_tokens + 8
+    room = total // model.block_tokens + model.window(stream) + longest_hop // model.block_tokens + 8
     with _META:
-        flow = Flow(config)
-    noise = FlowNoise(config.mel_bands)
-    euler = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
+        made = networks(model, storage)
+    noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
     engine = CachedFlow(
         model,
-        flow,
+        made.flow,
         noise,
-        {config.n_timesteps: runner},
-        PagedKVCache(layout, room, _META),
-        RecomputeFlow(model, flow, noise, {config.n_timesteps: euler}, left_blocks=model.window(stream)),
+        {steps: runner},
+        PagedKVCache(made.layout, room, _META),
+        RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)),
         left_blocks=model.window(stream),
         longest_hop=longest_hop,
     )
-    bands, speaker = config.mel_bands, config.spk_embed_dim
     voice = Voice(
-        np.zeros((prompt_tokens, *config.token_shape), np.int32),
-        np.zeros((config.token_mel_ratio * prompt_tokens, bands)),
-        np.zeros(speaker),
+        np.zeros((prompt_tokens, *model.token_shape), np.int32),
+        np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
+        np.zeros(model.speaker_size),
     )
     handle = engine.open(voice)
     most = engine.pool.used
@@ -118,10 +112,12 @@ def stream_needs(
         most = max(most, engine.pool.used)
     shared = engine.usage().shared
     engine.close(handle)
-    return StreamNeeds(layout.page_bytes, shared, most - shared, runner.context_bytes)
+    own = most - shared
+    encoder_bytes = made.token_bytes * own * model.block_tokens  # that of the prompt is shared
+    return StreamNeeds(made.layout.page_bytes, shared, own, runner.context_bytes + encoder_bytes)
 
 
-def _chunks(model: CosyVoice3Config, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
+def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
     """Cuts an utterance whose tokens are all there into chunks."""
     schedule = HopSchedule.of(stream, model)
     start, stop, chunks = model.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
@@ -137,11 +133,12 @@ def _chunks(model: CosyVoice3Config, stream: StreamConfig, prompt_tokens: int, t
         start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
 
 
-def weight_bytes(model: CosyVoice3Config, precision: str) -> int:
+def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
-        flow, vocoder = modules(model)
-    tables = OdeTables.of(flow.estimator, model.flow.n_timesteps, model.flow.inference_cfg_rate)
+        made = networks(model, "float32")
+    flow, vocoder = made.flow, made.vocoder
+    tables = OdeTables.of(flow.estimator, model.ode_steps, made.guidance, made.schedule)
     vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":

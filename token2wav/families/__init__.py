@@ -5,7 +5,8 @@ A family has, beside its name:
 - `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
 - `read(folder)`: the `ModelConfig`, without importing torch.
 - a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
-  reads all weights without building anything on a device.
+  reads all weights without building anything on a device. Where the flow has a cache, `networks(config, storage)` makes
+  `Networks` without weights, for `token2wav-plan`.
 
 Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
 group `token2wav.families`.
@@ -64,6 +65,22 @@ def check_folder(folder: Path) -> None:
 def builder(folder: Path) -> Any:
     """Imports the module `build` of the family that a model folder belongs to, and torch with it."""
     return import_module(f"{family_of(folder).__name__}.build")
+
+
+def networks(config: ModelConfig, storage: str) -> Any:
+    """Makes the `Networks` of a model without weights, on the device that is torch's default.
+
+    Args:
+        config: of the model.
+        storage: type of cached keys and values.
+
+    Raises:
+        ConfigError: the model's flow has no cache.
+    """
+    build = import_module(f"{type(config).__module__.rpartition('.')[0]}.build")
+    if not hasattr(build, "networks"):
+        raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
+    return build.networks(config, storage)
 
 
 def _families() -> list[ModuleType]:

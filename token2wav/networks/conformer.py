@@ -114,6 +114,12 @@ class Conformer(nn.Module):
         self.up_encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(up_layers))
         self.after_norm = nn.LayerNorm(size)
 
+    @property
+    def token_bytes(self) -> int:
+        """Size of the keys and values of a token."""
+        layers = len(self.encoders) + RATIO * len(self.up_encoders)
+        return 2 * layers * self.after_norm.normalized_shape[0] * self.after_norm.weight.itemsize
+
     def forward(
         self,
         x: torch.Tensor,

@@ -16,7 +16,7 @@ from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
-from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
+from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import StepFunction, StepGraph
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.build import recomputed_bigvgan, streaming_bigvgan
@@ -24,7 +24,14 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.exported_step import ExportedStep
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.steps import TorchStep
-from token2wav.families.cosyvoice3.weights import check, load_flow, load_flow_noise, load_source_noise, load_vocoder
+from token2wav.families.cosyvoice3.weights import (
+    check,
+    load_flow,
+    load_flow_noise,
+    load_source_noise,
+    load_vocoder,
+    modules,
+)
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import CONTEXT_FRAMES, DiT
 from token2wav.networks.hift import Decode, HiFT
@@ -33,7 +40,7 @@ from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import Piece
 
-__all__ = ["build", "check"]
+__all__ = ["build", "check", "networks"]
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +97,13 @@ def loaded_flow(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> t
     if host.precision == "float16":
         flow.estimator.halve()
     return flow, solvers
+
+
+def networks(config: CosyVoice3Config, storage: Storage) -> Networks:
+    """Makes flow and vocoder without weights, see `token2wav.families`."""
+    flow, vocoder = modules(config)
+    guidance = config.flow.inference_cfg_rate
+    return Networks(flow, vocoder, cache_layout(config.flow, storage), guidance, config.schedule)
 
 
 def cache_layout(config: FlowConfig, storage: Storage = "float32", steps: int = 0) -> CacheLayout:
