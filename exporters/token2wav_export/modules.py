@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
-from token2wav.execution.exported_vocoder import SIGNALS, exported_states
+from token2wav.execution.exported_graphs import SIGNALS, exported_states
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_vocoder
 from token2wav.networks.bigvgan import BigVGAN

@@ -63,7 +63,7 @@ def own_target() -> dict[str, str]:
 
     if not torch.cuda.is_available():
         return {}
-    from token2wav.execution.tensorrt import target_of
+    from token2wav.execution.exported_graphs import target_of
 
     return target_of(torch.device("cuda"))
 

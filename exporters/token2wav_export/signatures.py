@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from token2wav.execution.artifacts import Graph, Precision
-from token2wav.execution.exported_vocoder import AUDIO, NEW, PAST, exported_states
+from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import modules
 from token2wav.networks.configs import EstimatorConfig

@@ -24,9 +24,8 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.networks.source_noise import SourceNoise
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 2e-5  # of float32, see tests/families/cosyvoice3/tolerances.py

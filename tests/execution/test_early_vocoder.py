@@ -14,7 +14,7 @@ from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.networks.hift import HiFT
-from token2wav.networks.source_noise import NormalNoise
+from token2wav.networks.noise import NormalNoise
 
 HOLD, STOPS = 8, (50, 70, 150, 153)
 ROUNDING = 2e-5

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.execution.rig import a_voice
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav.cache.block_pool import BlockPool, OutOfBlocksError
-from token2wav.cache.prefix_cache import Prefix, PrefixCache
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache
 
 VOICES = [a_voice(0, seed) for seed in range(6)]
 

@@ -27,8 +27,7 @@ from token2wav.families.cosyvoice3 import build
 from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_hift, load_source_noise
-from token2wav.networks.f0 import F0_LOOKAHEAD
-from token2wav.networks.source import frame_sines
+from token2wav.networks.source import F0_LOOKAHEAD, frame_sines
 from token2wav.networks.streaming import Piece, state_specs
 
 SAMPLES = 480  # per frame

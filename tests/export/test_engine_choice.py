@@ -18,7 +18,7 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError
 from token2wav.execution import backends as choice
 from token2wav.execution.artifacts import EngineFolder
-from token2wav.execution.exported_vocoder import ExportedVocoder
+from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav_export.cli import main
 from token2wav_export.verify import stream_mel
 from token2wav_server.launcher.errors import ServerError
@@ -171,7 +171,7 @@ def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> No
 
 def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
     """The one for CPUs is installed here."""
-    from token2wav.execution.onnx_runtime import check_provider
+    from token2wav.execution.exported_graphs import check_provider
 
     check_provider(torch.device("cpu"))
     with pytest.raises(EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"):

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from token2wav.networks.hift import ResBlock, Snake
-from token2wav.networks.upsampling import UpConv
+from token2wav.networks.hift_layers import ResBlock, Snake, UpConv
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.material import DATA, FULL_SIZE, TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import draws_before_source
-from token2wav.networks.noise import PAGE_FRAMES, FlowNoise
-from token2wav.networks.source_noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, SourceNoise
+from token2wav.networks.noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, PAGE_FRAMES, FlowNoise, SourceNoise
 
 BANDS, HARMONICS = 80, 9
 BLOCK = _BLOCK_SAMPLES

@@ -9,10 +9,9 @@ import torch
 from tests.unit.material import TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_hift
-from token2wav.networks import noise_table as module
-from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks import noise as module
+from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.networks.source import HarmonicSource
-from token2wav.networks.source_noise import SourceNoise
 
 SAMPLES = 480  # per frame
 BLOCK = 50

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
-from token2wav.networks.activations import AntiAliased, Snake
-from token2wav.networks.stft import Analysis
+from token2wav.networks.bigvgan import AntiAliased, Snake
+from token2wav.networks.hift_layers import Analysis, UpConv
 from token2wav.networks.streaming import (
     WHOLE,
     Delay,
@@ -22,7 +22,6 @@ from token2wav.networks.streaming import (
     lookahead_conv,
     state_specs,
 )
-from token2wav.networks.upsampling import UpConv
 
 CHANNELS = 3
 ROUNDING = 1e-5

@@ -17,7 +17,7 @@ from token2wav.execution.stages import MelChunk
 from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.noise import SourceNoise
 from token2wav.serving.chunking import HopSchedule
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -1,8 +1,12 @@
-"""Accounting of the key-value cache's blocks: who may have how many. No tensors here, so every engine can use it."""
+"""Blocks of the key-value cache: a pool hands them out, and prefixes in it are computed once and shared by streams."""
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from token2wav.errors import LimitError
 
@@ -55,3 +59,120 @@ class BlockPool:
             self._free += pages
             self._free.sort(reverse=True)
         pages.clear()
+
+
+class Content(Protocol):
+    """Content of a prefix, as whoever asked first has computed it.
+
+    Attributes:
+        pages: of the pool, that it was given.
+    """
+
+    pages: list[int]
+
+
+ContentT = TypeVar("ContentT", bound=Content)
+
+
+@dataclass(eq=False)
+class Prefix(Generic[ContentT]):
+    """Prefix that streams share. Read-only once its content is there."""
+
+    content: ContentT | None = None
+    references: int = 0
+    computing: threading.Lock = field(default_factory=threading.Lock)
+
+
+class PrefixCache(Generic[ContentT]):
+    """Owner of the pool: prefixes by their keys, and blocks for whoever needs some. Safe to use from several threads.
+
+    A prefix is computed by whoever asks first; others who ask meanwhile wait for it. One that nobody uses stays until
+    there are too many, or until its blocks are needed; the one goes first that was used least recently.
+
+    Args:
+        pool: of all blocks; they are taken here and may be given back there.
+        most: prefixes to keep, not counting those that are in use.
+
+    Attributes:
+        acquired: how often a prefix was asked for and was there in the end.
+        computed: how often one was computed.
+    """
+
+    def __init__(self, pool: BlockPool, most: int = 256) -> None:
+        self.pool = pool
+        self._most = most
+        self._prefixes: OrderedDict[Hashable, Prefix[ContentT]] = OrderedDict()
+        self._lock = threading.RLock()
+        self.acquired = 0
+        self.computed = 0
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    @property
+    def referenced(self) -> int:
+        """Prefixes that streams use now."""
+        with self._lock:
+            return sum(prefix.references > 0 for prefix in self._prefixes.values())
+
+    @property
+    def pages(self) -> int:
+        """Of all prefixes that are there."""
+        with self._lock:
+            return sum(len(prefix.content.pages) for prefix in self._prefixes.values() if prefix.content is not None)
+
+    def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
+        """The prefix of a key, with a reference that `release` gives back. Raises what `compute` raises."""
+        with self._lock:
+            prefix = self._prefixes.setdefault(key, Prefix())
+            self._prefixes.move_to_end(key)
+            prefix.references += 1
+        try:
+            with prefix.computing:
+                if prefix.content is None:
+                    prefix.content = compute()
+                    self.computed += 1
+        except BaseException:
+            self.release(prefix)
+            raise
+        with self._lock:
+            self.acquired += 1
+        return prefix
+
+    def release(self, prefix: Prefix[ContentT]) -> None:
+        """Gives back one reference."""
+        with self._lock:
+            prefix.references -= 1
+            if not prefix.references and prefix.content is None:  # it could not be computed
+                self._prefixes = OrderedDict((key, each) for key, each in self._prefixes.items() if each is not prefix)
+            while len(self) - self.referenced > self._most and self.evict():
+                pass
+
+    def take(self, count: int) -> list[int]:
+        """Blocks of the pool, those of prefixes that nobody uses included if that is enough.
+
+        Raises:
+            OutOfBlocksError: it is not; nothing was taken or evicted.
+        """
+        with self._lock:  # eviction and taking are one step
+            idle = sum(len(content.pages) for content in self._idle().values())
+            while self.pool.free < count <= self.pool.free + idle and self.evict():
+                pass
+            return self.pool.acquire(count)
+
+    def evict(self) -> bool:
+        """Frees the least recently used prefix that nobody refers to; says whether there was one."""
+        with self._lock:
+            for key, content in self._idle().items():
+                del self._prefixes[key]
+                self.pool.release(content.pages)
+                return True
+        return False
+
+    def _idle(self) -> dict[Hashable, ContentT]:
+        """Contents that nobody refers to, the least recently used first."""
+        return {
+            key: prefix.content
+            for key, prefix in self._prefixes.items()
+            if not prefix.references and prefix.content is not None
+        }

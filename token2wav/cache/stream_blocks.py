@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from token2wav.cache.prefix_cache import PrefixCache
+from token2wav.cache.block_pool import PrefixCache
 from token2wav.networks.masks import BlockMask
 
 

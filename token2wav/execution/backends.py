@@ -17,11 +17,18 @@ from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cuda_graphs import GraphPool
-from token2wav.execution.exported_vocoder import VocoderGraph
+from token2wav.execution.exported_graphs import (
+    PACKAGES,
+    OnnxGraph,
+    TensorRTGraph,
+    VocoderGraph,
+    check_provider,
+    package,
+    target_of,
+)
 from token2wav.execution.runner import GraphRunner, Runner
 from token2wav.execution.stages import BackendName
 from token2wav.execution.step import StepFactory, StepGraph
-from token2wav.execution.tensorrt import PACKAGES, TensorRTGraph, package, target_of
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +174,6 @@ def _onnx(host: Host) -> Graphs:
     if importlib.util.find_spec("onnxruntime") is None:
         extra = "onnx-gpu" if host.device.type == "cuda" else "onnx"
         raise EngineUnavailableError(f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'")
-    from token2wav.execution.onnx_runtime import OnnxGraph, check_provider  # an optional dependency
-
     check_provider(host.device)
     step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
     vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)

@@ -10,7 +10,17 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
-from token2wav.execution.block_table import HEADER
+
+# Columns of the header of a block table: a row of integers on the device for each block, all that kernels and graphs
+# know of it. Behind the header stand the pages that its frames see in order, its own last; what follows is not read. A
+# row of zeros stands for no block.
+START = 0  # position of the block's first frame
+VALID = 1  # frames of the block; what follows them is padding
+SEEN = 2  # pages that it sees
+BEFORE = 3  # frames of the same chunk that come before the block; they are in the rows above it
+CHUNK = 4  # number of its chunk in the batch
+LAST = 5  # 1 for the last block of a chunk
+HEADER = 6
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -112,6 +122,11 @@ class BatchSize:
         return self.past + self.each
 
 
+def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
+    """(blocks, frames) positions of the frames of every block in a table, padding included."""
+    return table[:, START, None] + torch.arange(frames, device=table.device)
+
+
 class Batch:
     """Tensors of one size that stay where they are, filled anew for every batch.
 
@@ -126,7 +141,7 @@ class Batch:
         x: (rows, bands, block_frames) state of the ODE.
         mu, cond: (rows, bands, block_frames); speakers: (rows, bands).
         conv_state: see `ChunkInput`, a row for each chunk.
-        table: (rows, columns) int32, see `block_table`.
+        table: (rows, columns) int32 block tables.
     """
 
     def __init__(self, size: BatchSize, layout: CacheLayout, conv_state: torch.Tensor) -> None:

@@ -1,15 +1,16 @@
-"""Step functions: what evaluates the estimator on a batch at every ODE step."""
+"""Step functions, which evaluate the estimator on a batch at every ODE step, and the memory of those on torch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import Batch
+from token2wav.execution.batch import Batch, Block
+from token2wav.networks.dit import Attend, Convolution
 from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
@@ -73,3 +74,91 @@ class StepFactory(Protocol):
 
     def exported(self, graph: StepGraph | None) -> StepFunction:
         """On an exported graph; on torch in the same form where there is none."""
+
+
+class BlockMemory:
+    """The estimator's `Memory` on torch, where attention goes block by block over keys and values where they lie.
+
+    What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of several blocks in one
+    call was tried: copying what each sees into one tensor costs more than the calls.
+
+    Args:
+        batch: of blocks.
+        cache: of keys and values.
+        tail: finds what a convolution keeps, (branches, channels, positions), in a stream's state at one ODE step.
+
+    Attributes:
+        step: of the ODE, now.
+    """
+
+    def __init__(self, batch: Batch, cache: PagedKVCache, tail: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        self.step = 0
+        self._cache, self._tail = cache, tail
+        self._branches, self._frames = cache.layout.branches, batch.block_frames
+        self._new = cache.index([block.pages[-1] for block in batch.blocks])
+        self._seen = [(cache.index(pages), spans) for pages, spans in _read_together(batch.blocks, self._frames)]
+        ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
+        # Of every chunk: what its stream keeps, rows of its blocks, how many frames they have, and how many of these
+        # there are not.
+        self._chunks = [
+            (
+                state,
+                slice(row - block.before // self._frames, row + 1),
+                block.before + block.valid,
+                max(0, block.absent - block.start + block.before),
+            )
+            for state, (row, block) in zip(batch.conv_state, ends, strict=True)
+        ]
+
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, channels, block_frames)
+        windows = []
+        for conv_state, blocks, frames, absent in self._chunks:
+            state = self._tail(conv_state[self.step], index)
+            reach = state.shape[2]
+            extended = torch.cat((state, x[:, blocks].transpose(1, 2).flatten(2)), dim=2)
+            if absent:
+                extended[..., reach : reach + absent] = 0
+            state.copy_(extended[..., frames : frames + reach])
+            windows.append(extended.unfold(2, reach + self._frames, self._frames).transpose(1, 2))
+        return conv(torch.cat(windows, dim=1).flatten(0, 1))
+
+    def attend(
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Lets every block attend to the pages of its table.
+
+        The blocks' own keys and values are read back from the cache, so that what a frame sees does not depend on how
+        blocks were grouped into chunks, whatever the storage type.
+        """
+        q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))  # (branches, blocks, frames, inner)
+        view = self._cache.layer(self.step, layer)
+        view.write(self._new, k, v)
+        queries, rows = iter(q.unbind(1)), []
+        for pages, spans in self._seen:
+            k, v = view.read(pages, spans[-1].stop, q.dtype)
+            rows += [attend(next(queries), k[:, span], v[:, span], None) for span in spans]
+        return torch.stack(rows, dim=1).flatten(0, 1)
+
+
+def _read_together(blocks: Sequence[Block], block_frames: int) -> list[tuple[list[int], list[slice]]]:
+    """Pages to read at once, and which of their frames each of some blocks sees, without the padding of its own.
+
+    Blocks of a chunk see one another, each a page more than the one before it, unless a window moves on with them; or
+    they are joined, and see the same.
+    """
+    reads: list[tuple[list[int], list[slice]]] = []
+    for block in blocks:
+        pages = block.joined or block.pages  # joined ones are complete
+        span = slice(block.absent, (len(pages) - 1) * block_frames + block.valid)
+        if block.before and reads[-1][0] in (pages, pages[:-1]):
+            reads[-1] = pages, [*reads[-1][1], span]
+        else:
+            reads.append((pages, [span]))
+    return reads

@@ -22,7 +22,7 @@ from token2wav.errors import ConfigError
 from token2wav.execution.cuda_graphs import GraphPool
 from token2wav.execution.stages import HandleTable, MelChunk
 from token2wav.model_config import ModelConfig
-from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks.noise import NoiseTable
 from token2wav.networks.streaming import Piece, state_specs
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there

@@ -52,7 +52,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 class Memory(Protocol):
-    """State of the frames before those that the estimator is given (`execution/torch_step.py`)."""
+    """State of the frames before those that the estimator is given (`execution/step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""

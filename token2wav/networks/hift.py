@@ -17,124 +17,20 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.f0 import F0Predictor
-from token2wav.networks.source import HarmonicSource, Phase, SampleSource, SmoothSource
-from token2wav.networks.source_noise import SourceNoise
-from token2wav.networks.stft import Analysis, Synthesis
+from token2wav.networks.hift_layers import Analysis, ResBlock, Snake, Synthesis, UpConv, hift_conv
+from token2wav.networks.noise import SourceNoise
+from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SampleSource, SmoothSource
 from token2wav.networks.streaming import (
     WHOLE,
     Delay,
     Piece,
     StreamConv,
     StreamConvTranspose,
-    causal_conv,
     centred_conv,
     lookahead_conv,
 )
-from token2wav.networks.upsampling import UpConv
 
 Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
-
-_SNAKE_EPS = 1e-9
-_LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
-
-
-class Snake(nn.Module):
-    """x + sin²(αx) / α with one α per channel, on a linear scale.
-
-    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after take α times this.
-    """
-
-    inverse: torch.Tensor
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones(channels))
-        self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
-        self._takes_scaled = self._gives_scaled = False
-
-    def freeze(self) -> None:
-        self.inverse = self._inverse().detach()
-
-    def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
-        """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
-        alpha = self.alpha.detach()
-        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:  # on `meta`, where sizes are counted, none is known
-            return
-        after.weight /= alpha[:, None]
-        self._gives_scaled = True
-        if before is not None:
-            before.weight *= alpha[:, None, None]
-            if before.bias is not None:
-                before.bias *= alpha
-            self._takes_scaled = True
-
-    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        scaled = x if self._takes_scaled else x * self.alpha[:, None]
-        sine = torch.sin(scaled)
-        if self._gives_scaled:
-            return torch.addcmul(scaled, sine, sine, out=out)
-        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse), out=out)
-
-    def _inverse(self) -> torch.Tensor:
-        return 1 / (self.alpha + _SNAKE_EPS)[:, None]
-
-
-class ResBlock(nn.Module):
-    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
-
-    Args:
-        channels: throughout.
-        kernel, dilations: of the convolutions.
-        causal: whether these see only the past; else as much on both sides.
-        delay, more: of the input, see `Streaming`.
-
-    Attributes:
-        delayed: positions that the output is late.
-    """
-
-    def __init__(
-        self,
-        channels: int,
-        kernel: int,
-        dilations: tuple[int, ...],
-        *,
-        causal: bool = True,
-        delay: int = 0,
-        more: int = 0,
-    ) -> None:
-        super().__init__()
-        self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for dilation in dilations:
-            conv1 = _conv(channels, channels, kernel, causal, dilation=dilation, delay=delay, more=more)
-            conv2 = _conv(channels, channels, kernel, causal, delay=conv1.delayed, more=more)
-            self.convs1.append(weight_norm(conv1))
-            self.convs2.append(weight_norm(conv2))
-            self.waits.append(Delay(channels, conv2.delayed - delay, delay=delay))
-            delay = conv2.delayed
-        self.delayed = delay
-        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
-        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
-
-    def freeze(self) -> None:
-        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
-        for snake1, conv1, snake2, conv2 in layers:
-            snake1.fold(None, conv1)  # type: ignore[operator]
-            snake2.fold(conv1, conv2)  # type: ignore[operator]
-
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
-        for snake1, conv1, snake2, conv2, wait in layers:
-            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(wait(x, piece))
-        return x
-
-
-def _conv(
-    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1, delay: int = 0, more: int = 0
-) -> StreamConv:
-    if causal:
-        return causal_conv(inputs, outputs, kernel, dilation=dilation, delay=delay)
-    return centred_conv(inputs, outputs, kernel, dilation=dilation, delay=delay, more=more)
 
 
 class HiFT(nn.Module):
@@ -193,7 +89,7 @@ class HiFT(nn.Module):
             self._mirrored_at, delay = delay, max(branch.delayed for branch in branches)
             self.resblocks.extend(branches)
             self.branch_waits.extend(Delay(width, delay - each.delayed, delay=each.delayed) for each in branches)
-        post = _conv(channels[-1], bins, 7, config.causal, delay=delay, more=1)
+        post = hift_conv(channels[-1], bins, 7, config.causal, delay=delay, more=1)
         self.conv_post = weight_norm(post)
         self.istft = Synthesis(config.n_fft, config.hop_len, delay=post.delayed)
         self.delay = self.istft.delayed

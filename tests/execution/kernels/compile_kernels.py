@@ -24,10 +24,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
-from token2wav.execution import block_table
-from token2wav.execution.batch import conv_states
-from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.batch import HEADER, conv_states
+from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.families.cosyvoice3.build import cache_layout
@@ -102,7 +100,7 @@ def on_positions() -> None:
 
 
 def a_table(blocks: int) -> torch.Tensor:
-    return torch.zeros(blocks, block_table.HEADER + 512 + blocks, dtype=torch.int32)
+    return torch.zeros(blocks, HEADER + 512 + blocks, dtype=torch.int32)
 
 
 def resources(cubin: bytes) -> tuple[str, str]:

@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
-from token2wav.execution import block_table
-from token2wav.execution.batch import Block
+from token2wav.execution.batch import HEADER, Block, frame_positions
 from token2wav.execution.kernels import attention
-from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.networks import dit
@@ -70,16 +68,16 @@ CHUNKS, ROWS = 3, len(BLOCKS) + 1
 
 
 def a_table() -> torch.Tensor:
-    table = torch.full((ROWS, block_table.HEADER + 8), 99, dtype=torch.int32)
-    table[len(BLOCKS), : block_table.HEADER] = 0
+    table = torch.full((ROWS, HEADER + 8), 99, dtype=torch.int32)
+    table[len(BLOCKS), :HEADER] = 0
     for row, block in zip(table, BLOCKS, strict=False):
-        row[: block_table.HEADER + len(block.pages)] = torch.tensor(block.row)
+        row[: HEADER + len(block.pages)] = torch.tensor(block.row)
     return table.to(DEVICE)
 
 
 def angles() -> dit.Rope:
     """(ROWS, BLOCK, DIM_HEAD) each."""
-    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(block_table.positions(a_table(), BLOCK))
+    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(frame_positions(a_table(), BLOCK))
 
 
 def a_cache(storage: Storage) -> PagedKVCache:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.networks.activations import LowPass, Snake
-from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.bigvgan import BigVGAN, LowPass, Snake
 from token2wav.networks.configs import BigVGANConfig
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "bigvgan"

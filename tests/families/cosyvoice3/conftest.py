@@ -11,8 +11,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
-from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.noise import FlowNoise, SourceNoise
 
 SETS = golden_sets()
 

@@ -10,9 +10,8 @@ from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.masks import BlockMask, attention_bias
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver, solver_times, time_grid
-from token2wav.networks.source_noise import SourceNoise
 
 
 def off(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -13,10 +13,9 @@ from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.networks.f0 import F0_LOOKAHEAD
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
-from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.noise import FlowNoise, SourceNoise
+from token2wav.networks.source import F0_LOOKAHEAD
 
 Noises = tuple[FlowNoise, SourceNoise]
 

@@ -11,9 +11,9 @@ import yaml
 
 from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.execution.window_flow import WindowFlow
 from token2wav.families import check_folder
 from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.configs import GuidedAttention
 
 AUDIO = 1e-4

@@ -1,7 +1,8 @@
 """Attention of blocks over keys and values that lie in pages, each block with a table of those that it sees.
 
-Tables are read on the device, so one captured launch serves every history. A program takes some frames of one head and
-walks over the pages of their block with a running softmax.
+A block's own go straight from the projection into their pages: rotated, rounded to the storage type. Tables are read on
+the device, so one captured launch serves every history. A program takes some frames of one head and walks over the
+pages of their block with a running softmax.
 """
 
 from __future__ import annotations
@@ -13,7 +14,107 @@ import triton
 import triton.language as tl
 
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution.kernels.columns import HEADER, OF_A_BATCH, SEEN, VALID
+from token2wav.execution import batch
+
+# Columns of block tables as kernels know them.
+VALID = tl.constexpr(batch.VALID)
+SEEN = tl.constexpr(batch.SEEN)
+BEFORE = tl.constexpr(batch.BEFORE)
+CHUNK = tl.constexpr(batch.CHUNK)
+LAST = tl.constexpr(batch.LAST)
+HEADER = tl.constexpr(batch.HEADER)
+
+# Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and for multiples of 16;
+# these have not, because no wide load depends on them, and because compiling takes seconds.
+OF_A_BATCH = ("blocks", "width", "pages")
+
+_INT8_MAX = tl.constexpr(127.0)  # as cache/paged_kv_cache.py
+
+
+@triton.jit
+def _stored(values, data, scales, at, head, column, inside, HEADS: tl.constexpr, DIM: tl.constexpr):
+    """Writes the vectors (heads, dim) of a frame to `at`, counted in frames."""
+    if scales is not None:
+        widths = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / _INT8_MAX
+        tl.store(scales + at * HEADS + head, widths, mask=head < HEADS)
+        values = tl.floor(values / widths[:, None] + 0.5)
+    offsets = at * HEADS * DIM + head[:, None] * DIM + column[None, :]
+    tl.store(data + offsets, values.to(data.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=OF_A_BATCH)
+def _store_keys_values(
+    qkv,  # (branches * blocks, BLOCK_FRAMES, 3 * heads * dim)
+    keys,  # (branches, pages, BLOCK_FRAMES, heads, dim) and so on
+    values,
+    key_scales,
+    value_scales,
+    cos,  # (blocks, BLOCK_FRAMES, dim)
+    sin,
+    table,
+    blocks,
+    width,
+    pages,  # in the cache
+    BLOCK_FRAMES: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_UP: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    frame, row = tl.program_id(0), tl.program_id(1)
+    block, branch = row % blocks, row // blocks
+    own = table + block * width
+    if frame < tl.load(own + VALID):
+        page = tl.load(own + HEADER + tl.load(own + SEEN) - 1).to(tl.int64)
+        at = (branch * pages + page) * BLOCK_FRAMES + frame
+
+        head, column = tl.arange(0, HEADS_UP), tl.arange(0, DIM)
+        inside = (head < HEADS)[:, None]
+        inner = HEADS * DIM
+        first = qkv + (row * BLOCK_FRAMES + frame).to(tl.int64) * 3 * inner
+        offsets = head[:, None] * DIM + column[None, :]
+        key = tl.load(first + inner + offsets, mask=inside, other=0.0).to(tl.float32)
+        # Interleaved pairs: the other one of a pair has the same number but for the last bit.
+        other = tl.load(first + inner + (offsets ^ 1), mask=inside, other=0.0).to(tl.float32)
+        turned = tl.where(column[None, :] % 2 == 0, -other, other)
+        angle = (block * BLOCK_FRAMES + frame) * DIM + column
+        rotated = key * tl.load(cos + angle)[None, :] + turned * tl.load(sin + angle)[None, :]
+        key = tl.where(head[:, None] == 0, rotated, key)
+        value = tl.load(first + 2 * inner + offsets, mask=inside, other=0.0).to(tl.float32)
+        _stored(key, keys, key_scales, at, head, column, inside, HEADS, DIM)
+        _stored(value, values, value_scales, at, head, column, inside, HEADS, DIM)
+
+
+def store_keys_values(
+    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
+) -> None:
+    """Stores the keys, of which head 0 is rotated, and the values of every block's valid frames in its own page.
+
+    Args:
+        qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous; rows are branch by branch.
+        view: of the cache.
+        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles.
+        table: of the batch, see `execution/batch.py`.
+    """
+    assert qkv.is_contiguous()
+    keys, values = view.data.unbind()
+    _, pages, block_frames, heads, dim_head = keys.shape
+    _store_keys_values[(block_frames, len(qkv))](
+        qkv,
+        keys,
+        values,
+        *view.scale_parts,
+        cos,
+        sin,
+        table,
+        len(table),
+        table.shape[1],
+        pages,
+        BLOCK_FRAMES=block_frames,
+        HEADS=heads,
+        HEADS_UP=triton.next_power_of_2(heads),
+        DIM=dim_head,
+    )
+
 
 # Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep everything in registers.
 _KEYS, _WARPS, _STAGES = 32, 4, 2
@@ -110,7 +211,7 @@ def paged_attention(
             are the queries; rows are branch by branch.
         view: of the cache.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
-        table: of the batch, see `block_table`.
+        table: of the batch, see `execution/batch.py`.
 
     Returns:
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.

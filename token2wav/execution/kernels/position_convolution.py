@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.execution.kernels.columns import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID
+from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID
 
 # The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
@@ -121,7 +121,7 @@ class PositionConvolution:
             x: (branches * blocks, block_frames, channels) float32, contiguous; rows are branch by branch.
             state: (chunks, branches, channels, taps - 1) last inputs before the chunks, replaced by the last ones of
                 them; the last two axes are contiguous.
-            table: of the batch, see `block_table`.
+            table: of the batch, see `execution/batch.py`.
 
         Returns:
             As x; behind the valid frames of a block it means nothing.

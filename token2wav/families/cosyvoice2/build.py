@@ -12,7 +12,6 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Host
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.convolutional_step import ConvolutionalStep, conv_state_shape
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.recompute import RecomputeFlow
@@ -21,13 +20,13 @@ from token2wav.execution.stages import Networks, Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import CosyVoice2Config
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
+from token2wav.families.cosyvoice2.step import ConvolutionalStep, conv_state_shape
 from token2wav.families.cosyvoice3.build import CAPTURED_STREAMS, streaming_hift
 from token2wav.families.cosyvoice3.weights import checked, filled
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.networks.source_noise import NormalNoise
 from token2wav.networks.unet import UNet
 from token2wav.networks.weights import Blank
 

@@ -14,7 +14,7 @@ from token2wav.execution.backends import Graphs, Host, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
-from token2wav.execution.exported_vocoder import ExportedVocoder
+from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import StepFunction, StepGraph
@@ -35,11 +35,9 @@ from token2wav.families.cosyvoice3.weights import (
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import CONTEXT_FRAMES, DiT
 from token2wav.networks.hift import Decode, HiFT
-from token2wav.networks.noise import FlowNoise
-from token2wav.networks.noise_table import NoiseTable
+from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
 from token2wav.networks.source import Phase
-from token2wav.networks.source_noise import SourceNoise
 from token2wav.networks.streaming import Piece
 
 __all__ = ["build", "check", "networks"]

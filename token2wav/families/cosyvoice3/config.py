@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
 
-from token2wav.config.hyperyaml import HyperYaml
-from token2wav.config.model_node import ModelNode
+from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
 from token2wav.families import read_config

@@ -1,4 +1,4 @@
-"""Estimator as the step that is exported (`flow/step.py`), which some runtime executes on dense tensors.
+"""Estimator as the step that is exported (`networks/dit_step.py`), which some runtime executes on dense tensors.
 
 Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its chunk before the call.
 Keys and values are copied from their pages before every step, and the new ones back into pages after it. That costs one
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution import block_table
-from token2wav.execution.batch import Batch
+from token2wav.execution.batch import HEADER, SEEN, START, VALID, Batch
 from token2wav.execution.step import StepGraph, Velocity
 from token2wav.families.cosyvoice3.steps import DiTStep
 from token2wav.networks.dit import DiT
@@ -111,8 +110,8 @@ class ExportedStep(DiTStep):
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
         count = torch.arange(max(size.pages, size.each * frames), device=table.device)
-        valid, seen = (table[:, column].view(size.rows, size.each) for column in (block_table.VALID, block_table.SEEN))
-        pages = table[:, block_table.HEADER :].view(size.rows, size.each, size.pages)
+        valid, seen = (table[:, column].view(size.rows, size.each) for column in (VALID, SEEN))
+        pages = table[:, HEADER:].view(size.rows, size.each, size.pages)
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
         own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, each)
         # All that the first block of a chunk sees but itself is of the past.
@@ -126,7 +125,7 @@ class ExportedStep(DiTStep):
         mu, spks, cond = self.tables.conditions(
             self._dense(batch.mu, size.each), batch.speakers[:: size.each], self._dense(batch.cond, size.each)
         )
-        starts = table[:: size.each, block_table.START]
+        starts = table[:: size.each, START]
         cos, sin = self.estimator.rotary_embed(starts[:, None] + count[: size.each * frames])
         of_branches = {"cos": cos, "sin": sin, "bias": bias, "frames": valid.sum(1)}
         inputs = {name: torch.cat([value] * self.cache.layout.branches) for name, value in of_branches.items()}

@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution import block_table
-from token2wav.execution.batch import Batch
-from token2wav.execution.kernels.attention import paged_attention
-from token2wav.execution.kernels.cache_writes import store_keys_values
+from token2wav.execution.batch import Batch, frame_positions
+from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.step import Velocity
@@ -34,7 +32,7 @@ class KernelStep(DiTStep):
 
     def __call__(self, batch: Batch) -> Velocity:
         given = self.of_conditions(batch)
-        rope = self.estimator.rotary_embed(block_table.positions(batch.table, batch.block_frames))
+        rope = self.estimator.rotary_embed(frame_positions(batch.table, batch.block_frames))
         return lambda step: self._velocity(batch, step, given, rope)
 
     def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution import block_table
-from token2wav.execution.batch import Batch
-from token2wav.execution.block_memory import BlockMemory
-from token2wav.execution.step import StepFunction, Velocity
+from token2wav.execution.batch import Batch, frame_positions
+from token2wav.execution.step import BlockMemory, StepFunction, Velocity
 from token2wav.networks.dit import DiT
 from token2wav.networks.ode import OdeTables
 
@@ -41,7 +39,7 @@ class TorchStep(DiTStep):
 
     def __call__(self, batch: Batch) -> Velocity:
         embed, given = self.estimator.input_embed, self.of_conditions(batch)
-        rope = self.estimator.rotary_embed(block_table.positions(batch.table, batch.block_frames))
+        rope = self.estimator.rotary_embed(frame_positions(batch.table, batch.block_frames))
         cos, sin = (angles.repeat(len(given), 1, 1) for angles in rope)
         memory = BlockMemory(batch, self.cache, lambda state, index: state[index])
 

@@ -18,8 +18,7 @@ from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import PAGE_FRAMES, FlowNoise
-from token2wav.networks.source_noise import SourceNoise
+from token2wav.networks.noise import PAGE_FRAMES, FlowNoise, SourceNoise
 from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state, read_tensor
 
 NOISE_FILE = "noise.safetensors"

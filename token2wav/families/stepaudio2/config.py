@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from token2wav.config.hyperyaml import HyperYaml
-from token2wav.config.model_node import ModelNode
+from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice2.config import RATIO, EncoderConfig

@@ -9,10 +9,10 @@ from token2wav.errors import ConfigError
 from token2wav.execution.backends import Graphs, Host
 from token2wav.execution.cuda_graphs import GraphPool, graphs_enabled
 from token2wav.execution.stages import Stages, StageSummary
-from token2wav.execution.window_flow import WindowFlow
 from token2wav.families.cosyvoice3.build import loaded_flow, vocoder_stage
 from token2wav.families.cosyvoice3.weights import check, load_flow_noise
 from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.guided import GuidedSolver
 
 __all__ = ["build", "check"]

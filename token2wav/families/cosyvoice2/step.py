@@ -11,8 +11,7 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch
-from token2wav.execution.block_memory import BlockMemory
-from token2wav.execution.step import StepFunction, Velocity
+from token2wav.execution.step import BlockMemory, StepFunction, Velocity
 from token2wav.networks.dit import Memory
 from token2wav.networks.ode import OdeTables
 from token2wav.networks.unet import CausalConv

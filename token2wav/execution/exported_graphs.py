@@ -1,0 +1,238 @@
+"""Exported graphs on ONNX Runtime and TensorRT, on torch's memory, and vocoders that run on them.
+
+No TensorRT engine has been executed where this was written: building needs no GPU, running does. `make gpu-check` runs
+it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from token2wav.errors import EngineError, EngineUnavailableError
+from token2wav.networks.bigvgan import BigVGAN
+from token2wav.networks.hift import HiFT
+from token2wav.networks.streaming import Piece, StateSpec, Streaming, state_specs
+
+SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
+PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
+_OUTSIDE = ("f0_predictor.", "m_source")  # double precision, and a phase: they are not exported
+
+
+class VocoderGraph(Protocol):
+    """Executes an exported graph."""
+
+    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+        """One evaluation; tensors by name, contiguous, on the device of the stage."""
+
+
+def exported_states(vocoder: HiFT | BigVGAN) -> dict[Streaming, StateSpec]:
+    """State specs of the exported part of a vocoder."""
+    return {layer: spec for layer, spec in state_specs(vocoder).items() if not spec.name.startswith(_OUTSIDE)}
+
+
+class ExportedVocoder:
+    """`HiFT.decode` or `BigVGAN.forward` on an exported graph.
+
+    Args:
+        graph: of the vocoder.
+        vocoder: whose layers have the states.
+    """
+
+    def __init__(self, graph: VocoderGraph, vocoder: HiFT | BigVGAN) -> None:
+        self._graph = graph
+        self._shape = (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
+        self._specs = exported_states(vocoder)
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """Audio of signals and a piece, as the methods have them; the states of the piece are replaced."""
+        *signals, piece = arguments
+        assert isinstance(piece, Piece)
+        assert piece.state is not None
+        inputs = {name: signal.contiguous() for name, signal in zip(SIGNALS, signals, strict=False)}
+        kept = {spec.name: piece.state[layer] for layer, spec in self._specs.items()}
+        inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
+        *channels, samples = self._shape
+        audio = signals[0].new_empty(len(signals[0]), *channels, signals[0].shape[2] * samples)
+        new = {name: torch.empty(state.shape, dtype=state.dtype, device=state.device) for name, state in kept.items()}
+        self._graph.run(inputs, {AUDIO: audio, **{f"{NEW}{name}": state for name, state in new.items()}})
+        for name, state in new.items():
+            kept[name].copy_(state)
+        return audio
+
+
+_TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
+
+
+def check_provider(device: torch.device) -> None:
+    """Refuses a device that this build of ONNX Runtime cannot use.
+
+    Raises:
+        EngineUnavailableError: it has no CUDA provider, but the device is a GPU.
+    """
+    import onnxruntime  # an optional dependency
+
+    if device.type == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise EngineUnavailableError(
+            f"onnxruntime {onnxruntime.__version__} has no CUDA provider; run: "
+            "pip uninstall onnxruntime; pip install 'token2wav[onnx-gpu]'"
+        )
+
+
+class OnnxGraph:
+    """A graph that runs on torch's tensors.
+
+    Args:
+        path: of the graph; its weights lie beside it.
+        device: where it is to run.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Idle threads would spin, and take the cores from torch, which runs between two calls.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        providers: list[Any] = ["CPUExecutionProvider"]
+        if device.type == "cuda":
+            providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0}))
+        self._session = onnxruntime.InferenceSession(path, options, providers=providers)
+        self._device = device
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+
+    @property
+    def cache_type(self) -> torch.dtype:
+        return torch.float16 if self._inputs["past_key_0"].type == "tensor(float16)" else torch.float32
+
+    def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return True
+
+    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+        """Runs the graph and waits for it; tensors by name, contiguous, on the graph's device."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # ONNX Runtime has a stream of its own
+        binding = self._session.io_binding()
+        for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, tensor in tensors.items():
+                bind(
+                    name,
+                    self._device.type,
+                    self._device.index or 0,
+                    _TYPES[tensor.dtype],
+                    tuple(tensor.shape),
+                    tensor.data_ptr(),
+                )
+        self._session.run_with_iobinding(binding)
+
+
+Package = Literal["tensorrt", "tensorrt_rtx"]
+PACKAGES: tuple[Package, ...] = ("tensorrt", "tensorrt_rtx")
+
+
+@lru_cache
+def package(name: Package) -> Any:
+    """One of the two packages.
+
+    Raises:
+        EngineUnavailableError: it is not installed, or a library that it needs is missing.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EngineUnavailableError(f"{name} cannot be imported: {' '.join(str(error).split())[:200]}") from error
+
+
+@lru_cache
+def logger(name: Package) -> Any:
+    """Of a package; there may be only one in a process."""
+    trt = package(name)
+    return trt.Logger(trt.Logger.WARNING)
+
+
+def target_of(device: torch.device) -> dict[str, str]:
+    """Target that an engine must have been built for to run on a device, as an engine folder notes it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
+
+
+class TensorRTGraph:
+    """An engine that runs on torch's tensors, launched on torch's current stream.
+
+    Every combination of shapes has an execution context of its own, because a captured CUDA graph keeps using the
+    context that it was captured with.
+
+    Args:
+        path: of the serialised engine.
+        name: package that built it.
+
+    Raises:
+        EngineUnavailableError: the package cannot be imported, or refuses the engine on this machine.
+    """
+
+    def __init__(self, path: Path, name: Package) -> None:
+        self._trt = package(name)
+        self._runtime = self._trt.Runtime(logger(name))
+        self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if self._engine is None:
+            raise EngineUnavailableError(f"{path}: {name} {self._trt.__version__} cannot load it on this GPU")
+        self._contexts: dict[tuple[tuple[int, ...], ...], Any] = {}
+
+    @property
+    def cache_type(self) -> torch.dtype:
+        half = self._engine.get_tensor_dtype("past_key_0") == self._trt.DataType.HALF
+        return torch.float16 if half else torch.float32
+
+    def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether there is a profile for inputs of these shapes."""
+        return self._profile(shapes) is not None
+
+    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+        """Launches the engine and returns without waiting; tensors by name, contiguous.
+
+        Raises:
+            EngineError: no profile takes the shapes, or TensorRT refuses to run.
+        """
+        context = self._context({name: tuple(tensor.shape) for name, tensor in inputs.items()})
+        for name, tensor in {**inputs, **outputs}.items():
+            if not context.set_tensor_address(name, tensor.data_ptr()):
+                raise EngineError(f"tensorrt: no tensor '{name}' in the engine")
+        if not context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            raise EngineError("tensorrt: the engine could not be launched; its log says why")
+
+    def _context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        key = tuple(shapes.values())
+        if key not in self._contexts:
+            self._contexts[key] = self._new_context(shapes)
+        return self._contexts[key]
+
+    def _new_context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
+        profile = self._profile(shapes)
+        if profile is None:
+            raise EngineError(f"tensorrt: the engine has no profile for x {shapes.get('x')}; build it with larger ones")
+        context = self._engine.create_execution_context()
+        stream = torch.cuda.current_stream()
+        if context is None or not context.set_optimization_profile_async(profile, stream.cuda_stream):
+            raise EngineError("tensorrt: no execution context; the GPU's memory may be full")
+        stream.synchronize()
+        for name, shape in shapes.items():
+            if not context.set_input_shape(name, shape):
+                raise EngineError(f"tensorrt: input '{name}' cannot have shape {shape}")
+        return context
+
+    def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+        """The first profile whose bounds hold the shapes."""
+        for profile in range(self._engine.num_optimization_profiles):
+            if all(self._fits(name, shape, profile) for name, shape in shapes.items()):
+                return profile
+        return None
+
+    def _fits(self, name: str, shape: tuple[int, ...], profile: int) -> bool:
+        low, _, high = self._engine.get_tensor_profile_shape(name, profile)
+        return all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))

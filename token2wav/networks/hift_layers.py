@@ -1,0 +1,255 @@
+"""Layers of HiFT: snake and residual blocks, upsampling, and the short-time Fourier transform with its inverse."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from token2wav.networks.streaming import (
+    WHOLE,
+    Delay,
+    Overlap,
+    Piece,
+    StreamConv,
+    Streaming,
+    causal_conv,
+    centred_conv,
+    strided_delay,
+)
+
+_SNAKE_EPS = 1e-9
+_LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in rounding
+
+
+class Snake(nn.Module):
+    """x + sin²(αx) / α with one α per channel, on a linear scale.
+
+    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after take α times this.
+    """
+
+    inverse: torch.Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+        self.register_buffer("inverse", None, persistent=False)  # filled by `HiFT.freeze`
+        self._takes_scaled = self._gives_scaled = False
+
+    def freeze(self) -> None:
+        self.inverse = self._inverse().detach()
+
+    def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
+        """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
+        alpha = self.alpha.detach()
+        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:  # on `meta`, where sizes are counted, none is known
+            return
+        after.weight /= alpha[:, None]
+        self._gives_scaled = True
+        if before is not None:
+            before.weight *= alpha[:, None, None]
+            if before.bias is not None:
+                before.bias *= alpha
+            self._takes_scaled = True
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        scaled = x if self._takes_scaled else x * self.alpha[:, None]
+        sine = torch.sin(scaled)
+        if self._gives_scaled:
+            return torch.addcmul(scaled, sine, sine, out=out)
+        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse), out=out)
+
+    def _inverse(self) -> torch.Tensor:
+        return 1 / (self.alpha + _SNAKE_EPS)[:, None]
+
+
+class ResBlock(nn.Module):
+    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
+
+    Args:
+        channels: throughout.
+        kernel, dilations: of the convolutions.
+        causal: whether these see only the past; else as much on both sides.
+        delay, more: of the input, see `Streaming`.
+
+    Attributes:
+        delayed: positions that the output is late.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        *,
+        causal: bool = True,
+        delay: int = 0,
+        more: int = 0,
+    ) -> None:
+        super().__init__()
+        self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for dilation in dilations:
+            conv1 = hift_conv(channels, channels, kernel, causal, dilation=dilation, delay=delay, more=more)
+            conv2 = hift_conv(channels, channels, kernel, causal, delay=conv1.delayed, more=more)
+            self.convs1.append(weight_norm(conv1))
+            self.convs2.append(weight_norm(conv2))
+            self.waits.append(Delay(channels, conv2.delayed - delay, delay=delay))
+            delay = conv2.delayed
+        self.delayed = delay
+        self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
+        self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
+
+    def freeze(self) -> None:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, strict=True)
+        for snake1, conv1, snake2, conv2 in layers:
+            snake1.fold(None, conv1)  # type: ignore[operator]
+            snake2.fold(conv1, conv2)  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
+        for snake1, conv1, snake2, conv2, wait in layers:
+            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(wait(x, piece))
+        return x
+
+
+def hift_conv(
+    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1, delay: int = 0, more: int = 0
+) -> StreamConv:
+    """Convolution that sees only the past, or as much on both sides."""
+    if causal:
+        return causal_conv(inputs, outputs, kernel, dilation=dilation, delay=delay)
+    return centred_conv(inputs, outputs, kernel, dilation=dilation, delay=delay, more=more)
+
+
+class UpConv(nn.Conv1d, Streaming):
+    """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one).
+
+    The kernel lies over few different inputs, each repeated. So there is one short kernel for each of the `rate` places
+    of an output in its repeat, which `freeze` adds up from the published one, and nothing is repeated.
+    """
+
+    phases: torch.Tensor
+    phase_bias: torch.Tensor | None
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, *, delay: int = 0) -> None:
+        super().__init__(inputs, outputs, kernel)
+        self.rate, self.delay = rate, delay
+        self.reach = upsampling_reach(kernel, rate)
+        if self.reach:
+            self.keeps = (inputs, self.reach)
+        # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
+        self.register_buffer("phases", None, persistent=False)
+        self.register_buffer("phase_bias", None, persistent=False)
+
+    @property
+    def delayed(self) -> int:
+        return self.rate * self.delay
+
+    def freeze(self) -> None:
+        outputs, inputs, kernel = self.weight.shape
+        phases = self.weight.new_zeros(outputs, self.rate, inputs, self.reach + 1)
+        for phase in range(self.rate):
+            for tap in range(kernel):
+                phases[:, phase, :, self.reach + (phase + tap - kernel + 1) // self.rate] += self.weight[:, :, tap]
+        self.phases = phases.flatten(0, 1)
+        if self.bias is not None:
+            self.phase_bias = self.bias.repeat_interleave(self.rate)
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        if self.training:  # on whole sequences; the weights are not to be frozen yet
+            return super().forward(F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0)))
+        x = piece.extended(self, x, self.reach)
+        x = F.conv1d(x.to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
+        return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
+
+
+def upsampling_reach(kernel: int, rate: int) -> int:
+    """Inputs to the left that an output of an `UpConv` depends on."""
+    return -(-(kernel - 1) // rate)
+
+
+_MAX_MAGNITUDE = 100.0
+
+
+def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine has convolutions.
+
+    Args:
+        window: (n,) of both directions.
+
+    Returns:
+        Analysis and synthesis kernels, (n + 2, 1, n): real parts of all bins, then imaginary parts.
+    """
+    size = len(window)
+    angle = 2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
+    waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
+    # All bins but the first and the last stand for two of the inverse transform, their mirror image included.
+    twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
+    twice[0] = twice[-1] = 1.0
+    inverse = waves * twice.repeat(2)[:, None] / size
+    return (waves * window).float()[:, None], (inverse * window).float()[:, None]
+
+
+class Analysis(Streaming):
+    """STFT of a signal with half a window mirrored at both ends.
+
+    Args:
+        n_fft, hop: samples of a window, and from one to the next.
+        delay: of the signal.
+    """
+
+    kernels: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+        super().__init__()
+        self.edge, self.hop, self.delay = n_fft // 2, hop, delay
+        self.keeps = (1, self.edge - delay + hop * self.delayed)
+        self.register_buffer("kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False)
+
+    @property
+    def delayed(self) -> int:
+        return strided_delay(self.edge - self.delay, 2 * self.edge, self.hop)
+
+    def forward(self, signal: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """(B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
+        return F.conv1d(piece.extended(self, signal, self.edge, self.edge, "reflect"), self.kernels, stride=self.hop)
+
+
+class Synthesis(nn.Module):
+    """Inverse STFT of log-magnitudes and phases.
+
+    Args:
+        n_fft, hop: samples of a window, and from one to the next.
+        delay: of the input, in windows.
+    """
+
+    kernels: torch.Tensor
+    weights: torch.Tensor
+
+    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+        super().__init__()
+        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2, delay=delay, more=1)
+        self.bins = n_fft // 2 + 1
+        window = torch.hann_window(n_fft)
+        self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
+        self.register_buffer("weights", window.square()[None, None], persistent=False)
+
+    @property
+    def delayed(self) -> int:
+        """Samples that the signal is late."""
+        return self.overlap.delayed
+
+    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+        """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) * hop)."""
+        magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
+        angle = x[:, self.bins :].sin()  # the sine of the output is the phase, in radians (Q24)
+        there = torch.ones_like(magnitude[:, :1])  # where there is a window, and not before the first or after the last
+        stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
+        stft, hop = self.overlap.extended(stft, piece), self.overlap.stride
+        audio = F.conv_transpose1d(stft[:, :-1], self.kernels, stride=hop)
+        weight = F.conv_transpose1d(stft[:, -1:], self.weights, stride=hop)
+        audio, weight = (self.overlap.settled(each, stft.shape[2], piece) for each in (audio, weight))
+        return (audio / weight)[:, 0]
