@@ -38,6 +38,7 @@ PACKAGES = ["ca-certificates", "python3", "python3-pip", f"libpython{PYTHON}"]
 TORCH, TRITON = "torch==2.13.0+cpu", "nvidia-pytriton==0.7.0"
 USER = 10001
 TOKENS_PER_SECOND = 25
+WAV_HEADER_BYTES = 1000  # far more than there are before the first sample
 MIN_SNR_DB = 40.0  # of a stream against the library's: batches differ in the order of sums, and F0 adds up to phase
 PATIENCE_SECONDS = 300.0
 STAND_INS = f"""
@@ -196,21 +197,22 @@ def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path
         call(*image.command([inside, *(url if word.endswith(":8001") else word for word in health[1:])], binds))
         say(f"{image.name}: serves as user {USER}, its root read-only; the health check passes")
         speak = ["synth", "--url", url, "--tokens", "tokens.npy", "--voice", "voice.safetensors", "--quiet"]
-        speak += ["--subtype", "FLOAT"]
+        speak += ["--audio-format", "float32"]
         mounts = {"/files": files}
         call(*client.command(["health", "--url", url], mounts, ["/files"]))
         call(*client.command([*speak, "--out", "out.wav"], mounts, ["/files"]))
         say(f"{image.name}: a stream to {client.name} equals the library's, {snr_db(files / 'out.wav'):.0f} dB")
         paced = [*speak, "--out", "drained.wav", "--rate", str(TOKENS_PER_SECOND)]
+        drained = files / "drained.wav"
+        drained.unlink(missing_ok=True)
         with subprocess.Popen(client.command(paced, mounts, ["/files"])) as speaker:
-            while not (files / "drained.wav").exists():
+            while speaker.poll() is None and not (drained.exists() and drained.stat().st_size > WAV_HEADER_BYTES):
                 time.sleep(0.1)
-            time.sleep(1)
             process.send_signal(signal.SIGTERM)
             codes = speaker.wait(PATIENCE_SECONDS), process.wait(PATIENCE_SECONDS)
         if codes != (0, 0) or "draining" not in log.read_text():
             sys.exit(f"check: client and server ended with {codes} after SIGTERM\n{log.read_text()[-4000:]}")
-        say(f"{image.name}: SIGTERM lets a stream end, {snr_db(files / 'drained.wav'):.0f} dB")
+        say(f"{image.name}: SIGTERM lets a stream end, {snr_db(drained):.0f} dB")
 
 
 def check_contents(image: Image) -> None:
@@ -312,7 +314,8 @@ def main() -> None:
         try:
             run(folder.resolve())
         finally:
-            subprocess.run(["buildah", "umount", "--all"], capture_output=True, check=False)
+            mounts = folder.resolve() / "overlay" / "overlay"  # all that buildah leaves lie below this one
+            subprocess.run(["umount", "--recursive", "--quiet", mounts], check=False)
 
 
 if __name__ == "__main__":
