@@ -6,6 +6,7 @@ server and the client. Prints a table; writes JSON.
 
     .venv/bin/python -m benchmarks.quality
     .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt --name quality_unseen
+    .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -48,6 +49,9 @@ from token2wav_voice.features import prompt_mel
 RECORDINGS = ROOT / "out" / "quality"
 WINDOWS = (1, 2, 4, 8)
 STEPS = (10, 5, 3, 2)  # those of them that are not the model's own
+FIRST_TOKENS = (0, 6, 8, 10, 12, 16, 25)
+PACES = (25, 100)  # tokens per second
+WHOLE_BLOCKS = f"first_tokens 0, {PACES[0]} tokens/s"
 ORIGINAL, VOCODED, WHOLE = "recording", "mel of the recording", "whole sequence"
 
 Speak = Callable[["Sentence"], list[Signal]]  # gives the audio of every chunk
@@ -69,6 +73,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, default=HELD_OUT, help="one sentence a line (default: the held-out ones)")
     parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where recordings are kept")
     parser.add_argument("--sentences", type=int, help="how many of the sentences (default: all)")
+    parser.add_argument("--first-audio", action="store_true", help="only streams that speak early")
     parser.add_argument("--name", default="quality", help="of the results")
     options = parser.parse_args()
 
@@ -84,9 +89,9 @@ def main() -> None:
     subject = {"model": _provenance(options.model), "text": options.text.name, "sentences": len(sentences)}
     rows: dict[str, dict[str, Any]] = {}
     print("mode | WER | STOI | PESQ | MCD dB | jump dB")
-    for name, speak in ways(options.model, front_end.voice(Recording.load(PROMPT))):
+    for name, speak in (early if options.first_audio else ways)(options.model, front_end.voice(Recording.load(PROMPT))):
         rows[name] = _measure(name, sentences, speak, recogniser)
-        for other in (ORIGINAL, WHOLE):
+        for other in (ORIGINAL, WHOLE, WHOLE_BLOCKS):
             if other in rows and other != name and len(texts) > 1:
                 rows[name][f"against {other}"] = resampled(texts, rows[name]["heard"], rows[other]["heard"])
         save(options.name, {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows})
@@ -104,7 +109,7 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
         yield f"{WHOLE}, {most} steps", partial(_whole, _load(folder, StreamConfig(steps=(most,))), voice)
     yield "streaming", partial(_streamed, _load(folder), voice)
     for blocks in WINDOWS:
-        windowed = StreamConfig(hop="fixed", left_blocks=blocks)
+        windowed = StreamConfig(max_hop_tokens=25, left_blocks=blocks)
         yield f"left_blocks {blocks}", partial(_streamed, _load(folder, windowed), voice)
     for steps in STEPS:
         if steps != own_steps:
@@ -114,6 +119,16 @@ def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     with TritonServer(folder, ports=Ports.free(), verbose=False) as server, Client(server.grpc_url) as client:
         served = ClientVoice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
         yield "through the server", partial(_served, client, served)
+
+
+def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
+    """Lists streams that speak before a block is complete; at the pace of speech they do so all the time."""
+    voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
+    yield ORIGINAL, lambda sentence: [sentence.recording]
+    for pace in PACES:
+        for count in FIRST_TOKENS:
+            model = _load(folder, StreamConfig(first_tokens=count))
+            yield f"first_tokens {count}, {pace} tokens/s", partial(_paced, model, voice, pace)
 
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
@@ -131,6 +146,17 @@ def _whole(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
 def _streamed(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal]:
     with model.stream(voice) as stream:
         return [chunk.audio for chunk in stream.push(sentence.tokens) + stream.finish()]
+
+
+def _paced(model: Token2Wav, voice: Voice, pace: float, sentence: Sentence) -> list[Signal]:
+    """Speaks at a pace of tokens, by a clock that is only counted on, with a player that holds 0.2 s."""
+    chunks, now = [], 0.0
+    model.pipeline.clock = lambda: now
+    with model.stream(voice) as stream:
+        for token in sentence.tokens:
+            chunks += stream.push(token[None])
+            now += 1 / pace
+        return [chunk.audio for chunk in chunks + stream.finish()]
 
 
 def _served(client: Client, voice: ClientVoice, sentence: Sentence) -> list[Signal]:

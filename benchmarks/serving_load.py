@@ -198,9 +198,8 @@ def as_line(result: dict[str, Any]) -> str:
 
 def server_settings(mode: str, common: Mapping[str, Mapping[str, Any]], buffer_s: float) -> dict[str, Any]:
     """Returns the server's settings in a mode, laid over those that all modes have in common."""
-    # Paced tokens cannot feed a hop that grows: docs/architecture.md, "Who runs next".
     layers: list[Mapping[str, Mapping[str, Any]]] = [
-        {"stream": {"hop": "lead"}, "limits": {"player_buffer_seconds": buffer_s}},
+        {"limits": {"player_buffer_seconds": buffer_s}},
         common,
         MODES[mode][0],
     ]

@@ -33,6 +33,8 @@ class ModelConfig:
         ode_steps: usual number of ODE steps; 0 for a model without an ODE.
         fixed_steps: whether it takes no other number.
         takes_prompt: whether voices may have a prompt.
+        speaks_early: whether the flow computes provisional chunks, which end within a block and are not kept.
+        fixed_hops: whether results depend on where chunks end, so that this must not depend on time.
         joined_prompt: whether attention takes a prompt as one block, whatever its length, and blocks begin at its end.
         left_blocks: blocks of the past that stay visible beside the prompt's, where settings do not say it.
     """
@@ -52,6 +54,8 @@ class ModelConfig:
     ode_steps: int = 0
     fixed_steps: bool = False
     takes_prompt: bool = True
+    speaks_early: bool = False
+    fixed_hops: bool = False
     joined_prompt: bool = False
     left_blocks: int = -1
 

@@ -48,7 +48,7 @@ class _Rounds(HopSchedule):
 
     turn: int = 0
 
-    def hop(self, index: int, lead_tokens: float) -> int:
+    def hop(self, index: int) -> int:
         longest = min(index, len(_BLOCKS)) - 1
         return self.block * _BLOCKS[longest - self.turn % (longest + 1)]
 
@@ -114,7 +114,7 @@ def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     chunkers, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
     slots = [Slots(flow.open(one.voice), vocoder.open()) for one in utterances]
     for one in utterances:
-        schedule = _Rounds("fixed", block, block, block, turn=one.turn)
+        schedule = _Rounds(block, block, block, turn=one.turn)
         chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
         chunker.push(one.tokens.astype(np.int32), end=True)
     while ready := [(index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)]:

@@ -18,12 +18,11 @@ class LeftOut(Exception):  # noqa: N818 (it is no error)
 
 
 PROMPT_TOKENS = 75  # 3 s
-# Ways to serve streams: how they are cut, and the type of cached keys and values. Tokens at the pace of a language
-# model cannot feed a hop that grows (docs/architecture.md, "Who runs next").
+# Ways to serve streams: how they are cut, and the type of cached keys and values.
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
-    "lean": (StreamConfig(hop="lead", left_blocks=2, max_hop_tokens=50), "int8"),
-    "window": (StreamConfig(hop="lead", left_blocks=8), "int8"),
-    "exact": (StreamConfig(hop="lead"), "auto"),
+    "lean": (StreamConfig(left_blocks=2, max_hop_tokens=50), "int8"),
+    "window": (StreamConfig(left_blocks=8), "int8"),
+    "exact": (StreamConfig(), "auto"),
 }
 
 

@@ -16,6 +16,7 @@ from token2wav_client.errors import OutputError
 
 _HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}"
 
+_PLAYER_BUFFER_S = 0.2  # what the server assumes too, where its settings don't say another
 _WINDOW_S = 0.01
 _AUDIBLE = 10 ** (-50 / 10)  # mean square
 
@@ -70,8 +71,8 @@ class UtteranceStats:
         trimmed_s: seconds of leading silence that the server left out.
         total_s: arrival of the last chunk; None without chunks.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
-        underruns: how often a listener who plays from the first chunk on would have run out of audio.
-        stalled_s: how long that listener would have waited, in sum.
+        underruns: how often a player that starts 0.2 s after the first chunk would have run out of audio.
+        stalled_s: how long it would have waited, in sum.
     """
 
     chunks: tuple[ChunkTiming, ...]
@@ -90,9 +91,9 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     audio_s = sum(chunk.duration_s for chunk in chunks)
     first_audio_s = chunks[0].arrival_s if chunks else None
     total_s = chunks[-1].arrival_s if chunks else None
-    starts = _starts(chunks)
-    ends = [start + chunk.duration_s for start, chunk in zip(starts, chunks, strict=True)]
-    stalls = [start - end for start, end in zip(starts[1:], ends, strict=False) if start > end]
+    starts, buffered = _starts(chunks), _starts(chunks, _PLAYER_BUFFER_S)
+    ends = [start + chunk.duration_s for start, chunk in zip(buffered, chunks, strict=True)]
+    stalls = [start - end for start, end in zip(buffered[1:], ends, strict=False) if start > end]
     sounds = (start + chunk.sound_s for start, chunk in zip(starts, chunks, strict=True) if chunk.sound_s is not None)
     return UtteranceStats(
         chunks=tuple(chunks),
@@ -107,10 +108,10 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     )
 
 
-def _starts(chunks: Sequence[ChunkTiming]) -> list[float]:
-    """List when each chunk starts to play, if playback starts with the first one and resumes with each late one."""
+def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]:
+    """List when each chunk starts to play, if playback starts that long after the first, and resumes with late ones."""
     starts: list[float] = []
-    played_until_s = 0.0
+    played_until_s = chunks[0].arrival_s + buffer_s if chunks else 0.0
     for chunk in chunks:
         starts.append(max(chunk.arrival_s, played_until_s))
         played_until_s = starts[-1] + chunk.duration_s
@@ -159,7 +160,7 @@ def as_table(stats: UtteranceStats) -> str:
             f"time to first sound  {sound} s{trimmed}",
             f"total                {total} s for {_number(stats.audio_s)} s of audio",
             f"real-time factor     {factor}",
-            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s) if played at once",
+            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds {_PLAYER_BUFFER_S} s",
         ]
     )
 

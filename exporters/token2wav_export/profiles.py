@@ -57,18 +57,14 @@ class Load:
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Lists the frames of every hop that a schedule can choose, ascending. Anything else runs in pieces of these.
+    """Lists the frames of every hop that a schedule grows to, ascending. Anything else runs in pieces of these.
 
     Raises:
         ConfigError: the schedule does not fit the model.
     """
     schedule = HopSchedule.of(stream, config)
-    if schedule.policy == "lead":
-        tokens = set(range(schedule.first, schedule.longest + 1, schedule.block))
-    else:
-        hops = (schedule.hop(index, 0.0) for index in range(schedule.longest.bit_length()))
-        tokens = {schedule.first, *hops}
-    return sorted(count * config.token_mel_ratio for count in tokens)
+    hops = {schedule.hop(index) for index in range(schedule.longest.bit_length())}
+    return sorted(count * config.token_mel_ratio for count in hops)
 
 
 def profiles(graph: Graph, load: Load, networks: Exportable) -> list[Profile]:

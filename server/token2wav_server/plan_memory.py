@@ -130,7 +130,7 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
         )
         if last:
             return chunks
-        start, stop = stop, stop + schedule.hop(len(chunks), 0.0)
+        start, stop = stop, stop + schedule.hop(len(chunks))
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:

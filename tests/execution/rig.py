@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tests.support.batches import mels_together
+from tests.support.batches import WHOLE_BLOCKS, mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
+from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, VocoderStage
 from token2wav.families.cosyvoice3.build import cache_layout, cached_flow, recomputed_hift, streaming_hift
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
@@ -101,7 +101,7 @@ class Parts:
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
         recorder = MelRecorder(streaming_hift(self.hift, self.source_noise))
-        return RecordedModel(Token2Wav(self.config, flow, recorder, stream or StreamConfig()), recorder)
+        return RecordedModel(Token2Wav(self.config, flow, recorder, stream or WHOLE_BLOCKS), recorder)
 
 
 class CountingSolver:
@@ -204,15 +204,15 @@ class FlowStream:
     ) -> None:
         self._engine = engine
         self.handle = engine.open(voice)
-        schedule = HopSchedule.of(stream or StreamConfig(), config)
+        schedule = HopSchedule.of(stream or WHOLE_BLOCKS, config)
         self._chunker = Chunker(voice.prompt_tokens, config, schedule)
-        self._skip = 2 * (len(voice.prompt_tokens) - config.prefix_tokens(len(voice.prompt_tokens)))
         self._mels: list[torch.Tensor] = []
+        self.chunks: list[FlowChunk] = []
 
     @property
     def mel(self) -> Mel:
-        """(bands, frames) so far, without the prompt."""
-        return torch.cat(self._mels, dim=1)[:, self._skip :].numpy()
+        """(bands, frames) so far, as a vocoder gets it: without the prompt, and without what was spoken before."""
+        return torch.cat(self._mels, dim=1).numpy()
 
     def push(self, tokens: Tokens) -> FlowStream:
         self._chunker.push(tokens)
@@ -227,7 +227,9 @@ class FlowStream:
 
     def _run(self) -> FlowStream:
         while (chunk := self._chunker.next_chunk) is not None:
-            self._mels += self._engine.advance([(self.handle, chunk)])
+            [mel] = self._engine.advance([(self.handle, chunk)])
+            self._mels.append(mel[:, 2 * chunk.skip :])
+            self.chunks.append(chunk)
             self._chunker.computed()
         return self
 
@@ -283,7 +285,7 @@ def unreferenced_evicted(engine: CachedFlow) -> int:
 
 def run_together(parts: Parts, engine: CachedFlow, utterances: list[Utterance]) -> list[np.ndarray]:
     """Mels of utterances whose next chunks always run in one batch."""
-    schedule = HopSchedule.of(StreamConfig(), parts.config)
+    schedule = HopSchedule.of(WHOLE_BLOCKS, parts.config)
     streams = []
     for seed, (prompt, length) in enumerate(utterances):
         voice = a_voice(prompt)

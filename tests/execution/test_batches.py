@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.execution.rig import Parts, Utterance, a_voice, flow_mel, off, run_together, some_tokens
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.packing import pad_batches
-from token2wav import StreamConfig
 from token2wav.execution.backends import exported_buckets
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
@@ -48,7 +48,7 @@ def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_block
 
 def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlow) -> None:
     healthy, config = a_voice(28), parts.config
-    schedule = HopSchedule.of(StreamConfig(), config)
+    schedule = HopSchedule.of(WHOLE_BLOCKS, config)
     handles = [batching.open(healthy) for _ in range(3)]
     with torch.inference_mode():
         batching._streams[handles[1]].conv_state.fill_(torch.nan)

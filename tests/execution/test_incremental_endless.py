@@ -52,7 +52,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
 @pytest.mark.parametrize("push", [1, 25, 400])
 def test_chunker_forgets_what_no_window_needs(parts: Parts, push: int) -> None:
     tokens = some_tokens(20_000)
-    chunker = Chunker(tokens[:41], parts.config, HopSchedule("fixed", 25, 25, 25))
+    chunker = Chunker(tokens[:41], parts.config, HopSchedule(25, 25, 25))
     for at in range(41, len(tokens), push):
         chunker.push(tokens[at : at + push], end=at + push >= len(tokens))
         while (chunk := chunker.next_chunk) is not None:

@@ -52,13 +52,8 @@ def test_mel_of_every_portioning(parts: Parts, engine: CachedFlow, sizes: list[i
 
 @pytest.mark.parametrize(
     "stream",
-    [
-        StreamConfig(hop="fixed"),
-        StreamConfig(max_hop_tokens=50),
-        StreamConfig(max_hop_tokens=200),
-        StreamConfig(hop="lead"),
-    ],
-    ids=lambda config: f"{config.hop}-{config.max_hop_tokens}",
+    [StreamConfig(first_tokens=0, max_hop_tokens=most) for most in (25, 50, 200)],
+    ids=lambda config: f"{config.max_hop_tokens}",
 )
 def test_mel_of_every_schedule(parts: Parts, engine: CachedFlow, stream: StreamConfig) -> None:
     voice, tokens = a_voice(41), some_tokens(160)

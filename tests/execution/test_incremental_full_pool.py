@@ -22,7 +22,7 @@ from tests.support.golden import TINY
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.families.cosyvoice3.build import cache_layout
 
-FIXED = StreamConfig(hop="fixed")
+FIXED = StreamConfig(first_tokens=0, max_hop_tokens=25)
 
 
 def test_new_stream_is_refused_while_others_run(parts: Parts) -> None:

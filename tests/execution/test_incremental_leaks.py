@@ -52,7 +52,7 @@ def raises_inside_with(stream: Stream) -> None:
         stream.push([-1])
 
 
-FIXED = StreamConfig(hop="fixed")
+FIXED = StreamConfig(first_tokens=0, max_hop_tokens=25)
 
 ENDINGS = [
     runs_to_its_end,

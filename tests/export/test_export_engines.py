@@ -128,8 +128,7 @@ def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package
     ("stream", "frames"),
     [
         (StreamConfig(), [50, 100, 200]),
-        (StreamConfig(hop="fixed"), [50]),
-        (StreamConfig(hop="lead"), [50, 100, 150, 200]),
+        (StreamConfig(max_hop_tokens=25), [50]),
         (StreamConfig(max_hop_tokens=75), [50, 100, 150]),
     ],
 )

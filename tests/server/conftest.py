@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.server.rig import Rig
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.golden import TINY, GoldenSet
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
@@ -20,7 +21,7 @@ def golden() -> GoldenSet:
 @pytest.fixture(scope="session")
 def model() -> Token2Wav:
     """The library, to compare the server with."""
-    return Token2Wav.load(TINY)
+    return Token2Wav.load(TINY, stream=WHOLE_BLOCKS)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,7 @@ def voice(golden: GoldenSet) -> ClientVoice:
 
 @pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A real tritonserver with the tiny model and default settings."""
+    """A real tritonserver with the tiny model."""
     with Rig.start(TINY, tmp_path_factory.mktemp("server")) as rig:
         yield rig
 

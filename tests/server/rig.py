@@ -48,10 +48,9 @@ class Rig:
         repository: Path | None = None,
         access: Access | None = None,
     ) -> Iterator[Rig]:
-        config = None
-        if settings is not None:
-            config = folder / "server.yaml"
-            config.write_text(settings)
+        """Starts it. Without a word of streams in the settings these wait for whole blocks, for comparable audio."""
+        config, settings = folder / "server.yaml", settings or ""
+        config.write_text(settings if "stream:" in settings else f"stream: {{first_tokens: 0}}\n{settings}")
         server = TritonServer(
             model,
             config=config,

@@ -40,7 +40,7 @@ def model_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def served(model_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = f"stream: {{trim_silence_ms: {TRIM_MS}}}"
+    settings = f"stream: {{first_tokens: 0, trim_silence_ms: {TRIM_MS}}}"
     with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served"), settings, REPOSITORIES[model_name]) as rig:
         yield rig
 

@@ -31,7 +31,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def served(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    settings = "stream: {steps: [10, 3]}"
+    settings = "stream: {first_tokens: 0, steps: [10, 3]}"
     with Rig.start(TINY, tmp_path_factory.mktemp("rig"), settings, ROOT / MODELS[name]) as rig:
         yield rig
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,19 +14,18 @@ from tests.unit.material import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
 from token2wav.execution.stages import FlowChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
+from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.clocks import Playback
 
 CONFIG = CosyVoice3Config.read(TINY)
 LOOKAHEAD = 3
 BLOCK = 25
 NOTHING = np.zeros(0, np.int32)
 
-Policy = Literal["growing", "fixed", "lead"]
-
 prompts = st.integers(1, 120)
 lengths = st.integers(1, 400)
 policies = st.sampled_from(
-    [StreamConfig(), StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=50), StreamConfig(max_hop_tokens=25)]
+    [StreamConfig(first_tokens=0), *(StreamConfig(first_tokens=0, max_hop_tokens=most) for most in (25, 50, 200))]
 )
 
 
@@ -39,7 +37,10 @@ class FakeClock:
         return self.now
 
 
-def chunker_of(prompt: int, stream: StreamConfig | None = None, playback: Playback | None = None) -> Chunker:
+WHOLE_BLOCKS = StreamConfig(first_tokens=0)
+
+
+def chunker_of(prompt: int, stream: StreamConfig = WHOLE_BLOCKS, playback: Playback | None = None) -> Chunker:
     return Chunker(demo_voice(prompt).prompt_tokens, CONFIG, schedule_of(CONFIG, stream), playback)
 
 
@@ -143,11 +144,11 @@ def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: 
     [
         (StreamConfig(), [25, 50, 100, 100, 100]),
         (StreamConfig(max_hop_tokens=75), [25, 50, 75, 75]),
+        (StreamConfig(max_hop_tokens=25), [25, 25, 25]),
         (StreamConfig(max_hop_tokens=200), [25, 50, 100, 200, 200]),
-        (StreamConfig(hop="fixed"), [25, 25, 25, 25]),
     ],
 )
-def test_hops_of_the_policies_that_count_chunks(stream: StreamConfig, hops: list[int]) -> None:
+def test_hops_grow_where_all_tokens_are_there(stream: StreamConfig, hops: list[int]) -> None:
     chunks = run(chunker_of(50, stream), [sum(hops) + LOOKAHEAD])
     stops = [50, *(chunk.stop for chunk in chunks[:-1])]
     assert np.diff(stops).tolist() == hops
@@ -167,48 +168,6 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
     prefixes = {prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
-
-
-# The policy that follows the lead over playback.
-
-
-def lead_hops(*seconds_between_chunks: float) -> list[int]:
-    """Tokens of the chunks of a stream whose listener hears it while it is computed."""
-    clock = FakeClock()
-    playback = Playback(clock)
-    chunker = chunker_of(50, StreamConfig(hop="lead"), playback)
-    clock.now += 100  # the first tokens are slow to come, which is no part of playback
-    chunker.push(numbered(1000))
-    stops = [50]
-    for seconds in seconds_between_chunks:
-        assert chunker.next_chunk is not None
-        stops.append(chunker.next_chunk.stop)
-        playback.sent((stops[-1] - stops[-2]) / 25)
-        clock.now += seconds
-        chunker.computed()
-    return np.diff(stops).tolist()
-
-
-def test_lead_takes_as_many_tokens_as_audio_is_ahead() -> None:
-    # Nothing is heard meanwhile: 25 tokens ahead, then 50, 100, and the bound.
-    assert lead_hops(0, 0, 0, 0, 0) == [25, 25, 50, 100, 100]
-
-
-def test_lead_falls_back_to_the_shortest_hop_when_there_is_none() -> None:
-    assert lead_hops(1, 1, 1, 1, 1) == [25] * 5  # all audio has been heard when the next chunk is decided
-    assert lead_hops(60, 60, 60) == [25] * 3
-
-
-def test_lead_shrinks_with_playback() -> None:
-    # 200 tokens are sent, of which 112.5 are heard, then 150 of 275, 350 of 350.
-    assert lead_hops(0, 0, 0, 4.5, 1.5, 100, 0) == [25, 25, 50, 100, 75, 100, 25]
-
-
-@given(st.integers(1, 30), st.floats(-1e6, 1e6), st.sampled_from(["growing", "fixed", "lead"]))
-def test_every_hop_is_whole_blocks_within_its_bounds(index: int, lead: float, policy: Policy) -> None:
-    hop = HopSchedule(policy, first=50, longest=200, block=25).hop(index, lead)
-    assert hop % 25 == 0
-    assert 50 <= hop <= 200
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from token2wav import LimitError, StreamClosedError
 from token2wav.errors import IdleError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
-from token2wav.serving.chunking import Chunker, Playback
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.clocks import Playback
 from token2wav.serving.request import Request, Slots, Status
 from token2wav.serving.scheduler import Scheduler
 

@@ -42,7 +42,11 @@ from token2wav_server import Ports, ServerError, TritonServer
 TINY = ROOT / "tests" / "data" / "tiny"
 IDLE_SECONDS = 6.0
 # Small enough that all of it happens: streams are refused, voices forgotten, and the cache fills up.
-SETTINGS = "limits: {{streams: {streams}, idle_seconds: {idle}, voices: 3}}\nruntime: {{cache_mib: 64}}\n"
+SETTINGS = """
+stream: {{first_tokens: 0}}  # so that audio can be compared
+limits: {{streams: {streams}, idle_seconds: {idle}, voices: 3}}
+runtime: {{cache_mib: 64}}
+"""
 MISBEHAVING = 0.2
 # Clients that keep to the rules are told these, and try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")

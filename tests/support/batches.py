@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from token2wav import AudioChunk
+from token2wav import AudioChunk, StreamConfig
 from token2wav.execution.stages import FlowStage
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.pipeline import Pipeline
 from token2wav.voice import Voice
 
 Tokens = NDArray[np.int32]
+
+WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend on how tokens come
 
 
 def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]]) -> list[NDArray[np.float32]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.batches import WHOLE_BLOCKS
 from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.bigvgan.build import recomputed_bigvgan
@@ -15,7 +16,7 @@ from token2wav.networks.ode import EulerSolver
 
 
 def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
-    stream, config = stream or StreamConfig(), read_cosyvoice3(folder)
+    stream, config = stream or WHOLE_BLOCKS, read_cosyvoice3(folder)
     flow, vocoder = load_flow(folder, config), load_vocoder(folder, config)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}

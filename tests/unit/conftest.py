@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.serving.replies import Expected
+from tests.support.batches import WHOLE_BLOCKS
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
-from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+from token2wav import RuntimeConfig, Token2Wav, Voice
 from token2wav.families.cosyvoice3.build import cached_flow
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
@@ -23,7 +24,9 @@ def config() -> CosyVoice3Config:
 @pytest.fixture(scope="session")
 def loaded_model() -> Token2Wav:
     torch.set_num_threads(1)
-    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
+    model = Token2Wav.load(TINY, stream=WHOLE_BLOCKS, runtime=RuntimeConfig(device="cpu"))
+    model.pipeline.clock = lambda: 0.0  # else a slow machine would cut hops short, and sums would be in another order
+    return model
 
 
 @pytest.fixture
@@ -52,7 +55,9 @@ def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     flow = load_flow(TINY, config)
     solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
     engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, cache_bytes=64 << 20)
-    return Token2Wav(config, engine, vocoder, StreamConfig()), vocoder
+    model = Token2Wav(config, engine, vocoder, WHOLE_BLOCKS)
+    model.pipeline.clock = lambda: 0.0
+    return model, vocoder
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from tests.support.batches import WHOLE_BLOCKS
 from token2wav import Voice
 from token2wav.config import StreamConfig
 from token2wav.execution.stages import MelChunk
@@ -41,7 +42,7 @@ def demo_voice(prompt_tokens: int) -> Voice:
 
 
 def schedule_of(config: ModelConfig, stream: StreamConfig | None = None) -> HopSchedule:
-    return HopSchedule.of(stream or StreamConfig(), config)
+    return HopSchedule.of(stream or WHOLE_BLOCKS, config)
 
 
 def tiny_weights(stem: str) -> dict[str, torch.Tensor]:

@@ -27,14 +27,14 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig("growing", 0, None, (), reference=False)
-    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule("growing", 25, 100, 25)
+    assert defaults.stream == StreamConfig(12, 0, None, (), reference=False)
+    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(25, 100, 25, 12)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {hop: lead, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
+stream: {first_tokens: 8, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
          reference: true}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, cache_mib: 512,
           cache_storage: int8}
@@ -53,7 +53,7 @@ voices: [anna.safetensors, /voices/bob.safetensors]
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig("lead", 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
+        StreamConfig(8, 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
         LimitConfig(3, 20, 2.5, 2, voices=7, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
@@ -74,17 +74,19 @@ def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) ->
 
 BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "unknown section": ("streams: {}\n", ["unknown key 'streams'", "stream, runtime, limits"]),
-    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "hop, max_hop_tokens"]),
+    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "first_tokens, max_hop_tokens"]),
     "unknown key on two lines": ('"a\\nb": 1\n', ["unknown key"]),
     "key that is no text": ("1: 2\n", ["unknown key"]),
     "not a mapping": ("- stream\n", ["expected a mapping, got list"]),
     "text": ("stream\n", ["expected a mapping, got str"]),
     "section is no mapping": ("stream: fixed\n", ["stream: expected a mapping, got str"]),
     "section is empty": ("limits:\n", ["limits: expected a mapping, got NoneType"]),
-    "unknown hop": ("stream: {hop: random}\n", ["stream.hop: 'random'", "growing, fixed, lead"]),
-    "hop is a number": ("stream: {hop: 25}\n", ["stream.hop: 25", "growing, fixed, lead"]),
-    "hop is a list": ("stream: {hop: [fixed]}\n", ["stream.hop", "growing, fixed, lead"]),
-    "key that went": ("stream: {tail: full}\n", ["stream: unknown key 'tail'", "known are hop, "]),
+    "unknown engine": ("runtime: {engine: random}\n", ["runtime.engine: 'random'", "auto, torch, onnx, tensorrt"]),
+    "engine is a number": ("runtime: {engine: 25}\n", ["runtime.engine: 25", "auto, torch, onnx, tensorrt"]),
+    "engine is a list": ("runtime: {engine: [torch]}\n", ["runtime.engine", "auto, torch, onnx, tensorrt"]),
+    "key that went": ("stream: {hop: lead}\n", ["stream: unknown key 'hop'", "known are first_tokens, "]),
+    "too few first tokens": ("stream: {first_tokens: 4}\n", ["stream.first_tokens: 4 is not 0, nor 5 or more"]),
+    "negative first tokens": ("stream: {first_tokens: -1}\n", ["stream.first_tokens: -1 is not 0"]),
     "text as tokens": ("stream: {max_hop_tokens: many}\n", ["stream.max_hop_tokens: expected int, got 'many'"]),
     "boolean as tokens": ("stream: {max_hop_tokens: true}\n", ["stream.max_hop_tokens: expected int, got True"]),
     "fraction as tokens": ("stream: {max_hop_tokens: 25.5}\n", ["stream.max_hop_tokens: expected int, got 25.5"]),
@@ -105,7 +107,7 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
     "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),
     "nested without end": ("stream: " + "[" * 3000, ["cannot be read as YAML"]),
-    "in itself": ("stream: &a {hop: *a}\n", ["stream.hop", "growing, fixed, lead"]),
+    "in itself": ("runtime: &a {engine: *a}\n", ["runtime.engine", "auto, torch, onnx"]),
     "binary": (b"\x00\x80\xff", ["cannot be read as YAML"]),
     "code to run": (
         "stream: !!python/object/apply:os.system ['touch executed']\n",
@@ -158,6 +160,6 @@ def test_a_hash_identifies_configurations() -> None:
     first = config_hash(StreamConfig(), RuntimeConfig())
     assert first == config_hash(StreamConfig(), RuntimeConfig())
     assert len(first) == 12
-    others = {config_hash(StreamConfig(hop="fixed"), RuntimeConfig()), config_hash(RuntimeConfig(), StreamConfig())}
+    others = {config_hash(StreamConfig(first_tokens=0), RuntimeConfig()), config_hash(RuntimeConfig(), StreamConfig())}
     assert first not in others
     assert len(others) == 2

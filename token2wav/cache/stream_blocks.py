@@ -52,6 +52,11 @@ class StreamBlocks:
         del self._reserve[:count]
         return [self._table(number) for number in range(block, block + count)]
 
+    def retract(self, count: int) -> None:
+        """Puts the pages of the latest blocks back into the reserve: what is in them was provisional."""
+        self._reserve[:0] = self.own[-count:]  # first, as the next blocks are the same ones
+        del self.own[-count:]
+
     def forget_unseen(self) -> None:
         """Puts pages that no later block can see back into the reserve."""
         following = self._first + len(self.own)

@@ -1,6 +1,7 @@
 """Configuration of the service, and what reads YAML: settings, their values, and model files."""
 
 from token2wav.config.settings import (
+    PLAYER_BUFFER_SECONDS,
     LimitConfig,
     RuntimeConfig,
     ServerConfig,
@@ -9,4 +10,12 @@ from token2wav.config.settings import (
     load_server_config,
 )
 
-__all__ = ["LimitConfig", "RuntimeConfig", "ServerConfig", "StreamConfig", "config_hash", "load_server_config"]
+__all__ = [
+    "PLAYER_BUFFER_SECONDS",
+    "LimitConfig",
+    "RuntimeConfig",
+    "ServerConfig",
+    "StreamConfig",
+    "config_hash",
+    "load_server_config",
+]

@@ -18,6 +18,8 @@ from token2wav.errors import ConfigError, LimitError
 
 MOST_STEPS = 100  # of the ODE
 _PATIENCE = 3  # times the pace of speech
+PLAYER_BUFFER_SECONDS = 0.2  # of a player of which nothing is known
+_LEAST_FIRST_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ class StreamConfig:
     """Settings of streams: they say how tokens are cut into chunks, and what each chunk sees.
 
     Attributes:
-        hop: `growing` doubles the hop after every chunk up to `max_hop_tokens`; `fixed` keeps that of the first chunk;
-            `lead` takes as many tokens as audio is already ahead of playback.
-        max_hop_tokens: upper bound of a hop, in whole attention blocks; 0 takes the model's own, for CosyVoice3 four
-            blocks.
+        first_tokens: new tokens from which a stream speaks before an attention block is complete, at least 5; 0 waits
+            for whole blocks. What is spoken of an incomplete block differs a little from the whole utterance's.
+        max_hop_tokens: upper bound of a hop, in whole attention blocks; hops double from chunk to chunk, as far as the
+            listener has audio to wait for tokens. 0 takes the model's own, for CosyVoice3 four blocks.
         left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the prompt's. -1 keeps all and
             is exact; 0 or more bounds memory and time, so that streams may have any length. Without it the model's
             own: all, or for Step-Audio2 the last two, as published.
@@ -43,7 +45,7 @@ class StreamConfig:
             300 s). Otherwise the audio is independent of chunking.
     """
 
-    hop: Literal["growing", "fixed", "lead"] = "growing"
+    first_tokens: int = 12
     max_hop_tokens: int = 0
     left_blocks: int | None = None
     steps: tuple[int, ...] = ()
@@ -52,6 +54,8 @@ class StreamConfig:
     reference: bool = False
 
     def __post_init__(self) -> None:
+        if self.first_tokens < 0 or 0 < self.first_tokens < _LEAST_FIRST_TOKENS:
+            raise ConfigError(f"stream.first_tokens: {self.first_tokens} is not 0, nor {_LEAST_FIRST_TOKENS} or more")
         for name in ("max_hop_tokens", "hold_frames", "trim_silence_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
@@ -113,9 +117,8 @@ class LimitConfig:
         voices: most registered voices; beyond it the one is forgotten that was used least recently. One of 30 s
             has half a MiB.
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
-        player_buffer_seconds: audio that a listener's player holds before it starts; deadlines count from there. At
-            25 tokens a second the second chunk comes 80 ms after the first one's audio has ended: what the vocoder
-            holds back.
+        player_buffer_seconds: audio that a listener's player holds before it starts: how long a stream may wait for
+            tokens counts from there.
     """
 
     streams: int = 64
@@ -124,7 +127,7 @@ class LimitConfig:
     streams_per_client: int = 0
     voices: int = 256
     batch_streams: int = 8
-    player_buffer_seconds: float = 0.3
+    player_buffer_seconds: float = PLAYER_BUFFER_SECONDS
 
     def __post_init__(self) -> None:
         all_positive(self, "limits", zero_too=("streams_per_client",))

@@ -187,7 +187,7 @@ class CachedFlow:
             self._release(stream)
 
     def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
-        running = zip((stream.encoder_state for stream in streams), chunks, strict=True)
+        running = zip(map(self._encoder_state, streams, chunks), chunks, strict=True)
         inputs = [
             self._next_input(*each) for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
         ]
@@ -196,6 +196,11 @@ class CachedFlow:
         mels = []
         for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
             mel = self._recomputed(stream, chunk) if given is None else next(computed)
+            if chunk.provisional:
+                if given is not None:
+                    stream.blocks.retract(len(given.tables))
+                mels.append(mel)
+                continue
             stream.next_frame += mel.shape[1]
             if given is not None:
                 stream.blocks.forget_unseen()
@@ -203,6 +208,12 @@ class CachedFlow:
                     stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
             mels.append(mel)
         return mels
+
+    def _encoder_state(self, stream: _Stream, chunk: FlowChunk) -> Any:
+        if not chunk.provisional:
+            return stream.encoder_state
+        mask = stream_mask(self._config, len(stream.voice.prompt_tokens), self._left_blocks)
+        return self._encoder.fork(stream.encoder_state, mask)
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Mels of chunks with as many steps."""
@@ -216,7 +227,8 @@ class CachedFlow:
         if stream.recomputing is not None:
             return None
         try:
-            return self._input(chunk, mu, stream.prompt, stream.blocks, stream.conv_state)
+            conv_state = stream.conv_state.clone() if chunk.provisional else stream.conv_state
+            return self._input(chunk, mu, stream.prompt, stream.blocks, conv_state)
         except OutOfBlocksError:
             return None
 

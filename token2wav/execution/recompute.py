@@ -110,7 +110,8 @@ class RecomputeFlow:
         if len(history.tokens) != chunk.start:
             raise EngineError(f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed")
         tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
-        history.tokens = tokens[: chunk.stop]
+        if not chunk.provisional:
+            history.tokens = tokens[: chunk.stop]
         whole = FlowChunk(tokens, left=0, start=0, stop=chunk.stop, last=chunk.last)
         mel = self._solve(history.voice, history.steps, whole, full=chunk.last and self._full_tail)
         return mel[:, self._config.token_mel_ratio * chunk.start :]

@@ -35,9 +35,12 @@ class FlowChunk:
         tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
             before it and `right` that follow (the look-ahead; none if `last`).
         left: context tokens on the left.
-        start: first token of the chunk; the previous chunk's stop, or the prefix length of the voice.
-        stop: end of the chunk, a multiple of the attention block unless `last`.
+        start: first token of the chunk; the stop of the chunk before that was kept, or the prefix length of the voice.
+        stop: end of the chunk, a multiple of the attention block unless `last` or `provisional`.
         last: whether the utterance ends here.
+        skip: tokens at its start that are the prompt's, or were heard already.
+        provisional: whether nothing is kept of it, because its last block is not complete: the next chunk starts
+            where this one did.
     """
 
     tokens: NDArray[np.int32]
@@ -45,6 +48,8 @@ class FlowChunk:
     start: int
     stop: int
     last: bool
+    skip: int = 0
+    provisional: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,7 +91,9 @@ def networks(config: ModelConfig, storage: str) -> Any:
     Raises:
         ConfigError: the model's flow has no cache.
     """
-    build = import_module(f"{import_module(type(config).__module__).__package__}.build")
+    # Beside the family's own kind of configuration, if it has one.
+    name = f"{import_module(type(config).__module__).__package__}.build"
+    build: Any = import_module(name) if find_spec(name) else None
     if not hasattr(build, "networks"):
         raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
     return build.networks(config, storage)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,76 +11,30 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
 from token2wav.execution.stages import FlowChunk
 from token2wav.model_config import ModelConfig
+from token2wav.serving.clocks import SLOW_SECONDS, Arrivals, Delay, Playback
 from token2wav.voice import check_vocabulary, token_array
 
-
-class Playback:
-    """Playback clock of a listener: it knows how much audio was sent, and when that will have been heard.
-
-    Args:
-        clock: returns monotonic seconds.
-        buffer_seconds: audio that the player holds before it starts.
-
-    Attributes:
-        started: time at which the first audio was sent; None before.
-        sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
-        plays_until: time at which the listener runs out of audio; None before the first.
-        seconds_sent: audio sent so far.
-        seconds_trimmed: audio left out before the first that was sent.
-        underruns: number of chunks that came after the audio before them had ended.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, buffer_seconds: float = 0.0) -> None:
-        self._clock = clock
-        self._buffer_seconds = buffer_seconds
-        self.started: float | None = None
-        self.plays_until: float | None = None
-        self.sound_since: float | None = None
-        self.seconds_sent = self.seconds_trimmed = 0.0
-        self.underruns = 0
-
-    def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
-        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it.
-
-        Args:
-            seconds: duration of the audio.
-            sound_s: seconds into it at which the first sound is heard; None where that is not in it.
-            trimmed_s: seconds of audio that were left out before all that was sent.
-        """
-        now, late = self._clock(), 0.0
-        if self.plays_until is None:
-            self.started, self.plays_until = now, now + self._buffer_seconds
-        elif now > self.plays_until:
-            late, self.plays_until = now - self.plays_until, now
-            self.underruns += 1
-        if sound_s is not None:
-            self.sound_since = max(now, self.plays_until - self._buffer_seconds) + sound_s
-        self.plays_until += seconds
-        self.seconds_sent += seconds
-        self.seconds_trimmed = trimmed_s
-        return late
-
-    @property
-    def seconds_since_start(self) -> float:
-        return 0.0 if self.started is None else self._clock() - self.started
+_MARGIN_SECONDS = 0.06  # for the network, and for a worker that looks for running listeners every 0.05 s only
 
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops, which decides the length of chunks. It has no state: one schedule serves all streams.
+    """Schedule of hops: lengths of chunks where tokens are there in time. One schedule serves all streams.
 
     Attributes:
-        policy: growth of hops, as `StreamConfig.hop`.
         first: tokens of the first hop.
         longest: most tokens of a hop.
-        block: tokens of an attention block; every chunk but the last ends on a multiple of it.
+        block: tokens of an attention block; every chunk that is kept ends on a multiple of it, but the last.
+        first_tokens: new tokens from which a stream speaks before a block is complete; 0 to wait for whole blocks.
+        adaptive: whether a hop may be shorter for the listener's sake: where a chunk's result does not depend on it.
         joined_prompt: whether multiples are counted from the prompt's end.
     """
 
-    policy: Literal["growing", "fixed", "lead"]
     first: int
     longest: int
     block: int
+    first_tokens: int = 0
+    adaptive: bool = True
     joined_prompt: bool = False
 
     def __post_init__(self) -> None:
@@ -96,7 +47,9 @@ class HopSchedule:
 
     @classmethod
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
-        return cls(stream.hop, *config.hops(stream), config.block_tokens, config.joined_prompt)
+        adaptive = not config.fixed_hops and not stream.reference
+        first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
+        return cls(*config.hops(stream), config.block_tokens, first_tokens, adaptive, config.joined_prompt)
 
     def first_stop(self, prompt_tokens: int) -> int:
         """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""
@@ -104,38 +57,32 @@ class HopSchedule:
             return prompt_tokens + self.first
         return -(-prompt_tokens // self.block) * self.block + self.first
 
-    def hop(self, index: int, lead_tokens: float) -> int:
-        """Returns the tokens of a chunk after the first.
-
-        Args:
-            index: number of the chunk, >= 1.
-            lead_tokens: tokens by which the audio sent so far is ahead of playback.
-        """
-        if self.policy == "growing":
-            return min(self.longest, self.first << index)
-        if self.policy == "fixed":
-            return self.first
-        whole_blocks = int(lead_tokens) // self.block * self.block
-        return max(self.first, min(self.longest, whole_blocks))
+    def hop(self, index: int) -> int:
+        """Returns the tokens of a chunk after the first: `index`, its number, is at least 1."""
+        return min(self.longest, self.first << index)
 
 
 class Chunker:
     """Chunker of one stream: it collects tokens, the prompt's first, and decides which of them run next.
 
-    Positions count from the first prompt token. A decision is made when tokens come or the chunk before was computed,
-    and then stands. Tokens before the context of the next chunk are forgotten when room is needed.
+    Positions count from the first prompt token. A decision is made when tokens come, when the chunk before was computed
+    or when the listener's audio runs short, and then stands. Hops grow, but no stream waits for more tokens than its
+    listener has audio for: a hop is cut down to the blocks that are there, and where not even one will be in time, a
+    provisional chunk speaks of what there is. Tokens before the context of the next chunk are forgotten when room is
+    needed.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
         config: shapes and look-ahead of the model.
         schedule: decides the length of chunks.
-        playback: clock of the listener; without one, nothing is heard while the stream lasts.
-        token_rate: tokens that a second of audio has.
+        playback: clock of the listener; without one, nobody listens.
+        delay: of the chunks of all streams beside this one.
 
     Attributes:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last.
         chunks: number of chunks that were computed.
         received: position after the last token.
+        spoken: position after the last token that was computed to be heard.
         ended: whether no more tokens come.
         done: whether the last chunk was computed.
     """
@@ -146,9 +93,9 @@ class Chunker:
         config: ModelConfig,
         schedule: HopSchedule,
         playback: Playback | None = None,
-        token_rate: float = 25.0,
+        delay: Delay | None = None,
     ) -> None:
-        self.prompt_tokens = len(prompt_tokens)
+        self.prompt_tokens = self.spoken = len(prompt_tokens)
         self.next_chunk: FlowChunk | None = None
         self.chunks = 0
         self.received = 0
@@ -157,7 +104,11 @@ class Chunker:
         self._config = config
         self._schedule = schedule
         self._playback = playback or Playback()
-        self._token_rate = token_rate
+        self._arrivals = Arrivals()
+        self._hops = 0  # chunks that were kept
+        self._heard = False
+        self._decided_at = self._took = 0.0
+        self._delay = delay or Delay()
         self._start = config.prefix_tokens(self.prompt_tokens)
         self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)
         self._first = 0  # position of `_tokens[0]`
@@ -182,41 +133,86 @@ class Chunker:
         if end and not self.new_tokens + len(tokens):
             raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
         self._append(tokens)
+        if len(tokens):
+            self._arrivals.add(len(tokens), self._playback.now())
         self.ended = end
         if self.next_chunk is None:
-            self.next_chunk = self._decided()
+            self.decide()
 
-    def computed(self) -> None:
-        """Notes that the next chunk has been computed, and decides about the one after it."""
-        assert self.next_chunk is not None
+    def computed(self, *, heard: bool = True) -> None:
+        """Notes that the next chunk was computed, and whether any of it was sent; decides about the one after it."""
+        chunk, self.next_chunk = self.next_chunk, None
+        assert chunk is not None
+        self._took = self._playback.now() - self._decided_at
+        self._delay.add(self._took)
         self.chunks += 1
-        self._start, self.done = self.next_chunk.stop, self.next_chunk.last
-        self.next_chunk = None if self.done else self._decided()
+        self._heard = self._heard or heard
+        self.spoken, self.done = chunk.stop, chunk.last
+        if not chunk.provisional:
+            self._start = chunk.stop
+            self._hops += 1
+        if not self.done:
+            self.decide()
 
     def needs(self, received: int) -> bool:
         """Says whether the next chunk needs more tokens than those before position `received`."""
         chunk = self.next_chunk
         return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
 
-    def _decided(self) -> FlowChunk | None:
-        stop = self._next_stop()
-        if self.received >= stop + self._config.lookahead_tokens:
-            return self._window(stop, last=False)
-        return self._window(self.received, last=True) if self.ended else None
+    def decide(self) -> None:
+        """Decides what runs next, where nothing was decided yet, or may be decided better while it has not begun."""
+        if self.done or (self.next_chunk is not None and not self.next_chunk.provisional):
+            return
+        if (stop := self._next_stop()) is not None:
+            if self.next_chunk is None:
+                self._decided_at = self._playback.now()
+            self.next_chunk = self._window(stop)
 
-    def _next_stop(self) -> int:
-        if not self.chunks:
-            return self._schedule.first_stop(self.prompt_tokens)
-        gone = self._playback.seconds_since_start + self._playback.seconds_trimmed
-        lead = self._start - self.prompt_tokens - gone * self._token_rate
-        return self._start + self._schedule.hop(self.chunks, lead)
+    def _next_stop(self) -> int | None:
+        """Returns where the next chunk ends; None to wait for tokens."""
+        schedule, available = self._schedule, self.received - self._config.lookahead_tokens
+        wanted = self._start + schedule.hop(self._hops) if self._hops else schedule.first_stop(self.prompt_tokens)
+        if available >= wanted:
+            return wanted
+        if self.ended:
+            return self.received
+        early = schedule.first_tokens if self._delay.seconds <= SLOW_SECONDS else 0
+        blocks = self._whole_blocks(available)
+        piece = min(available, self.received - 1)  # something is left for the last chunk
+        if not self._heard:
+            first = self.spoken + early
+            return None if not early or available < first else blocks if blocks >= first else piece
+        if not schedule.adaptive:
+            return None
+        lead = self._playback.lead_seconds
+        spare = lead - max(self._delay.seconds, self._took) - _MARGIN_SECONDS
+        if blocks > self.spoken:
+            return blocks if spare < self._seconds_until(wanted) else None
+        # Who has fallen silent waits for a whole block: tokens come too slowly, and pieces would only make more gaps.
+        if not early or lead <= 0 or piece - self.spoken < early // 2:
+            return None
+        complete = self._whole_blocks(self.spoken) + schedule.block
+        soon = min(self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now()))
+        return piece if spare < soon else None
 
-    def _window(self, stop: int, *, last: bool) -> FlowChunk:
+    def _whole_blocks(self, stop: int) -> int:
+        """Returns the end of the last block that is complete at a position."""
+        origin = self.prompt_tokens if self._schedule.joined_prompt else 0
+        return stop - (stop - origin) % self._schedule.block
+
+    def _seconds_until(self, stop: int) -> float:
+        """Returns when, at the pace of the tokens so far, a chunk up to `stop` can run."""
+        missing = stop + self._config.lookahead_tokens - self.received
+        return self._arrivals.seconds_for(missing, self._playback.now())
+
+    def _window(self, stop: int) -> FlowChunk:
         """Cuts out the tokens up to `stop` with their context on both sides."""
+        last = self.ended and stop == self.received
         left = min(self._config.lookbehind_tokens, self._start)
         right = 0 if last else self._config.lookahead_tokens
         window = self._tokens[self._start - left - self._first : stop + right - self._first].copy()
-        return FlowChunk(window, left, self._start, stop, last)
+        skip, provisional = max(0, self.spoken - self._start), not last and stop != self._whole_blocks(stop)
+        return FlowChunk(window, left, self._start, stop, last, skip, provisional)
 
     def _append(self, tokens: NDArray[np.int32]) -> None:
         count = self.received + len(tokens)

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.config import StreamConfig
+from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
 from token2wav.errors import EngineError
 from token2wav.execution.device import check_device, entered
 from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule, Playback
+from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.clocks import Delay, Playback
 from token2wav.serving.request import Request, Slots
 from token2wav.voice import Voice, check_steps
 
@@ -36,6 +37,7 @@ class Pipeline:
 
     Attributes:
         steps: numbers of ODE steps that requests may have, the usual one first.
+        clock: returns the monotonic seconds by which listeners hear.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Pipeline:
         self.flow = flow
         self.vocoder = vocoder
         self.steps = config.allowed_steps(stream.steps)
+        self.clock: Callable[[], float] = time.monotonic
         self._schedule = HopSchedule.of(stream, config)
+        self._delay = Delay()
         self._trim_silence_ms = stream.trim_silence_ms
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
@@ -59,8 +63,8 @@ class Pipeline:
         self,
         voice: Voice,
         steps: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        buffer_seconds: float = 0.0,
+        clock: Callable[[], float] | None = None,
+        buffer_seconds: float = PLAYER_BUFFER_SECONDS,
         audio_format: AudioFormat | None = None,
     ) -> Request:
         """Makes a request, which holds nothing of the engines yet.
@@ -68,7 +72,7 @@ class Pipeline:
         Args:
             voice: prompt and speaker, checked against the model.
             steps: number of ODE steps, one of `steps`; 0 for the usual number.
-            clock: returns monotonic seconds.
+            clock: returns monotonic seconds; None for `Pipeline.clock`.
             buffer_seconds: audio that its listener's player holds before it starts.
             audio_format: of what is sent; None for float32 at the model's rate.
 
@@ -76,8 +80,8 @@ class Pipeline:
             InputError: steps are not allowed, or the model cannot have that sample rate.
         """
         check_steps(steps, self.steps)
-        config, playback = self.config, Playback(clock, buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, config.token_frame_rate)
+        config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
+        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, self._delay)
         output = AudioOutput(config, audio_format, self._trim_silence_ms)
         return Request(voice, steps or self.steps[0], chunker, playback, output)
 
@@ -144,8 +148,8 @@ class Pipeline:
             mels = self.flow.advance([(slots.flow, chunk) for _, slots, chunk in batch])
             between = time.perf_counter()
             new = [
-                (slots.vocoder, MelChunk(mel[:, self._prompt_frames(request.chunker) :], chunk.last))
-                for (request, slots, chunk), mel in zip(batch, mels, strict=True)
+                (slots.vocoder, MelChunk(mel[:, self.config.token_mel_ratio * chunk.skip :], chunk.last))
+                for (_, slots, chunk), mel in zip(batch, mels, strict=True)
             ]
             audio = _on_host(self.vocoder.advance(new))
         if timed:
@@ -172,11 +176,6 @@ class Pipeline:
         """Number of requests that hold memory in either engine."""
         self._close_dropped()
         return max(self.flow.open_streams, self.vocoder.open_streams)
-
-    def _prompt_frames(self, chunker: Chunker) -> int:
-        """Counts the frames at the start of a next chunk that belong to the prompt's last, incomplete block."""
-        start = chunker.next_chunk.start if chunker.next_chunk else 0
-        return max(0, chunker.prompt_tokens - start) * self.config.token_mel_ratio
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

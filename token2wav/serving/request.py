@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 
 from token2wav.errors import StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
-from token2wav.serving.chunking import Chunker, Playback
+from token2wav.serving.chunking import Chunker
+from token2wav.serving.clocks import Playback
 from token2wav.voice import Voice
 
 

@@ -73,6 +73,8 @@ class Scheduler:
         if len(request.messages) >= MOST_QUEUED_REQUESTS:
             raise LimitError(f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens in each")
         request.chunker.push(tokens, end=end)
+        if request.owner is None:
+            request.chunker.decide()  # perhaps for more, where it has waited
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
@@ -110,6 +112,13 @@ class Scheduler:
         elif request.status is not Status.READY:
             request.status, request.ready_since = Status.READY, self._clock()
 
+    def look_at_listeners(self) -> None:
+        """Decides again for requests that wait for tokens, whose listeners may not be able to wait any longer."""
+        for request in self.requests:
+            if request.status is Status.WAITING and request.slots is not None:
+                request.chunker.decide()
+                self.release(request)
+
     def next_to_open(self, owner: int) -> Request | None:
         """Gives a request to a worker that is to open it in the engines, or returns None.
 
@@ -140,9 +149,9 @@ class Scheduler:
         """Learns the speed of a worker from a batch that it has computed."""
         self._policy.computed(tokens, seconds)
 
-    def sent(self, request: Request) -> None:
-        """Notes that the next chunk of a request was computed and sent."""
-        request.chunker.computed()
+    def sent(self, request: Request, *, heard: bool = True) -> None:
+        """Notes that the next chunk of a request was computed, and whether any of it was sent."""
+        request.chunker.computed(heard=heard)
         request.last_progress = self._clock()
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:

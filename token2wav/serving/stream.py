@@ -91,7 +91,7 @@ class Stream:
                 if result is not None:
                     request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
                     chunks.append(result)
-                request.chunker.computed()
+                request.chunker.computed(heard=result is not None)
         except BaseException:
             self._close()
             raise

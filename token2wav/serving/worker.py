@@ -191,6 +191,7 @@ class WorkerPool:
         while True:
             self._drop_abandoned()
             with self._wake:
+                scheduler.look_at_listeners()
                 unopened, batch = scheduler.next_to_open(owner), list[Request]()
                 if unopened is None:
                     batch = scheduler.next_batch(owner, self._idle_workers)
@@ -258,7 +259,7 @@ class WorkerPool:
             self._observer.sent(request, result.duration_s, late)
         with self._wake:
             if not request.over:
-                self._scheduler.sent(request)
+                self._scheduler.sent(request, heard=result is not None)
 
     def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
         """Does something for a request of this worker, which ends that one alone if it fails, and releases it then."""

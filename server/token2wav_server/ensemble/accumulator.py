@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioOutput
-from token2wav.serving.chunking import Chunker, HopSchedule, Playback, checked_tokens
+from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
+from token2wav.serving.clocks import Playback
 from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.ordered_stage import Label, Ticker
@@ -136,8 +137,8 @@ class Accumulator:
                 "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
             )
         self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
-        playback, now = Playback(), time.monotonic()
-        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback, self._config.token_frame_rate)
+        playback, now = Playback(buffer_seconds=self._limits.player_buffer_seconds), time.monotonic()
+        chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
         stream = _Stream(secrets.randbits(63), chunker, playback, voice, options, now, now)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
@@ -168,7 +169,8 @@ class Accumulator:
         while (chunk := chunker.next_chunk) is not None:
             voice = None if chunker.chunks else stream.voice
             sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
-            stream.playback.sent(chunker.next_tokens / self._config.token_frame_rate)  # out of the other end, soon
+            seconds = (chunk.stop - chunker.spoken) / self._config.token_frame_rate
+            stream.playback.sent(seconds)  # at the other end, soon
             chunker.computed()
 
     def _expire(self) -> None:

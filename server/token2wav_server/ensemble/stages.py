@@ -33,19 +33,6 @@ class FlowContent:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class FlowState:
-    """State of a stream in the flow.
-
-    Attributes:
-        handle: number of the stream in the engine.
-        prompt_tokens: number of prompt tokens of its voice.
-    """
-
-    handle: int
-    prompt_tokens: int
-
-
 @dataclass(frozen=True, eq=False)
 class VocoderContent:
     """Input of the vocoder for a chunk.
@@ -73,7 +60,7 @@ class VocoderState:
 
 
 class FlowStage:
-    """Stage that turns tokens into mel, (frames, bands), without the prompt's.
+    """Stage that turns tokens into mel, (frames, bands), without what is not to be heard.
 
     Args:
         engine: computes the mel.
@@ -84,21 +71,20 @@ class FlowStage:
         self._engine = engine
         self._frames_per_token = frames_per_token
 
-    def open(self, content: FlowContent) -> FlowState:
+    def open(self, content: FlowContent) -> int:
         if content.voice is None:
             raise StreamClosedError("stream: its first chunk came without a voice")
-        return FlowState(self._engine.open(content.voice, content.steps), len(content.voice.prompt_tokens))
+        return self._engine.open(content.voice, content.steps)
 
-    def advance(self, batch: Sequence[tuple[FlowState, FlowContent]]) -> list[Output | EngineError]:
-        mels = self._engine.advance([(state.handle, content.chunk) for state, content in batch])
-        results = []
-        for (state, content), mel in zip(batch, mels, strict=True):
-            prompt_frames = max(0, state.prompt_tokens - content.chunk.start) * self._frames_per_token
-            results.append(_finite(mel[:, prompt_frames:].T, "mel"))
-        return results
+    def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | EngineError]:
+        mels = self._engine.advance([(state, content.chunk) for state, content in batch])
+        return [
+            _finite(mel[:, self._frames_per_token * content.chunk.skip :].T, "mel")
+            for (_, content), mel in zip(batch, mels, strict=True)
+        ]
 
-    def close(self, state: FlowState) -> None:
-        self._engine.close(state.handle)
+    def close(self, state: int) -> None:
+        self._engine.close(state)
 
 
 class VocoderStage:

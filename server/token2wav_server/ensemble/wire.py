@@ -64,7 +64,7 @@ class ToFlow:
             "error": _encoded(error),
             "has_voice": np.array([voice is not None]),
             "window": chunk.tokens,
-            "chunk": np.array([chunk.left, chunk.start, chunk.stop, steps], np.int32),
+            "chunk": np.array([chunk.left, chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps], np.int32),
         }
         self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
 
@@ -121,8 +121,9 @@ class _ToClient:
 def _flow_content(request: Any, label: Label) -> FlowContent:
     has_voice = _array(request, "has_voice")[0]
     voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if has_voice else None
-    left, start, stop, steps = (int(value) for value in _array(request, "chunk"))
-    return FlowContent(FlowChunk(_array(request, "window"), left, start, stop, label.last), voice, steps)
+    left, start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
+    window = _array(request, "window")
+    return FlowContent(FlowChunk(window, left, start, stop, label.last, skip, bool(provisional)), voice, steps)
 
 
 def _vocoder_content(request: Any, label: Label) -> VocoderContent:

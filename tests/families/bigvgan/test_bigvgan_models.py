@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.families.bigvgan.rig import GOLDEN
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.bigvgan_model import SAMPLES_PER_TOKEN, VOCODER, a_voice, write_model
 from tests.support.recomputing import recomputing
 from tests.support.yaml_edits import edit_yaml
@@ -45,7 +46,7 @@ def test_rates_follow_from_the_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("incremental", [True, False])
 def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    model, voice = Token2Wav.load(folder) if incremental else recomputing(folder), a_voice()
+    model, voice = Token2Wav.load(folder, stream=WHOLE_BLOCKS) if incremental else recomputing(folder), a_voice()
     whole = model.vocode(model.mel(TOKENS, voice))
     assert whole.shape == (SAMPLES_PER_TOKEN * len(TOKENS),)
     assert 0.01 < whole.std() < 0.5

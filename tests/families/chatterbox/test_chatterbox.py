@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.chatterbox_model import write_conditionals, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
@@ -27,9 +28,8 @@ KINDS = {"full": False, "meanflow": True}
 @pytest.fixture(scope="session", params=KINDS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
     golden = FamilyGolden("chatterbox", "tiny")
-    return Token2Wav.load(
-        write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param]), runtime=CPU
-    )
+    folder = write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param])
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.cosyvoice2_model import write_model
 from tests.support.family_golden import FamilyGolden
 from token2wav import RuntimeConfig, Token2Wav
@@ -19,4 +20,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Token2Wav:
-    return Token2Wav.load(folder, runtime=CPU)
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)

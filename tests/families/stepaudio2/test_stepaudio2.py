@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.batches import WHOLE_BLOCKS
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from tests.support.stepaudio2_model import write_model, write_yaml
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(folder: Path) -> Token2Wav:
     """As published, with a window of two blocks."""
-    return Token2Wav.load(folder, runtime=CPU)
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])

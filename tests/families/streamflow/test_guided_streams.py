@@ -70,7 +70,7 @@ def test_any_length(count: int) -> None:
     assert off(mel, parts.by_hand(tokens, voice)) <= MEL
 
 
-@pytest.mark.parametrize("stream", [StreamConfig(hop="fixed"), StreamConfig(max_hop_tokens=8 * BLOCK)])
+@pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(max_hop_tokens=8 * BLOCK)])
 def test_hops_make_no_difference_to_one_evaluation(stream: StreamConfig) -> None:
     parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(22 * BLOCK + 5)
     assert off(stream_mel(parts, [tokens], voice, stream), parts.by_hand(tokens, voice)) <= MEL

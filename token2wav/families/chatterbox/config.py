@@ -43,6 +43,7 @@ class ChatterboxConfig(ModelConfig):
         file: name of the weights.
     """
 
+    speaks_early: bool = True
     mean_flow: bool
     encoder: EncoderConfig
     estimator: UNetConfig

@@ -87,6 +87,7 @@ class CosyVoice2Config(ModelConfig):
         hift: sizes of the network from mel to audio.
     """
 
+    speaks_early: bool = True
     flow: FlowConfig
     hift: HiFTConfig
 

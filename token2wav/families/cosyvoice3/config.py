@@ -116,6 +116,7 @@ class CosyVoice3Config(ModelConfig):
 
     FILE: ClassVar[str] = MODEL_FILE
 
+    speaks_early: bool = True
     flow: FlowConfig
     vocoder: VocoderConfig
     vocoder_folder: str = ""

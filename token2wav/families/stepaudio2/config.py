@@ -61,6 +61,7 @@ class StepAudio2Config(ModelConfig):
         hift: sizes of the network from mel to audio.
     """
 
+    speaks_early: bool = True
     flow: FlowConfig
     hift: HiFTConfig
 

@@ -1,0 +1,219 @@
+"""Pacing of tokens: it is replayed what listeners hear when tokens come at many paces, in bursts and with stalls.
+
+Chunks are decided by the library's own chunker and scheduler on a clock that is only counted on, so that the machine
+does not matter: a batch takes 50 ms plus 1 ms for each token of its chunks, the vocoder holds 80 ms back, and a player
+starts 0.2 s after the first audio. Prints tables, and writes JSON and a picture.
+
+    .venv/bin/python -m benchmarks.pacing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import matplotlib as mpl
+import numpy as np
+
+from benchmarks.environment import RESULTS, ROOT, save
+from token2wav import StreamConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model_config import ModelConfig
+from token2wav.serving.chunking import Chunker, HopSchedule
+from token2wav.serving.clocks import Delay, Playback
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+TINY = ROOT / "tests" / "data" / "tiny"
+PACES = (15, 20, 25, 30, 35, 40, 50, 75, 100, 200)
+PATTERNS = ("steady", "messages of 5", "bursts of 20", "stalls of 1 s")
+FIRST_TOKENS, PROMPTS = (0, 6, 8, 10, 12, 16, 20, 25), (0, 75, 80)
+CROWDS = (1, 2, 4, 6, 8, 12, 16)
+TOKENS, PROMPT = 250, 75
+BUFFER_S = 0.2
+_RATE, _HELD_BACK_S = 25.0, 0.08
+_POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
+
+
+@dataclass
+class Heard:
+    """What a listener heard of 10 s, and what it took.
+
+    Attributes:
+        first_s: when the first audio comes; the language model begins at 0.
+        underruns: how often the player ran out of audio.
+        silent_s: for how long in all.
+        chunks: number of chunks.
+        computed: tokens in them, over those of the utterance.
+        provisional: share of the audio that was spoken of incomplete blocks.
+    """
+
+    first_s: float
+    underruns: int
+    silent_s: float
+    chunks: int
+    computed: float
+    provisional: float
+
+
+class Listener:
+    """Listener of one utterance, whose tokens arrive by themselves.
+
+    Args:
+        config: of the model.
+        schedule: of its hops.
+        coming: when tokens come, and how many, in order.
+        clock: one whose `now` is set.
+        delay: of all listeners' chunks.
+        prompt: number of prompt tokens.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        schedule: HopSchedule,
+        coming: Sequence[tuple[float, int]],
+        clock: Clock,
+        delay: Delay,
+        prompt: int = PROMPT,
+    ) -> None:
+        self.coming = list(coming)
+        self.playback = Playback(clock, BUFFER_S)
+        self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, delay)
+        self.silent = 0.0
+        self.computed = self.provisional = 0
+        self._clock = clock
+
+    def arrive(self) -> None:
+        """Takes the tokens that have come by now, and decides."""
+        while self.coming and self.coming[0][0] <= self._clock.now:
+            _, count = self.coming.pop(0)
+            self.chunker.push(np.zeros(count, np.int32), end=not self.coming)
+        self.chunker.decide()
+
+    def hear(self) -> None:
+        """Gets the next chunk."""
+        chunk = self.chunker.next_chunk
+        assert chunk is not None
+        spoken = chunk.stop - chunk.start - chunk.skip
+        self.silent += self.playback.sent(spoken / _RATE - (0.0 if self.chunker.chunks else _HELD_BACK_S))
+        self.computed += self.chunker.next_tokens
+        self.provisional += spoken * chunk.provisional
+        self.chunker.computed()
+
+    def heard(self) -> Heard:
+        total = self.chunker.new_tokens
+        return Heard(
+            first_s=round(self.playback.started or 0.0, 3),
+            underruns=self.playback.underruns,
+            silent_s=round(float(self.silent), 2),
+            chunks=self.chunker.chunks,
+            computed=round(self.computed / total, 2),
+            provisional=round(self.provisional / total, 2),
+        )
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def policies(config: ModelConfig) -> dict[str, HopSchedule]:
+    """Schedules that are compared; the last is the default."""
+    first, longest = config.hops(StreamConfig())
+    block = config.block_tokens
+    return {
+        "hops that grow": HopSchedule(first, longest, block, adaptive=False),
+        "one block": HopSchedule(block, block, block, adaptive=False),
+        "as the listener can wait": HopSchedule.of(StreamConfig(first_tokens=0), config),
+        "the same, and early": HopSchedule.of(StreamConfig(), config),
+    }
+
+
+def arrivals(pace: float, pattern: str = "steady", begins: float = 0.0) -> Iterator[tuple[float, int]]:
+    """Lists when tokens come, and how many."""
+    size = {"messages of 5": 5, "bursts of 20": 20}.get(pattern, 1)
+    for stop in range(size, TOKENS + size, size):
+        stalled = stop // 60 if pattern == "stalls of 1 s" else 0
+        yield begins + stop / pace + stalled, min(size, TOKENS - stop + size)
+
+
+def replay(
+    schedule: HopSchedule, config: ModelConfig, pace: float, pattern: str = "steady", prompt: int = PROMPT
+) -> Heard:
+    """Replays one utterance on a machine of its own."""
+    clock = Clock()
+    return run([Listener(config, schedule, list(arrivals(pace, pattern)), clock, Delay(), prompt)], clock)[0]
+
+
+def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]:
+    """Replays utterances at the pace of speech that begin within 3 s, on one machine: what is ready runs together."""
+    clock, delay, begins = Clock(), Delay(), np.random.default_rng(0).uniform(0, 3, count).tolist()
+    return run([Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, delay) for at in begins], clock)
+
+
+def run(listeners: list[Listener], clock: Clock) -> list[Heard]:
+    """Computes all chunks, in batches one after the other, of up to eight that whoever has least audio left is in."""
+    while any(not listener.chunker.done for listener in listeners):
+        for listener in listeners:
+            listener.arrive()
+        ready = [listener for listener in listeners if listener.chunker.next_chunk is not None]
+        batch = sorted(ready, key=lambda listener: min(listener.playback.lead_seconds, 1.0))[:8]
+        if not batch:
+            clock.now = min([clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)])
+            continue
+        clock.now += _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
+        for listener in batch:
+            listener.hear()
+    return [listener.heard() for listener in listeners]
+
+
+def main() -> None:
+    config = CosyVoice3Config.read(TINY)
+    rows, early, crowds = [], [], []
+    print("first audio, underruns (silence), tokens computed for each: " + " | ".join(policies(config)))
+    for pattern in PATTERNS:
+        for pace in PACES:
+            heard = {name: replay(schedule, config, pace, pattern) for name, schedule in policies(config).items()}
+            cells = (f"{h.first_s:.2f} s, {h.underruns} ({h.silent_s:.1f} s), {h.computed:.1f}" for h in heard.values())
+            print(f"{pattern} | {pace} | " + " | ".join(cells))
+            rows.append({"pattern": pattern, "pace": pace, **{name: asdict(each) for name, each in heard.items()}})
+    print("first_tokens, prompt, tokens/s: first audio, underruns, tokens computed for each, share that is provisional")
+    for count in FIRST_TOKENS:
+        schedule = HopSchedule.of(StreamConfig(first_tokens=count), config)
+        for prompt in PROMPTS:
+            for pace in (25, 50, 100):
+                h = replay(schedule, config, pace, prompt=prompt)
+                print(f"{count} | {prompt} | {pace} | {h.first_s:.2f} s, {h.underruns}, {h.computed}, {h.provisional}")
+                early.append({"first_tokens": count, "prompt": prompt, "pace": pace, **asdict(h)})
+    print("streams on one machine at 25 tokens/s, whole blocks and early: first audio, underruns and silence of each")
+    for count in CROWDS:
+        row: dict[str, object] = {"streams": count}
+        for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
+            all_heard = crowd(HopSchedule.of(StreamConfig(first_tokens=first_tokens), config), config, count)
+            row[name] = {
+                "underruns": round(sum(each.underruns for each in all_heard) / count, 2),
+                "silent_s": round(float(sum(each.silent_s for each in all_heard)) / count, 2),
+                "computed": round(sum(each.computed for each in all_heard) / count, 2),
+            }
+        print(row)
+        crowds.append(row)
+    save("pacing", {"rows": rows, "first_tokens": early, "crowds": crowds})
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    for pace in (25, 50, 100):
+        shown = [row for row in early if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]]
+        counts = [row["first_tokens"] for row in shown]
+        panels[0].plot(counts, [row["first_s"] for row in shown], "o-", label=f"{pace} tokens/s")
+        panels[1].plot(counts, [row["provisional"] for row in shown], "o-", label=f"{pace} tokens/s")
+    panels[0].set(xlabel="first_tokens", ylabel="first audio, s")
+    panels[1].set(xlabel="first_tokens", ylabel="audio spoken of incomplete blocks, share")
+    panels[0].legend()
+    figure.savefig(RESULTS / "pacing.png", dpi=90)
+
+
+if __name__ == "__main__":
+    main()

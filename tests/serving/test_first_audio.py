@@ -1,0 +1,148 @@
+"""Provisional first audio: a stream speaks from part of a block, and from the first whole block on it is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.execution.rig import AUDIO, MEL, FlowStream, Mel, Parts, a_voice, off, portions, some_tokens
+from token2wav import StreamConfig, Token2Wav
+from token2wav.cache.paged_kv_cache import Storage
+from token2wav.execution.stages import FlowStage
+from token2wav.serving.chunking import Chunker, HopSchedule
+
+LOOKAHEAD = 3
+BLOCK = 25
+FIRST_TOKENS = [5, 6, 8, 10, 12, 16, 25, 40]
+PROMPTS = [0, 1, 24, 25, 30, 75, 99]
+
+sizes_of_portions = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    return Parts.load()
+
+
+def speak(
+    parts: Parts, engine: FlowStage, prompt: int, count: int, sizes: Sequence[int], first_tokens: int = 12
+) -> FlowStream:
+    """A stream whose tokens came in portions of these sizes, over and over; it has ended."""
+    stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens))
+    for portion in portions(some_tokens(count), sizes):
+        stream.push(portion)
+    stream.finish().close()
+    return stream
+
+
+def provisional_frames(stream: FlowStream, prompt: int) -> int:
+    """Frames at the start of a mel that were spoken of incomplete blocks."""
+    return 2 * max([chunk.stop - prompt for chunk in stream.chunks if chunk.provisional], default=0)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("first_tokens", FIRST_TOKENS)
+def test_it_speaks_from_the_very_token_that_completes_the_lookahead(
+    parts: Parts, prompt: int, first_tokens: int
+) -> None:
+    config = parts.config
+    schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), config)
+    chunker = Chunker(a_voice(prompt).prompt_tokens, config, schedule)
+    first = min(prompt + first_tokens, schedule.first_stop(prompt))  # the whole first hop may be there before
+    while chunker.next_chunk is None:
+        chunker.push(some_tokens(1))
+    assert chunker.received == first + LOOKAHEAD
+    assert (chunker.next_chunk.stop, chunker.next_chunk.start + chunker.next_chunk.skip) == (first, prompt)
+    assert chunker.next_chunk.provisional == bool(first % BLOCK)
+
+
+@given(st.sampled_from(PROMPTS), st.sampled_from(FIRST_TOKENS), sizes_of_portions, st.integers(1, 160))
+@settings(max_examples=15)
+def test_it_is_the_whole_but_for_what_was_provisional(
+    parts: Parts, prompt: int, first_tokens: int, sizes: list[int], count: int
+) -> None:
+    whole = parts.whole(some_tokens(count), a_voice(prompt))
+    cached, recomputed = (
+        speak(parts, engine, prompt, count, sizes, first_tokens) for engine in (parts.incremental(), parts.recompute())
+    )
+    kept, heard = parts.config.prefix_tokens(prompt), prompt
+    for chunk in cached.chunks:
+        assert (chunk.start, chunk.start + chunk.skip) == (kept, heard)
+        assert chunk.provisional == (not chunk.last and chunk.stop % BLOCK != 0)
+        assert heard < chunk.stop
+        heard, kept = chunk.stop, kept if chunk.provisional else chunk.stop
+    assert heard == prompt + count
+    exact = provisional_frames(cached, prompt)
+    assert exact <= 2 * (BLOCK + 39 + LOOKAHEAD)
+    assert off(cached.mel, recomputed.mel) <= MEL
+    assert off(cached.mel[:, exact:], whole[:, exact:]) <= MEL
+
+
+def test_what_is_provisional_takes_no_page_and_leaves_no_trace(parts: Parts) -> None:
+    engine = parts.incremental()
+    stream = FlowStream(engine, a_voice(30), parts.config, StreamConfig())
+    before, state = engine.pool.used, engine._streams[stream.handle].conv_state.clone()
+    stream.push(some_tokens(15))
+    assert [chunk.provisional for chunk in stream.chunks] == [True]
+    assert engine.pool.used == before
+    assert engine._streams[stream.handle].next_frame == 50
+    assert torch.equal(engine._streams[stream.handle].conv_state, state)
+    stream.close()
+    assert engine.pool.used == engine.prefixes.pages
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_a_block_is_the_same_whatever_was_spoken_of_it_before(parts: Parts, storage: Storage) -> None:
+    early, late = (speak(parts, parts.incremental(storage=storage), 75, 90, sizes) for sizes in ([15, 20], [50]))
+    exact = provisional_frames(early, 75)
+    assert exact == 24
+    assert provisional_frames(late, 75) == 0
+    assert np.array_equal(early.mel[:, exact:], late.mel[:, exact:])
+
+
+def test_streams_in_a_batch_are_those_alone(parts: Parts) -> None:
+    """Provisional chunks beside whole ones, of all lengths."""
+    engine, cases = parts.incremental(), [(30, 15), (75, 28), (0, 15), (99, 40), (25, 53)]
+    alone: list[Mel] = []
+    for prompt, count in cases:
+        stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig())
+        alone.append(stream.push(some_tokens(count)).mel[:, : 2 * count])
+        stream.close()
+    schedule = HopSchedule.of(StreamConfig(), parts.config)
+    batch, handles = [], [engine.open(a_voice(prompt)) for prompt, _ in cases]
+    for handle, (prompt, count) in zip(handles, cases, strict=True):
+        chunker = Chunker(a_voice(prompt).prompt_tokens, parts.config, schedule)
+        chunker.push(some_tokens(count))
+        assert chunker.next_chunk is not None
+        batch.append((handle, chunker.next_chunk))
+    assert {chunk.provisional for _, chunk in batch} == {True, False}
+    for (handle, chunk), mel, other in zip(batch, engine.advance(batch), alone, strict=True):
+        new = mel[:, 2 * chunk.skip :].numpy()
+        assert off(new, other[:, : new.shape[1]]) <= MEL
+        engine.close(handle)
+
+
+@pytest.mark.parametrize("sizes", [[1], [5], [7, 30]])
+def test_the_audio_is_that_of_the_mel_that_was_spoken(parts: Parts, sizes: list[int]) -> None:
+    recorded = parts.model(parts.incremental(), StreamConfig())
+    recorded.model.pipeline.clock = lambda: 0.0
+    audio, mel = recorded.run(portions(some_tokens(90), sizes), a_voice(75))
+    assert audio.shape == (960 * 90,)
+    assert np.abs(audio - parts.vocode(mel)).max() <= AUDIO
+
+
+def test_all_tokens_at_once_are_spoken_exactly(parts: Parts) -> None:
+    early, late = (
+        Token2Wav(
+            parts.config, parts.incremental(), parts.model(parts.recompute()).recorder, StreamConfig(first_tokens=n)
+        )
+        for n in (12, 0)
+    )
+    say = partial(Token2Wav.synthesize, tokens=some_tokens(90), voice=a_voice(30))
+    assert np.array_equal(say(early), say(late))

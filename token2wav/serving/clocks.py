@@ -1,0 +1,97 @@
+"""Clocks of a stream: they tell when its tokens come, how long its chunks take, and when its audio has been heard."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+SLOW_SECONDS = 0.2  # where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
+_NEWEST = 0.2  # weight of the latest chunk in the mean delay
+
+
+class Playback:
+    """Playback clock of a listener: it knows how much audio was sent, and when that will have been heard.
+
+    Args:
+        clock: returns monotonic seconds.
+        buffer_seconds: audio that the player holds before it starts.
+
+    Attributes:
+        now: the clock.
+        started: time at which the first audio was sent; None before.
+        sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
+        plays_until: time at which the listener runs out of audio; None before the first.
+        seconds_sent: audio sent so far.
+        seconds_trimmed: audio left out before the first that was sent.
+        underruns: number of chunks that came after the audio before them had ended.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, buffer_seconds: float = 0.0) -> None:
+        self.now = clock
+        self._buffer_seconds = buffer_seconds
+        self.started: float | None = None
+        self.plays_until: float | None = None
+        self.sound_since: float | None = None
+        self.seconds_sent = self.seconds_trimmed = 0.0
+        self.underruns = 0
+
+    def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
+        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it.
+
+        Args:
+            seconds: duration of the audio.
+            sound_s: seconds into it at which the first sound is heard; None where that is not in it.
+            trimmed_s: seconds of audio that were left out before all that was sent.
+        """
+        now, late = self.now(), 0.0
+        if self.plays_until is None:
+            self.started, self.plays_until = now, now + self._buffer_seconds
+        elif now > self.plays_until:
+            late, self.plays_until = now - self.plays_until, now
+            self.underruns += 1
+        if sound_s is not None:
+            self.sound_since = max(now, self.plays_until - self._buffer_seconds) + sound_s
+        self.plays_until += seconds
+        self.seconds_sent += seconds
+        self.seconds_trimmed = trimmed_s
+        return late
+
+    @property
+    def lead_seconds(self) -> float:
+        """Audio that the listener still has; without end for one that was sent nothing, and so cannot run out of it."""
+        return math.inf if self.plays_until is None else self.plays_until - self.now()
+
+
+class Arrivals:
+    """Arrivals of a stream's tokens: how fast they come, and when the next ones may."""
+
+    def __init__(self) -> None:
+        self._first_at = self._latest_at = math.nan
+        self._gap = 0.0  # between the latest two
+        self._tokens = 0  # after the first
+
+    def add(self, tokens: int, now: float) -> None:
+        if math.isnan(self._first_at):
+            self._first_at = now
+        else:
+            self._tokens += tokens
+            self._gap = now - self._latest_at
+        self._latest_at = now
+
+    def seconds_for(self, tokens: int, now: float) -> float:
+        """Returns the time in which as many tokens come, if they go on as they did; 0 while nothing is known."""
+        return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
+
+    def seconds_until_next(self, now: float) -> float:
+        return max(0.0, self._latest_at + self._gap - now)
+
+
+class Delay:
+    """Delay from the decision about a chunk until it is computed, as all streams of a pipeline have it lately."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.seconds += _NEWEST * (min(seconds, 2 * SLOW_SECONDS) - self.seconds)  # the first of all is very slow
