@@ -17,7 +17,7 @@ from token2wav_client import Client, ClientVoice
 from token2wav_client.stats import ChunkTiming, summarize
 
 MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_repository_ensemble"}
-FIRST, LOOKAHEAD, HELD_BACK = 12, 3, 1924
+FIRST, LOOKAHEAD, HELD_BACK = 8, 3, 1924
 TOKENS_PER_SECOND = 25
 ATTEMPTS = 3  # a machine that stands still for a moment makes gaps that are not the server's
 
