@@ -2,8 +2,8 @@
 
     my_llm | python examples/llm_stream.py --voice voice.safetensors --out out.wav
 
-Such models print tokens as text, `<|speech_17|>` or `<|s_17|>`, between other text that is not meant to be heard, and
-in pieces that end anywhere, in the middle of a token too.
+Such models print tokens as text, `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>` (Step-Audio2), between other
+text that is not meant to be heard, and in pieces that end anywhere, in the middle of a token too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.writer import AudioWriter
 
-TOKEN = re.compile(r"<\|(?:s|speech)_(\d{1,9})\|>")
+TOKEN = re.compile(r"<(?:\|(?:s|speech)_(\d{1,9})\||audio_(\d{1,9}))>")
+PADDING = 6561  # Step-Audio2 prints it between speech and text
 LONGEST_TOKEN = len("<|speech_123456789|>")
 
 
@@ -27,7 +28,8 @@ def tokens_in(pieces: Iterable[str]) -> Iterator[list[int]]:
     text = ""
     for piece in pieces:
         text += piece
-        tokens = [int(found[1]) for found in TOKEN.finditer(text)]
+        numbers = [int(found[1] or found[2]) for found in TOKEN.finditer(text)]
+        tokens = [number for number in numbers if number != PADDING]
         # What follows the last "<" may be a token whose end has not come yet.
         begun = text.rfind("<")
         text = text[begun:][:LONGEST_TOKEN] if begun >= 0 and ">" not in text[begun:] else ""

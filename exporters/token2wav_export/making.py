@@ -24,8 +24,8 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stem_of,
 )
-from token2wav.execution.backends import Networks
-from token2wav.families import networks
+from token2wav.execution.backends import Exportable
+from token2wav.families import exportable
 from token2wav_export.builder import build_engine
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import write_onnx
@@ -51,7 +51,7 @@ class Maker:
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
-        self.networks: Networks = networks(model_folder)
+        self.networks: Exportable = exportable(model_folder)
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)

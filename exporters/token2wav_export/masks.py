@@ -15,7 +15,7 @@ import torch
 
 from token2wav.config import StreamConfig, load_server_config
 from token2wav.errors import Token2WavError
-from token2wav.families import networks
+from token2wav.families import exportable
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.guided import guided_mask
 from token2wav.networks.masks import BlockMask
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is None:
             pictures, size = every_mask(options.blocks)
         else:
-            pictures, size = masks_of(networks(options.model).estimator, stream, options.blocks)
+            pictures, size = masks_of(exportable(options.model).estimator, stream, options.blocks)
         draw(pictures, size, options.save)
     except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
-from token2wav.execution.backends import Networks
+from token2wav.execution.backends import Exportable
 from token2wav.execution.exported_graphs import SIGNALS, exported_states
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import DiT
@@ -96,7 +96,7 @@ class Vocoder(nn.Module):
         return list(state.values())
 
 
-def load_module(graph: Graph, precision: Precision, networks: Networks) -> nn.Module:
+def load_module(graph: Graph, precision: Precision, networks: Exportable) -> nn.Module:
     """Loads the module of a graph, on the CPU. Its inputs and outputs are those of the graph's signature.
 
     Raises:

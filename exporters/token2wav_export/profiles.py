@@ -8,7 +8,7 @@ from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
-from token2wav.execution.backends import Networks
+from token2wav.execution.backends import Exportable
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
@@ -67,7 +67,7 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     return sorted(count * config.token_mel_ratio for count in hops)
 
 
-def profiles(graph: Graph, load: Load, networks: Networks) -> list[Profile]:
+def profiles(graph: Graph, load: Load, networks: Exportable) -> list[Profile]:
     """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from token2wav.execution.artifacts import Graph, Precision
-from token2wav.execution.backends import Networks
+from token2wav.execution.backends import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
 from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.dit import CONTEXT_FRAMES
@@ -76,7 +76,7 @@ ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
 PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
-def signature(graph: Graph, precision: Precision, networks: Networks) -> Signature:
+def signature(graph: Graph, precision: Precision, networks: Exportable) -> Signature:
     """Returns the signature of a graph of a model.
 
     Raises:
@@ -135,7 +135,7 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(networks: Networks, *, whole: bool) -> Signature:
+def _vocoder(networks: Exportable, *, whole: bool) -> Signature:
     with torch.device("meta"):  # layers are asked what they keep
         vocoder = networks.empty_vocoder()
     samples = Axis((("frames", vocoder.frame_samples),))

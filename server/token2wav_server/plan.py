@@ -13,9 +13,8 @@ from typing import Any, get_args
 
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
-from token2wav.errors import ConfigError, Token2WavError
-from token2wav.execution.backends import Networks
-from token2wav.families import networks
+from token2wav.errors import Token2WavError
+from token2wav.families import read_config
 from token2wav_server.plan_compute import Compute, read_costs
 from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes
 
@@ -55,18 +54,15 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: the model folder, a setting or the file of costs cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
-    parts: Networks = networks(Path(options.model))
-    model = parts.config
-    if parts.estimator.guided is not None:
-        raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
+    model = read_config(Path(options.model))
     rate = model.token_frame_rate
     prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
     storage = options.precision if options.storage == "auto" else options.storage
-    needs = stream_needs(parts, stream, storage, prompt, length)
+    needs = stream_needs(model, stream, storage, prompt, length)
     memory = share_out(
         (options.memory_mib or GPU_MIB[options.gpu]) * _MIB,
         options.used_mib * _MIB,
-        weight_bytes(parts, options.precision),
+        weight_bytes(model, options.precision),
         options.cache_mib * _MIB,
         needs,
         options.voices,
@@ -77,7 +73,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "gpu": options.gpu,
         "prompt_tokens": prompt,
         "stream_tokens": length,
-        "left_blocks": options.left_blocks,
+        "left_blocks": model.window(stream),
         "storage": storage,
         "precision": options.precision,
         "voices": options.voices,
@@ -145,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or compute, "
         "by what was measured.",
     )
-    parser.add_argument("--model", metavar="FOLDER", required=True, help="with cosyvoice3.yaml; weights are not needed")
+    parser.add_argument("--model", metavar="FOLDER", required=True, help="its weights are not needed")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
     size.add_argument("--memory-mib", type=_positive_int, metavar="N", help="memory of another GPU")
@@ -156,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stream-seconds", type=_seconds, default=30.0, metavar="S", help="of audio (default: 30)")
     parser.add_argument("--voices", type=_count, default=1, metavar="N", help="that are spoken at once (default: 1)")
     parser.add_argument(
-        "--left-blocks", type=int, default=-1, metavar="W", help="stream.left_blocks of the server (default: -1, all)"
+        "--left-blocks", type=int, metavar="W", help="stream.left_blocks of the server (default: the model's own)"
     )
     parser.add_argument(
         "--max-hop-tokens", type=_count, default=0, metavar="N", help="stream.max_hop_tokens (default: the model's own)"

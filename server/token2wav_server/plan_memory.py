@@ -15,13 +15,13 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.config import StreamConfig
-from token2wav.execution.backends import Networks
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
 from token2wav.execution.stages import FlowChunk
+from token2wav.families import networks
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -72,34 +72,31 @@ class GpuMemory:
 
 
 def stream_needs(
-    networks: Networks, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+    model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
     """Measures one stream by running it through the engine, without arithmetic.
 
     Args:
-        networks: of the model.
+        model: dimensions of the networks.
         stream: length of its chunks, and how much of the past stays visible.
         storage: type of cached keys and values.
         prompt_tokens: number of prompt tokens of its voice.
         stream_tokens: number of tokens of the utterance, at least 1.
     """
-    model, runner = networks.config, _ShapeRunner()
-    total = prompt_tokens + stream_tokens
-    layout = networks.layout(storage)
-    longest_hop = model.hops(stream)[1]
+    runner, total = _ShapeRunner(), prompt_tokens + stream_tokens
+    longest_hop, steps = model.hops(stream)[1], model.ode_steps
     # Room for the utterance, and for what a windowed stream reserves beyond it.
     room = total // model.block_tokens + model.window(stream) + longest_hop // model.block_tokens + 8
     with _META:
-        flow = networks.flow()
-    noise = FlowNoise(model.mel_bands)
-    euler = EulerSolver(flow.estimator, model.ode_steps, networks.guidance)
+        made = networks(model, storage)
+    noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
     engine = CachedFlow(
         model,
-        flow,
+        made.flow,
         noise,
-        {model.ode_steps: runner},
-        PagedKVCache(layout, room, _META),
-        RecomputeFlow(model, flow, noise, {model.ode_steps: euler}, left_blocks=model.window(stream)),
+        {steps: runner},
+        PagedKVCache(made.layout, room, _META),
+        RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)),
         left_blocks=model.window(stream),
         longest_hop=longest_hop,
     )
@@ -115,7 +112,9 @@ def stream_needs(
         most = max(most, engine.pool.used)
     shared = engine.usage().shared
     engine.close(handle)
-    return StreamNeeds(layout.page_bytes, shared, most - shared, runner.context_bytes)
+    own = most - shared
+    encoder_bytes = made.token_bytes * own * model.block_tokens  # that of the prompt is shared
+    return StreamNeeds(made.layout.page_bytes, shared, own, runner.context_bytes + encoder_bytes)
 
 
 def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
@@ -134,11 +133,12 @@ def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total:
         start, stop = stop, stop + schedule.hop(len(chunks))
 
 
-def weight_bytes(networks: Networks, precision: str) -> int:
+def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
-        flow, vocoder = networks.flow(), networks.empty_vocoder()
-    tables = OdeTables.of(flow.estimator, networks.config.ode_steps, networks.guidance)
+        made = networks(model, "float32")
+    flow, vocoder = made.flow, made.vocoder
+    tables = OdeTables.of(flow.estimator, model.ode_steps, made.guidance, made.schedule)
     vocoder.freeze()
     flow.estimator.drop_time_weights()
     if precision == "float16":

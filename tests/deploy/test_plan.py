@@ -14,7 +14,7 @@ from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.families.cosyvoice3.build import cache_layout, networks
+from token2wav.families.cosyvoice3.build import cache_layout
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_hift
 from token2wav_server.plan import main
@@ -55,7 +55,7 @@ def test_pages_are_those_of_real_engines(
     parts: Parts, storage: Storage, left_blocks: int, prompt_tokens: int, tokens: int
 ) -> None:
     stream, count = StreamConfig(left_blocks=left_blocks), 3
-    needs = stream_needs(networks(TINY, parts.config), stream, storage, prompt_tokens, tokens)
+    needs = stream_needs(parts.config, stream, storage, prompt_tokens, tokens)
     engine = parts.incremental(256, storage=storage, left_blocks=left_blocks, solver=CheapSolver())
     most = speak_side_by_side(parts, engine, stream, prompt_tokens, tokens, count)
     assert most == needs.prompt_pages + count * needs.pages
@@ -63,9 +63,9 @@ def test_pages_are_those_of_real_engines(
 
 
 def test_as_many_streams_fit_as_planned_and_not_one_more(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = stream_needs(networks(TINY, parts.config), StreamConfig(), "float32", 80, 260)
+    needs = stream_needs(parts.config, StreamConfig(), "float32", 80, 260)
     cache = 60 * needs.page_bytes
-    plan = share_out(1 << 30, 0, weight_bytes(networks(TINY, parts.config), "float32"), cache, needs, voices=1)
+    plan = share_out(1 << 30, 0, weight_bytes(parts.config, "float32"), cache, needs, voices=1)
     assert plan.streams == (60 - needs.prompt_pages) // needs.pages
     assert _recomputing(parts, plan.streams, monkeypatch) == 0
     assert _recomputing(parts, plan.streams + 1, monkeypatch) > 0
@@ -91,7 +91,7 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
     store = PagedKVCache(layout, 3, torch.device("cpu"))
     tensors = [store._data] + ([] if store._scales is None else [store._scales])
     assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
-    assert stream_needs(networks(TINY, parts.config), StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
+    assert stream_needs(parts.config, StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
 
 
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
@@ -100,10 +100,10 @@ def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     modulation = next(iter(flow._runners.values())).step.tables.modulation  # type: ignore[attr-defined]
     loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
-    assert weight_bytes(networks(TINY, config), "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
+    assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
     handle = flow.open(a_voice(30))
     conv_state = flow._streams[handle].conv_state  # type: ignore[attr-defined]
-    assert stream_needs(networks(TINY, config), StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
+    assert stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
     flow.close(handle)
 
 

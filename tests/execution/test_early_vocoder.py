@@ -65,13 +65,17 @@ def test_holding_more_is_closer(hift: HiFT) -> None:
     frames = torch.randn(1, BANDS, 41, generator=torch.Generator().manual_seed(1))
     mel = F.interpolate(frames, 200, mode="linear")[0]  # which changes as slowly as speech does
     whole = stage(hift, 0).whole(mel)
-    found = {}
+    usual = whole.diff().square().mean().sqrt()  # from one sample to the next
+    snr, jump = dict[int, float](), dict[int, float]()
     for hold in (4, 8, 12, 16):
         [pieces] = spoken(stage(hift, hold), [mel], (50, 100, 150, 200))
         ends = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(3)]
-        errors = [torch.cat(pieces)[end - FRAME_SAMPLES : end] - whole[end - FRAME_SAMPLES : end] for end in ends]
-        found[hold] = float(10 * torch.log10(whole.square().mean() / torch.cat(errors).square().mean()))
-    assert all(found[hold] > least for hold, least in {4: 0, 8: 10, 12: 25, 16: 60}.items()), found
+        off = torch.cat(pieces) - whole
+        errors = torch.stack([off[end - FRAME_SAMPLES : end] for end in ends])
+        snr[hold] = float(10 * torch.log10(whole.square().mean() / errors.square().mean()))
+        jump[hold] = float(errors[:, -1].square().mean().sqrt() / usual)
+    assert all(snr[hold] > least for hold, least in {4: 0, 8: 10, 12: 25, 16: 60}.items()), snr
+    assert all(jump[hold] < most for hold, most in {4: 1, 8: 0.5, 12: 0.05, 16: 1e-3}.items()), jump
 
 
 def test_batched_is_alone(hift: HiFT) -> None:

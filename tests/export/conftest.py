@@ -8,8 +8,8 @@ import pytest
 from benchmarks.models import SIZES, random_model
 from tests.export.rig import TINY, Export
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.execution.backends import Networks
-from token2wav.families import networks as networks_of
+from token2wav.execution.backends import Exportable
+from token2wav.families import exportable
 from token2wav_export.making import Maker
 
 
@@ -23,8 +23,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def networks() -> Networks:
-    found: Networks = networks_of(TINY)
+def networks() -> Exportable:
+    found: Exportable = exportable(TINY)
     return found
 
 

@@ -11,7 +11,7 @@ from tests.export.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.execution.backends import Networks
+from token2wav.execution.backends import Exportable
 from token2wav_export.builder import build_engine
 from token2wav_export.errors import ExportError
 from token2wav_export.making import Maker
@@ -78,7 +78,7 @@ def test_an_engine_without_its_graph_exports_that_first(
 
 
 def test_what_the_package_says_reaches_the_user(
-    rtx: Package, export: Export, networks: Networks, tmp_path: Path
+    rtx: Package, export: Export, networks: Exportable, tmp_path: Path
 ) -> None:
     (allowed, *_) = profiles("step", LOAD, networks)
     incomplete = shapes(allowed, signature("step", "float32", networks))
@@ -132,11 +132,11 @@ def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package
         (StreamConfig(max_hop_tokens=75), [50, 100, 150]),
     ],
 )
-def test_chunks_of_a_schedule(networks: Networks, stream: StreamConfig, frames: list[int]) -> None:
+def test_chunks_of_a_schedule(networks: Exportable, stream: StreamConfig, frames: list[int]) -> None:
     assert chunk_frames(stream, networks.config) == frames
 
 
-def test_profiles_of_the_step_cover_every_length_once(networks: Networks) -> None:
+def test_profiles_of_the_step_cover_every_length_once(networks: Exportable) -> None:
     found = profiles("step", LOAD, networks)
     covered = [n for profile in found for n in range(profile["frames"].smallest, profile["frames"].largest + 1)]
     assert covered == list(range(1, 201))
@@ -145,7 +145,7 @@ def test_profiles_of_the_step_cover_every_length_once(networks: Networks) -> Non
     assert {profile["past"] for profile in found} == {Span(0, 750, 1500)}
 
 
-def test_shapes_of_a_profile_fit_one_another(networks: Networks) -> None:
+def test_shapes_of_a_profile_fit_one_another(networks: Exportable) -> None:
     profile = {"rows": Span(2, 2, 8), "frames": Span(1, 50, 50), "past": Span(0, 750, 1500)}
     found = shapes(profile, signature("step", "float16", networks))
     assert found["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))

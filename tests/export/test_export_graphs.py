@@ -11,8 +11,8 @@ import torch
 
 from tests.export.rig import Export
 from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
-from token2wav.execution.backends import Networks
-from token2wav.families import networks as networks_of
+from token2wav.execution.backends import Exportable
+from token2wav.families import exportable
 from token2wav.networks.dit_step import CachedStep
 from token2wav_export.errors import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
@@ -35,7 +35,7 @@ SIZES = [(2, 50, 0), (4, 100, 50), (2, 33, 301), (6, 1, 3), (2, 200, 1500)]  # r
 def test_a_graph_agrees_with_torch_at_any_size(
     export: Export, models: dict[str, Path], model: str, graph: Graph, precision: Precision
 ) -> None:
-    path, networks = export(model, graph, precision), networks_of(models[model])
+    path, networks = export(model, graph, precision), exportable(models[model])
     tensors = signature(graph, precision, networks)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     reference = load_module(graph, "float32", networks)
@@ -49,7 +49,7 @@ def test_a_graph_agrees_with_torch_at_any_size(
         assert disagreement(outputs, wanted, precision) <= bound(graph, precision), sizes
 
 
-def test_the_step_is_exported_under_the_names_that_its_module_gives(networks: Networks) -> None:
+def test_the_step_is_exported_under_the_names_that_its_module_gives(networks: Exportable) -> None:
     module = load_module("step", "float32", networks)
     assert isinstance(module, CachedStep)
     tensors = signature("step", "float32", networks)
@@ -78,7 +78,7 @@ def test_a_file_says_what_it_is_and_names_its_dimensions(
     assert {"If", "Loop", "NonZero"} & {node.op_type for node in model.graph.node} == set()
 
 
-def test_a_graph_that_computes_something_else_is_refused(export: Export, networks: Networks) -> None:
+def test_a_graph_that_computes_something_else_is_refused(export: Export, networks: Exportable) -> None:
     path = export("tiny", "step", "float32")
     other = load_module("step", "float32", networks)
     assert isinstance(other, CachedStep)
@@ -93,7 +93,7 @@ def test_outputs_that_are_not_finite_never_agree() -> None:
         assert disagreement([nan.numpy()], [torch.ones(3)], precision) == float("inf")
 
 
-def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(networks: Networks) -> None:
+def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(networks: Exportable) -> None:
     full, half = (load_module("vocoder", each, networks) for each in ("float32", "float16"))
     inputs = sample_inputs(full, signature("vocoder", "float16", networks), {"rows": 2, "frames": 100})
     found = [output.numpy() for output in run_module(half, inputs)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.server.rig import Rig
 from tests.support.batches import spoken_together
 from token2wav import ConfigError, InputError, Token2Wav, Voice
-from token2wav.families import check_folder, networks, read_config
+from token2wav.families import check_folder, exportable, networks, read_config
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -79,7 +79,9 @@ def by_hand(tokens: NDArray[np.int32]) -> NDArray[np.float64]:
 
 def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> None:
     with pytest.raises(ConfigError, match="its family runs on torch alone"):
-        networks(folder)
+        exportable(folder)
+    with pytest.raises(ConfigError, match="it keeps nothing in a cache"):
+        networks(read_config(folder), "float32")
 
 
 def test_it_is_found_and_its_folder_checked(folder: Path) -> None:

@@ -81,10 +81,11 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
 
 def test_text_of_a_language_model() -> None:
     text = "Hello <b> 1 < 2 <|endofprompt|><|speech_12|>,<|s_3|> and <|speech_x|><|speech_456|><|s_1234567890|> bye"
+    text += "<tts_start>so<audio_7><tts_pad><audio_6561><audio_patch>"
     for size in range(1, len(text) + 1):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         found = list(tokens_in(pieces))
-        assert [token for tokens in found for token in tokens] == [12, 3, 456], size
+        assert [token for tokens in found for token in tokens] == [12, 3, 456, 7], size
         assert [] not in found
 
 

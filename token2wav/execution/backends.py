@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
@@ -79,15 +78,13 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Networks:
-    """Networks of a model, for what exports them or counts their memory.
+class Exportable:
+    """Networks of a model, for what exports them.
 
     Attributes:
         config: of the model.
         estimator, vocoder: sizes of both networks.
         guidance: classifier-free guidance rate.
-        flow: builds the flow, without weights.
-        layout: of a page of its cache, by storage type.
         load_estimator, load_vocoder: load weights of the folder, in float32 on the CPU.
     """
 
@@ -95,8 +92,6 @@ class Networks:
     estimator: EstimatorConfig
     vocoder: HiFTConfig | BigVGANConfig
     guidance: float
-    flow: Callable[[], Any]
-    layout: Callable[[Storage], CacheLayout]
     load_estimator: Callable[[], DiT]
     load_vocoder: Callable[[], HiFT | BigVGAN]
 

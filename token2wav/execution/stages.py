@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.errors import StreamClosedError
+from token2wav.networks.configs import ScheduleConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
@@ -185,6 +187,27 @@ class Stages:
     flow: FlowStage
     vocoder: VocoderStage
     summary: StageSummary
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """Networks of a model without weights, for who asks what they will need.
+
+    Attributes:
+        flow: module of the flow, with its `estimator`; it is its own `Encoder`.
+        vocoder: module of the vocoder.
+        layout: of the cache.
+        guidance: classifier-free guidance rate.
+        schedule: of the ODE.
+        token_bytes: of what the encoder keeps of a token beside the cache.
+    """
+
+    flow: Any
+    vocoder: Any
+    layout: CacheLayout
+    guidance: float
+    schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009 (it is frozen)
+    token_bytes: int = 0
 
 
 class HandleTable(Generic[State]):

@@ -5,8 +5,9 @@ A family has, beside its name:
 - `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
 - `read(folder)`: the `ModelConfig`, without importing torch.
 - a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
-  reads all weights without building anything on a device. Where its networks can be exported and their memory be
-  planned, `networks(folder, config)` gives them (`execution.backends.Networks`).
+  reads all weights without building anything on a device. Where the flow has a cache, `networks(config, storage)` makes
+  `Networks` without weights, for `token2wav-plan`; where the networks can be exported, `exportable(folder, config)`
+  gives them to `token2wav-export` (`execution.backends.Exportable`).
 
 Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
 group `token2wav.families`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,16 +69,34 @@ def builder(folder: Path) -> Any:
     return import_module(f"{family_of(folder).__name__}.build")
 
 
-def networks(folder: Path) -> Any:
-    """Gets the `Networks` of a model folder.
+def exportable(folder: Path) -> Any:
+    """Gets the `Exportable` networks of a model folder.
 
     Raises:
-        ConfigError: no such folder, or its family gives none.
+        ConfigError: no such folder, or its family exports none.
     """
     build, config = builder(folder), read_config(folder)
+    if not hasattr(build, "exportable"):
+        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export")
+    return build.exportable(folder, config)
+
+
+def networks(config: ModelConfig, storage: str) -> Any:
+    """Makes the `Networks` of a model without weights, on the device that is torch's default.
+
+    Args:
+        config: of the model.
+        storage: type of cached keys and values.
+
+    Raises:
+        ConfigError: the model's flow has no cache.
+    """
+    # Beside the family's own kind of configuration, if it has one.
+    name = f"{import_module(type(config).__module__).__package__}.build"
+    build: Any = import_module(name) if find_spec(name) else None
     if not hasattr(build, "networks"):
-        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export and no plan of memory")
-    return build.networks(folder, config)
+        raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
+    return build.networks(config, storage)
 
 
 def _families() -> list[ModuleType]:

@@ -114,6 +114,12 @@ class Conformer(nn.Module):
         self.up_encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(up_layers))
         self.after_norm = nn.LayerNorm(size)
 
+    @property
+    def token_bytes(self) -> int:
+        """Size of the keys and values of a token."""
+        layers = len(self.encoders) + RATIO * len(self.up_encoders)
+        return 2 * layers * self.after_norm.normalized_shape[0] * self.after_norm.weight.itemsize
+
     def forward(
         self,
         x: torch.Tensor,
@@ -141,15 +147,17 @@ class Conformer(nn.Module):
     def encode(self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None) -> torch.Tensor:
         """What `forward` does with embeddings (B, n, size) that have seen what is ahead of them."""
         start = state.tokens if state else 0
-        runs = iter(state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))])
-        tokens = x.shape[1]
-        for layer in self.encoders:
-            x = layer(x, start, mask, next(runs))
+        runs = state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
+        tokens, up_runs = x.shape[1], runs[len(self.encoders) :]
+        bias = _bias(mask, runs[0], start, x)  # layers of a rate have keys of the same positions
+        for layer, past in zip(self.encoders, runs, strict=False):
+            x = layer(x, start, bias, past)
         piece = WHOLE if state is None else Piece(state.tail, first=not start, frames=tokens)
         x = self.up_embed(self.up_layer(x, piece))
         up_mask = mask and replace(mask, block_frames=RATIO * mask.block_frames)
-        for layer in self.up_encoders:
-            x = layer(x, RATIO * start, up_mask, next(runs))
+        bias = _bias(up_mask, up_runs[0], RATIO * start, x)
+        for layer, past in zip(self.up_encoders, up_runs, strict=True):
+            x = layer(x, RATIO * start, bias, past)
         if state:
             state.tokens += tokens
             if mask:
@@ -167,9 +175,9 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
-    def forward(self, x: torch.Tensor, start: int, mask: BlockMask | None, past: list[_Run]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]) -> torch.Tensor:
         """x (B, T, size) from position `start` on; its keys and values are appended to `past`."""
-        x = x + self.self_attn(self.norm_mha(x), start, mask, past)
+        x = x + self.self_attn(self.norm_mha(x), start, bias, past)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -192,17 +200,19 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
         self._table: tuple[range, torch.Tensor] | None = None  # its distances, in falling order
 
-    def forward(self, x: torch.Tensor, start: int, mask: BlockMask | None, past: list[_Run]) -> torch.Tensor:
-        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and seen."""
+    def forward(self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]) -> torch.Tensor:
+        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and seen.
+
+        `bias` (T, keys) is added to scores; None where all see all.
+        """
         past.append(_Run(start, self.linear_k(x), self.linear_v(x)))
         q = self._split(self.linear_q(x))
         k, v = (self._split(torch.cat(parts, dim=1)) for parts in zip(*((run.k, run.v) for run in past), strict=True))
         biased = q + self.pos_bias_v[:, None]
         scores = torch.cat([self._by_distance(biased, start, *span) for span in _spans(past)], dim=-1)
         scores = scores / math.sqrt(q.shape[-1])
-        if mask:
-            queries, keys = torch.arange(start, start + x.shape[1]), torch.cat([torch.arange(*s) for s in _spans(past)])
-            scores = scores + attention_bias(mask.allows(queries, keys)).to(scores)
+        if bias is not None:
+            scores = scores + bias
         h = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=scores)
         return self.linear_out(h.transpose(1, 2).flatten(2))
 
@@ -276,6 +286,16 @@ class _FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.w_2(F.silu(self.w_1(x)))
+
+
+def _bias(mask: BlockMask | None, past: Sequence[_Run], start: int, x: torch.Tensor) -> torch.Tensor | None:
+    """Bias (T, keys) of x (B, T, size) from position `start` on against what is kept and itself, where it is needed."""
+    if mask is None:
+        return None
+    queries = torch.arange(start, start + x.shape[1])
+    keys = torch.cat([*(torch.arange(run.start, run.stop) for run in past), queries])
+    allowed = mask.allows(queries, keys)
+    return None if allowed.all() else attention_bias(allowed).to(x)
 
 
 def _spans(runs: Sequence[_Run]) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.execution.stages import FlowChunk
+from token2wav_server.plan_memory import stream_needs
 
 Utterance = tuple[NDArray[np.int32], Voice]
 
@@ -125,6 +126,20 @@ def test_windows(folder: Path) -> None:
     mel = streamed_mel(model, tokens, voice)
     assert off(mel, model.mel(tokens, voice)) <= MEL
     assert off(mel, Token2Wav.load(folder, runtime=CPU).mel(tokens, voice)) > 0.01
+
+
+def test_planned_memory_is_what_a_stream_takes(folder: Path) -> None:
+    voice, tokens = a_voice(60), some_tokens(130)
+    model = Token2Wav.load(folder, runtime=CPU)
+    flow, chunks, most = model.pipeline.flow, chunks_of(tokens, voice), 0
+    handle = flow.open(voice)
+    for chunk in chunks:
+        flow.advance([(handle, chunk)])
+        most = max(most, flow.usage().used - flow.usage().shared)
+    needs = stream_needs(model.config, StreamConfig(), "float32", 60, 130)
+    assert (needs.page_bytes, needs.prompt_pages) == (flow.usage().page_bytes, flow.usage().shared)
+    assert abs(needs.pages - most) <= 2  # hops are other ones there
+    flow.close(handle)
 
 
 def test_early_audio(folder: Path, model: Token2Wav) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import StreamConfig
 from token2wav.execution.backends import Host
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.stages import Stages
+from token2wav.execution.stages import Networks, Stages
 from token2wav.families.chatterbox.config import ChatterboxConfig
-from token2wav.families.cosyvoice2.build import cached_flow, check_settings, summary, vocoder_stage
+from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
 from token2wav.families.cosyvoice2.config import RATIO
 from token2wav.families.cosyvoice2.flow import Flow
 from token2wav.families.cosyvoice3.weights import current_name
@@ -50,6 +51,15 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
     whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, full_tail=True)
     pieces = dataclasses.replace(stream, reference=False)
     return Stages(whole if stream.reference else cached, vocoder_stage(host, config, pieces, hift), summary(host))
+
+
+def networks(config: ChatterboxConfig, storage: Storage) -> Networks:
+    """Makes flow and vocoder without weights, see `token2wav.families`."""
+    s3gen, sizes = _S3Gen(config), config.estimator
+    flow, schedule = s3gen.flow, ScheduleConfig("linear" if config.mean_flow else "cosine")
+    attention = flow.estimator.attentions, sizes.heads, sizes.dim_head
+    layout = cache_layout(config, flow, attention, config.guidance, config.ode_steps, storage)
+    return Networks(flow, s3gen.mel2wav, layout, config.guidance, schedule, flow.encoder.token_bytes)
 
 
 def check(folder: Path, config: ChatterboxConfig) -> None:

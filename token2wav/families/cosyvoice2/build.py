@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.backends import Host
@@ -15,7 +15,7 @@ from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
-from token2wav.execution.stages import Stages, StageSummary
+from token2wav.execution.stages import Networks, Stages, StageSummary
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import CosyVoice2Config
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
@@ -26,6 +26,7 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver
+from token2wav.networks.unet import UNet
 from token2wav.networks.weights import Blank
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,8 @@ def build(host: Host, config: CosyVoice2Config, stream: StreamConfig) -> Stages:
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     flow = flow.to(host.device)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance) for steps in allowed}
-    sizes = config.flow.estimator
     return Stages(
-        cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head)),
+        cached_flow(host, config, stream, flow, solvers, _attention(flow, config)),
         vocoder_stage(host, config, stream, hift.to(host.device)),
         summary(host),
     )
@@ -81,6 +81,41 @@ def summary(host: Host) -> StageSummary:
     return found
 
 
+def networks(config: CosyVoice2Config, storage: Storage) -> Networks:
+    """Makes flow and vocoder without weights, see `token2wav.families`."""
+    flow, guidance = cosyvoice2_flow(config.flow), config.flow.inference_cfg_rate
+    layout = cache_layout(config, flow, _attention(flow, config), guidance, config.ode_steps, storage)
+    return Networks(flow, HiFT(config.hift), layout, guidance, token_bytes=flow.encoder.token_bytes)
+
+
+def _attention(flow: Flow[UNet], config: CosyVoice2Config) -> tuple[int, int, int]:
+    return flow.estimator.attentions, config.flow.estimator.heads, config.flow.estimator.dim_head
+
+
+def cache_layout(
+    config: ModelConfig,
+    flow: Flow[Any],
+    attention: tuple[int, int, int],
+    guidance: float,
+    steps: int,
+    storage: Storage,
+) -> CacheLayout:
+    """Returns the layout of a model whose streams have so many ODE steps at most; the rest as for `cached_flow`."""
+    layers, heads, dim_head = attention
+    branches = BRANCHES if guidance else 1
+    return CacheLayout(
+        steps=steps,
+        layers=layers,
+        heads=heads,
+        dim_head=dim_head,
+        block_frames=config.token_mel_ratio * config.block_tokens,
+        storage=storage,
+        branches=branches,
+        bands=config.mel_bands,
+        conv_state=conv_state_shape(flow.estimator, branches),
+    )
+
+
 def cached_flow(
     host: Host,
     config: ModelConfig,
@@ -103,19 +138,9 @@ def cached_flow(
     flow.estimator.drop_time_weights()
     if host.precision == "float16":
         flow.estimator.halve()
-    steps, (layers, heads, dim_head) = list(solvers.values()), attention
-    branches = 2 if steps[0].tables.guidance else 1
-    layout = CacheLayout(
-        steps=max(solvers),
-        layers=layers,
-        heads=heads,
-        dim_head=dim_head,
-        block_frames=config.token_mel_ratio * config.block_tokens,
-        storage=host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage,
-        branches=branches,
-        bands=config.mel_bands,
-        conv_state=conv_state_shape(flow.estimator, branches),
-    )
+    storage = host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage
+    guidance = next(iter(solvers.values())).tables.guidance
+    layout = cache_layout(config, flow, attention, guidance, max(solvers), storage)
     cache = PagedKVCache(layout, cache_bytes(host.runtime.cache_mib, host.device) // layout.page_bytes, host.device)
     runners = {
         steps: Runner(ConvolutionalStep(flow.estimator, solver.tables, cache)) for steps, solver in solvers.items()

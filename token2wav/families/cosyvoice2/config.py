@@ -9,7 +9,7 @@ from typing import Any, Literal
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice3.config import hift_from
+from token2wav.families.cosyvoice3.config import as_integer, hift_from
 from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.configs import HiFTConfig
 
@@ -160,7 +160,7 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
         encoder=encoder,
         estimator=_estimator_from(decoder, bands, RATIO * block),
     )
-    return config, flow.get("input_frame_rate", float)
+    return config, as_integer(flow.get("input_frame_rate", float))
 
 
 def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:

@@ -11,13 +11,13 @@ import torch
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Graphs, Host, Networks, choose, runner
+from token2wav.execution.backends import Exportable, Graphs, Host, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.runner import GraphPool, graphs_enabled
-from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
+from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import StepFunction, StepGraph
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.build import recomputed_bigvgan, streaming_bigvgan
@@ -25,7 +25,14 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.exported_step import ExportedStep
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.steps import TorchStep
-from token2wav.families.cosyvoice3.weights import check, load_flow, load_flow_noise, load_source_noise, load_vocoder
+from token2wav.families.cosyvoice3.weights import (
+    check,
+    load_flow,
+    load_flow_noise,
+    load_source_noise,
+    load_vocoder,
+    modules,
+)
 from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import CONTEXT_FRAMES, DiT
 from token2wav.networks.hift import Decode, HiFT
@@ -81,15 +88,13 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
     return Stages(stage, vocoder, summary)
 
 
-def networks(folder: Path, config: CosyVoice3Config) -> Networks:
-    """Gives the networks of a model to what exports them or counts their memory."""
-    return Networks(
+def exportable(folder: Path, config: CosyVoice3Config) -> Exportable:
+    """Gives the networks of a model to what exports them."""
+    return Exportable(
         config=config,
         estimator=config.flow.estimator,
         vocoder=config.vocoder,
         guidance=config.flow.inference_cfg_rate,
-        flow=lambda: Flow(config.flow),
-        layout=lambda storage: cache_layout(config.flow, storage),
         load_estimator=lambda: load_flow(folder, config).estimator,
         load_vocoder=lambda: load_vocoder(folder, config),
     )
@@ -105,6 +110,13 @@ def loaded_flow(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> t
     if host.precision == "float16":
         flow.estimator.halve()
     return flow, solvers
+
+
+def networks(config: CosyVoice3Config, storage: Storage) -> Networks:
+    """Makes flow and vocoder without weights, see `token2wav.families`."""
+    flow, vocoder = modules(config)
+    guidance = config.flow.inference_cfg_rate
+    return Networks(flow, vocoder, cache_layout(config.flow, storage), guidance, config.schedule)
 
 
 def cache_layout(config: FlowConfig, storage: Storage = "float32", steps: int = 0) -> CacheLayout:

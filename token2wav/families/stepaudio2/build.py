@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import StreamConfig
 from token2wav.execution.backends import Host
-from token2wav.execution.stages import Stages
-from token2wav.families.cosyvoice2.build import cached_flow, check_settings, summary, vocoder_stage
+from token2wav.execution.stages import Networks, Stages
+from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
 from token2wav.families.cosyvoice3.weights import checked, filled
 from token2wav.families.stepaudio2.config import StepAudio2Config
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
@@ -35,6 +36,14 @@ def build(host: Host, config: StepAudio2Config, stream: StreamConfig) -> Stages:
         vocoder_stage(host, config, stream, hift.to(host.device)),
         summary(host),
     )
+
+
+def networks(config: StepAudio2Config, storage: Storage) -> Networks:
+    """Makes flow and vocoder without weights, see `token2wav.families`."""
+    flow, sizes, guidance = stepaudio2_flow(config.flow), config.flow.estimator, config.flow.inference_cfg_rate
+    attention = sizes.depth, sizes.num_heads, sizes.head_dim
+    layout = cache_layout(config, flow, attention, guidance, config.ode_steps, storage)
+    return Networks(flow, HiFT(config.hift), layout, guidance, token_bytes=flow.encoder.token_bytes)
 
 
 def check(folder: Path, config: StepAudio2Config) -> None:

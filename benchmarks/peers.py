@@ -1,0 +1,340 @@
+"""Cost of a chunk in the decoders' own public code and here: the same random weights, tokens and cores, turn by turn.
+
+A chunk is one second of audio. Public CosyVoice2 computes the utterance anew for each, Step-Audio2 keeps caches of its
+own, and Chatterbox has no streams: what stands there is a whole utterance of that length. With several streams public
+code takes one after the other. It runs in the environment that `scripts/public_families.py` describes; the plot, in
+that of this project:
+
+    public/bin/python -m benchmarks.peers
+    .venv/bin/python -m benchmarks.peers --plot
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.environment import RESULTS, describe, save
+from scripts import public_families as public
+from tests.support import cosyvoice2_model, stepaudio2_model
+from tests.support.random_weights import fill
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
+
+_HOP, _AHEAD, _PROMPT = 25, 3, 75  # tokens
+_OVERLAP_FRAMES, _FRAME_SAMPLES = 8, 480  # of public vocoders' chunks
+_REPEATS = 3
+_SIZES = {"public": public.Sizes(), "tiny": public.TINY}
+
+
+class Contestant(ABC):
+    """Decoder with some streams of one voice, which all speak the same tokens."""
+
+    every_chunk = True  # whether chunks before a measured one have to be computed
+
+    @abstractmethod
+    def start(self, streams: int) -> None:
+        """Opens streams anew; what depends on the voice alone is computed here."""
+
+    @abstractmethod
+    def chunk(self, index: int) -> None:
+        """Computes the audio of a second of every stream."""
+
+    def stream_bytes(self) -> int:
+        """Memory that a stream holds now, the prompt's included."""
+        return 0
+
+
+@dataclass
+class Material:
+    """Networks of public code, and what they speak."""
+
+    flow: Any
+    hift: Any
+    tokens: torch.Tensor  # (1, n)
+    prompt: dict[str, torch.Tensor]
+
+    def vocoded(self, mel: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
+        """Vocodes a chunk behind the last frames of the one before, as both public loops do; returns those to hold."""
+        source = torch.zeros(1, 1, 0)
+        if held is not None:
+            mel, source = torch.cat((held, mel), dim=2), torch.zeros(1, 1, _OVERLAP_FRAMES * _FRAME_SAMPLES)
+        (getattr(self.hift, "inference", None) or self.hift)(mel, source)
+        return mel[:, :, -_OVERLAP_FRAMES:]
+
+    def lengths(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            "token_len": torch.tensor([tokens.shape[1]]),
+            "prompt_token_len": torch.tensor([_PROMPT]),
+            "prompt_feat_len": torch.tensor([2 * _PROMPT]),
+        }
+
+
+class PublicCosyVoice2(Contestant):
+    """The loop of its `CosyVoice2Model`: all tokens so far go through the flow, and new mel through the vocoder."""
+
+    every_chunk = False
+
+    def __init__(self, material: Material) -> None:
+        self._material, self._streams = material, 1
+
+    def start(self, streams: int) -> None:
+        self._streams = streams
+
+    def chunk(self, index: int) -> None:
+        material = self._material
+        tokens = material.tokens[:, : _HOP * (index + 1) + _AHEAD]
+        held = torch.zeros(1, 80, _OVERLAP_FRAMES) if index else None
+        for _ in range(self._streams):
+            call = {"token": tokens, **material.prompt, **material.lengths(tokens)}
+            mel, _ = material.flow.inference(**call, streaming=True, finalize=False)
+            material.vocoded(mel[:, :, 2 * _HOP * index :], held)
+
+
+class PublicChatterbox(Contestant):
+    """Whole utterances."""
+
+    every_chunk = False
+
+    def __init__(self, material: Material) -> None:
+        self._material, self._streams = material, 1
+
+    def start(self, streams: int) -> None:
+        self._streams = streams
+
+    def chunk(self, index: int) -> None:
+        tokens = self._material.tokens[:, : _HOP * (index + 1)]
+        for _ in range(self._streams):
+            call = {"token": tokens, **self._material.prompt, **self._material.lengths(tokens)}
+            mel, _ = self._material.flow.inference(**call, finalize=True)
+            self._material.vocoded(mel, None)
+
+
+class PublicStepAudio2(Contestant):
+    """The loop of its `Token2wav.stream`, with its window; the class itself asks for a GPU."""
+
+    def __init__(self, material: Material) -> None:
+        self._material, self._caches, self._held = material, list[dict[str, torch.Tensor]](), None
+
+    def start(self, streams: int) -> None:
+        prompt = self._material.prompt
+        tokens = torch.cat((prompt["prompt_token"], torch.full((1, _AHEAD), 4218)), dim=1)
+        cache = self._material.flow.setup_cache(tokens, prompt["prompt_feat"], prompt["embedding"], 10)
+        # Its networks return views of buffers that the next call writes to.
+        self._caches = [{name: value.clone() for name, value in cache.items()} for _ in range(streams)]
+        self._held = None
+
+    def chunk(self, index: int) -> None:
+        material, frames = self._material, 2 * _PROMPT
+        tokens = material.tokens[:, _HOP * index : _HOP * (index + 1) + _AHEAD]
+        held = self._held
+        for stream, cache in enumerate(self._caches):
+            mel, cache = material.flow.inference_chunk(tokens, material.prompt["embedding"], cache, False, 10)
+            for name, axis in (("estimator_att_cache", 4), ("conformer_att_cache", 3)):
+                kept = cache[name]
+                if kept.shape[axis] > frames + 100:
+                    ends = kept.narrow(axis, 0, frames), kept.narrow(axis, kept.shape[axis] - 100, 100)
+                    kept = torch.cat(ends, dim=axis)
+                cache[name] = kept.clone() if len(self._caches) > 1 else kept
+            self._caches[stream] = cache
+            self._held = material.vocoded(mel, held)
+
+    def stream_bytes(self) -> int:
+        return sum(value.nbytes for value in self._caches[0].values())
+
+
+class Ours(Contestant):
+    """Streams of the library, whose chunks are computed together."""
+
+    def __init__(self, folder: Path, material: Material, storage: str) -> None:
+        runtime = RuntimeConfig(device="cpu", cache_storage=storage)  # type: ignore[arg-type]
+        self._model = Token2Wav.load(folder, stream=StreamConfig(hop="fixed"), runtime=runtime)
+        prompt, embedding = material.prompt, material.prompt["embedding"][0]
+        self._voice = Voice(prompt["prompt_token"][0].numpy(), prompt["prompt_feat"][0].numpy(), embedding.numpy())
+        self._tokens, self._requests = material.tokens[0].numpy(), list[Any]()
+
+    def start(self, streams: int) -> None:
+        pipeline = self._model.pipeline
+        for request in self._requests:
+            pipeline.close(request)
+        self._requests = [pipeline.request(self._voice) for _ in range(streams)]
+        for request in self._requests:
+            pipeline.open(request)
+
+    def chunk(self, index: int) -> None:
+        begin = _HOP * index + (_AHEAD if index else 0)
+        for request in self._requests:
+            request.chunker.push(self._tokens[begin : _HOP * (index + 1) + _AHEAD], end=False)
+        for chunk in self._model.pipeline.advance(self._requests):
+            if isinstance(chunk, Exception):
+                raise chunk
+        for request in self._requests:
+            request.chunker.computed()
+
+    def mask_effect(self, seconds: int) -> dict[str, float]:
+        """Compares the mel under the streaming mask with that under full attention."""
+        tokens = self._tokens[: _HOP * seconds]
+        full = self._model.mel(tokens, self._voice, streaming=False)
+        difference = self._model.mel(tokens, self._voice) - full
+        return {"rms": float(difference.std() / full.std()), "largest": float(np.abs(difference).max())}
+
+    def stream_bytes(self) -> int:
+        usage = self._model.pipeline.flow.usage()
+        return usage.used * usage.page_bytes // len(self._requests)
+
+
+def material_of(flow: Any, hift: Any, seconds: int) -> Material:
+    random = np.random.default_rng(0)
+    prompt = {
+        "prompt_token": torch.from_numpy(random.integers(0, 6561, (1, _PROMPT))),
+        "prompt_feat": torch.from_numpy(random.standard_normal((1, 2 * _PROMPT, 80))).float(),
+        "embedding": torch.from_numpy(random.standard_normal((1, 192))).float(),
+    }
+    tokens = torch.from_numpy(random.integers(0, 6561, (1, _HOP * (seconds + _REPEATS) + _AHEAD)))
+    return Material(fill(flow), fill(hift), tokens, prompt)
+
+
+def contestants(family: str, sizes: public.Sizes, folder: Path, seconds: int, storage: str) -> dict[str, Contestant]:
+    """Both decoders of a family. Ours reads the weights of the public one out of a folder like the published."""
+    if family == "chatterbox":
+        sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8) if sizes is public.TINY else sizes
+        material = material_of(public.chatterbox_flow(sizes), public.chatterbox_hift(sizes), seconds)
+        parts = {"flow": material.flow, "mel2wav": material.hift}
+        state = {f"{part}.{name}": value for part, net in parts.items() for name, value in net.state_dict().items()}
+        save_file({name: value.contiguous() for name, value in state.items()}, folder / "s3gen.safetensors")
+        return {"public": PublicChatterbox(material), "ours": Ours(folder, material, storage)}
+    if family == "stepaudio2":
+        sizes = replace(sizes, channels=512, layers=(16, 0)) if sizes is not public.TINY else sizes
+        material = material_of(public.stepaudio2_flow(sizes), public.stepaudio2_hift(sizes), seconds)
+    else:
+        material = material_of(public.cosyvoice2_flow(sizes), public.cosyvoice2_hift(sizes), seconds)
+    models: dict[str, Any] = {"cosyvoice2": cosyvoice2_model, "stepaudio2": stepaudio2_model}
+    models[family].write_yaml(folder, SimpleNamespace(sizes=vars(sizes)))
+    torch.save(material.flow.state_dict(), folder / "flow.pt")
+    torch.save(material.hift.state_dict(), folder / "hift.pt")
+    makers: dict[str, Callable[[Material], Contestant]] = {
+        "cosyvoice2": PublicCosyVoice2,
+        "stepaudio2": PublicStepAudio2,
+    }
+    return {"public": makers[family](material), "ours": Ours(folder, material, storage)}
+
+
+def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[str, float]:
+    """Computes a chunk with one after the other, whoever has to; the order changes from chunk to chunk."""
+    found = {}
+    for name, contestant in sorted(both.items(), reverse=bool(index % 2)):
+        if measured or contestant.every_chunk:
+            begin = time.perf_counter()
+            contestant.chunk(index)
+            found[name] = time.perf_counter() - begin
+    return found
+
+
+def rows(both: dict[str, Contestant], streams: int, positions: list[int]) -> Iterator[dict[str, Any]]:
+    """Times of chunks at some positions, in seconds of audio: the first of several streams, then some in a row."""
+    measured = {position + more: position for position in positions if position for more in range(_REPEATS)}
+    times: dict[int, list[dict[str, float]]] = {position: [] for position in positions}
+    for repeat in range(_REPEATS + 1):  # one to warm up
+        for contestant in both.values():
+            contestant.start(streams)
+        first = seconds_of(both, 0, measured=True)
+        times[0] += [first] if repeat else []
+    yield row(times, 0, streams, both)
+    for index in range(1, max(measured, default=0) + 1):
+        found = seconds_of(both, index, index in measured)
+        if index in measured:
+            times[measured[index]].append(found)
+        if index - _REPEATS + 1 in positions[1:]:
+            yield row(times, index - _REPEATS + 1, streams, both)
+
+
+def row(
+    times: dict[int, list[dict[str, float]]], position: int, streams: int, both: dict[str, Contestant]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"streams": streams, "position_s": position}
+    for name, contestant in both.items():
+        own = [each[name] for each in times[position]]
+        found[f"{name}_s"] = [round(value, 4) for value in (statistics.median(own), min(own), max(own))]
+        found[f"{name}_stream_mib"] = round(contestant.stream_bytes() / 2**20, 1)
+    found["times_faster"] = round(found["public_s"][0] / found["ours_s"][0], 2)
+    return found
+
+
+def measure(options: argparse.Namespace) -> None:
+    public.prepare_imports()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    result: dict[str, Any] = {
+        "environment": describe("cosyvoice-minicpmo", "stepaudio2-minicpmo", "chatterbox-tts"),
+        "threads": torch.get_num_threads(),
+        "prompt_tokens": _PROMPT,
+        "sizes": options.sizes,
+        "cache_storage": options.storage,
+        "rows": [],
+    }
+    for family in options.family:
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            both = contestants(family, _SIZES[options.sizes], Path(folder), options.seconds[-1], options.storage)
+            if isinstance(both["ours"], Ours) and family == "chatterbox":
+                result["chatterbox_mask"] = both["ours"].mask_effect(min(6, options.seconds[-1]))
+            for streams, seconds in ((1, options.seconds), (4, options.seconds[: options.many])):
+                for found in rows(both, streams, [0, *seconds]):
+                    result["rows"].append({"family": family, **found})
+                    save(options.out, result)
+                    print(result["rows"][-1], flush=True)
+
+
+def plot(name: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    families = sorted({found["family"] for found in result["rows"]})
+    figure, axes = plt.subplots(1, len(families), figsize=(4 * len(families), 3.2), squeeze=False)
+    for axis, family in zip(axes[0], families, strict=True):
+        for streams, style in ((1, "-"), (4, "--")):
+            of = [found for found in result["rows"] if (found["family"], found["streams"]) == (family, streams)]
+            of.sort(key=lambda found: found["position_s"])
+            for who, colour in (("public", "tab:red"), ("ours", "tab:blue")):
+                label, medians = f"{who}, {streams} stream{'s' * (streams > 1)}", [found[f"{who}_s"][0] for found in of]
+                axis.plot([found["position_s"] for found in of], medians, style, color=colour, label=label, marker="o")
+        axis.set(title=family, xlabel="spoken, s", ylabel="s for a second of audio of each stream", yscale="log")
+    axes[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.png", dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", nargs="+", default=["cosyvoice2", "stepaudio2", "chatterbox"])
+    parser.add_argument("--sizes", choices=_SIZES, default="public")
+    parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30], help="positions of chunks after the first")
+    parser.add_argument("--many", type=int, default=1, help="how many of these four streams go to")
+    parser.add_argument(
+        "--storage", default="float16", help="of our cache: four streams of CosyVoice2 take 0.5 GB a second"
+    )
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--out", default="peers", help="name of the result")
+    parser.add_argument("--plot", action="store_true", help="only draw the result")
+    options = parser.parse_args()
+    if options.plot:
+        plot(options.out)
+    else:
+        measure(options)
+
+
+if __name__ == "__main__":
+    main()
