@@ -75,6 +75,18 @@ def test_folders_of_earlier_generations(name: str, folder: Path, recording: Reco
     assert np.abs(earlier.prompt_mel - later.prompt_mel).max() > 0.1
 
 
+def test_prompts_of_step_audio2_keep_all_tokens(folder: Path, write_wav: WriteWav) -> None:
+    """The last frame of mel is repeated where public code repeats it; other families drop the last token there."""
+    recording = Recording.load(write_wav(speechlike(1.03, 24_000), 24_000))
+    other, tokens = FrontEnd(folder).voice(recording), FrontEnd(folder).tokens(recording)
+    (folder / "flow.yaml").touch()
+    voice = FrontEnd(folder).voice(recording)
+    assert len(voice.prompt_tokens) == len(tokens) == len(other.prompt_tokens) + 1
+    assert voice.prompt_mel.shape == (2 * len(tokens), 80)
+    np.testing.assert_array_equal(voice.prompt_mel[: len(other.prompt_mel)], other.prompt_mel)
+    np.testing.assert_array_equal(voice.prompt_mel[-1], voice.prompt_mel[-2])
+
+
 def test_the_longest_recording(folder: Path, write_wav: WriteWav) -> None:
     """At 44.1 kHz, of which 30 s are no whole number of samples at the other rates' steps."""
     recording = Recording.load(write_wav(np.tile(speechlike(1, 44_100), 30), 44_100, subtype="PCM_16"))

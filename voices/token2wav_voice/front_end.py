@@ -27,6 +27,7 @@ from token2wav_voice.output import write
 from token2wav_voice.recording import Recording
 
 PUBLIC_VOCABULARY = 6561
+STEP_AUDIO2_FILE = "flow.yaml"
 MEL_FRAMES_PER_TOKEN = 2
 EARLIER_TOP_HZ = 8_000  # of the prompt mel of CosyVoice2 and its relatives
 MIN_VOICE_SECONDS = 1.0  # one attention block of the model
@@ -98,6 +99,10 @@ class FrontEnd:
         tokens = self.tokens(recording)
         top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
         mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
+        if (self._folder / STEP_AUDIO2_FILE).is_file():
+            # Its public code keeps all tokens, and repeats the last frame where the mel is shorter than they are.
+            missing = max(0, MEL_FRAMES_PER_TOKEN * len(tokens) - len(mel))
+            mel = np.pad(mel, ((0, missing), (0, 0)), mode="edge")
         count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)
         embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)
