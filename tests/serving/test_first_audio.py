@@ -31,7 +31,7 @@ def parts() -> Parts:
 
 
 def speak(
-    parts: Parts, engine: FlowStage, prompt: int, count: int, sizes: Sequence[int], first_tokens: int = 12
+    parts: Parts, engine: FlowStage, prompt: int, count: int, sizes: Sequence[int], first_tokens: int = 8
 ) -> FlowStream:
     """A stream whose tokens came in portions of these sizes, over and over; it has ended."""
     stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens))
@@ -142,7 +142,7 @@ def test_all_tokens_at_once_are_spoken_exactly(parts: Parts) -> None:
         Token2Wav(
             parts.config, parts.incremental(), parts.model(parts.recompute()).recorder, StreamConfig(first_tokens=n)
         )
-        for n in (12, 0)
+        for n in (8, 0)
     )
     say = partial(Token2Wav.synthesize, tokens=some_tokens(90), voice=a_voice(30))
     assert np.array_equal(say(early), say(late))

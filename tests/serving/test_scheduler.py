@@ -125,6 +125,22 @@ def test_only_who_waits_for_tokens_is_idle() -> None:
     assert isinstance(error, IdleError)
 
 
+@pytest.mark.parametrize("keep_open", [True, False])
+def test_a_listener_who_runs_dry_gets_what_is_there_if_a_reply_is_left_to_take_it(keep_open: bool) -> None:
+    rig = Rig()
+    request = rig.opened()
+    rig.push(request, FIRST, keep_open=keep_open)
+    request.playback.sent(1.0)
+    rig.computed(request)
+    rig.clock.now += 0.1
+    rig.push(request, 30)  # a block and more, but not the next hop
+    assert (request.status, len(request.messages)) == (Status.WAITING, 0)
+    rig.clock.now += 0.85
+    rig.scheduler.look_at_listeners()
+    assert request.status is (Status.READY if keep_open else Status.WAITING)
+    assert request.chunker.next_tokens == (25 if keep_open else 0)
+
+
 def test_kept_replies_are_finished_with_their_request_each_once() -> None:
     rig = Rig()
     request = rig.opened()

@@ -45,7 +45,7 @@ class StreamConfig:
             300 s). Otherwise the audio is independent of chunking.
     """
 
-    first_tokens: int = 12
+    first_tokens: int = 8
     max_hop_tokens: int = 0
     left_blocks: int | None = None
     steps: tuple[int, ...] = ()

@@ -113,9 +113,12 @@ class Scheduler:
             request.status, request.ready_since = Status.READY, self._clock()
 
     def look_at_listeners(self) -> None:
-        """Decides again for requests that wait for tokens, whose listeners may not be able to wait any longer."""
+        """Decides again for requests that wait for tokens, whose listeners may not be able to wait any longer.
+
+        Their messages are consumed, so only a reply that is kept open can take what is computed then.
+        """
         for request in self.requests:
-            if request.status is Status.WAITING and request.slots is not None:
+            if request.status is Status.WAITING and request.slots is not None and request.kept_open:
                 request.chunker.decide()
                 self.release(request)
 

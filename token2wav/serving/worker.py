@@ -253,7 +253,7 @@ class WorkerPool:
             with self._wake:
                 if request.over:
                     return
-                reply = request.messages[0].reply
+                reply = request.messages[0].reply if request.messages else request.kept_open[0]
                 late = request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
             reply.send(result)
             self._observer.sent(request, result.duration_s, late)

@@ -28,9 +28,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_from_the_first_whole_block_on_the_mel_is_that_of_the_whole(model: Token2Wav, prompt: int) -> None:
     voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
     schedule = HopSchedule.of(StreamConfig(), model.config)
-    assert schedule.first_tokens == 12
+    assert schedule.first_tokens == 8
     chunker, handle, mels, provisional = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice), [], 0
-    for portion in np.split(tokens, [14, 15, 40]):
+    for portion in np.split(tokens, [10, 11, 40]):
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:
             [mel] = flow.advance([(handle, chunk)])
@@ -38,7 +38,7 @@ def test_from_the_first_whole_block_on_the_mel_is_that_of_the_whole(model: Token
             provisional = chunk.stop - prompt if chunk.provisional else provisional
             chunker.computed()
     flow.close(handle)
-    assert provisional == 12
+    assert provisional == 8
     spoken, whole = np.concatenate(mels, axis=1), model.mel(tokens, voice)
     exact = slice(2 * provisional, spoken.shape[1])
     assert spoken.shape == whole.shape
