@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests.support.chatterbox_model import write_conditionals, write_model
+from tests.support.family_golden import FamilyGolden
 from tests.unit.material import TINY, demo_voice
 from token2wav import ConfigError
 from token2wav.config import ServerConfig
+from token2wav.families import read_config
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.voices import check_voices, voices_in
 
@@ -26,6 +29,15 @@ def test_voices_have_the_names_of_their_files(tmp_path: Path) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / "Bob 2.safetensors", 8)
     voices = voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
     assert {name: len(voice.prompt_tokens) for name, voice in voices.items()} == {"anna": 4, "Bob 2": 8}
+
+
+def test_conditionals_of_chatterbox_are_voices(tmp_path: Path) -> None:
+    golden = FamilyGolden("chatterbox", "tiny")
+    files = (str(write_conditionals(tmp_path / "builtin.pt", golden)),)
+    model = read_config(write_model(tmp_path, golden))
+    assert {name: len(voice.prompt_tokens) for name, voice in voices_in(ServerConfig(voices=files), model).items()} == {
+        "builtin": 25
+    }
 
 
 def test_without_voices_the_model_is_not_even_read(tmp_path: Path) -> None:
