@@ -49,7 +49,7 @@ def test_what_it_speaks_looks_like_the_recording(front_end: FrontEnd, voice: Voi
 def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     """Its vocoder has other stages and windows than the public one: a reach of its own."""
     tokens = front_end.tokens(Recording.load(demo.SENTENCE))
-    model = Token2Wav.load(demo.MODEL, stream=StreamConfig(max_hop_tokens=25))
+    model = Token2Wav.load(demo.MODEL, stream=StreamConfig(first_tokens=0, max_hop_tokens=25))
     mel = model.mel(tokens, voice)
     with model.stream(voice) as stream:
         chunks = [chunk.audio for at in range(0, len(tokens), 7) for chunk in stream.push(tokens[at : at + 7])]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.launcher.traces import Traces
+from tests.server.serving import WHOLE_BLOCKS
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server.launcher import reaper
 from token2wav_server.launcher.ports import Ports
@@ -46,6 +47,7 @@ class Replica:
         program = str(Path(sys.executable).with_name("token2wav-serve"))
         numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
         command = [program, f"--model={model}", f"--host={address}", *numbers, f"--status-port={status_port}"]
+        command.append(f"--config={WHOLE_BLOCKS}")
         with subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:

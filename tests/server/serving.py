@@ -23,6 +23,7 @@ from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_server.launcher.ports import Ports
 
 TOKENS_PER_SECOND = 25
+WHOLE_BLOCKS = Path(__file__).parent / "whole_blocks.yaml"
 
 
 @dataclass
@@ -44,7 +45,10 @@ class Serving:
         """Runs it, `inside` a command that takes another; what it prints on stderr is read as if it was on stdout."""
         ports = Ports.free()
         with subprocess.Popen(
-            [*inside, *command(model, ports), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*inside, *command(model, ports), f"--config={WHOLE_BLOCKS}", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ) as process:
             serving = cls(process, ports)
             threading.Thread(target=serving._read, daemon=True).start()

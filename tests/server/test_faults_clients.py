@@ -69,7 +69,9 @@ def test_a_request_that_is_far_too_large_leaves_no_shared_memory_taken(rig: Rig,
     with rig.connect() as connection:
         for _ in range(2):
             connection.send(np.zeros(FAR_TOO_MANY, np.int32), golden.voice, start=True)
-            assert connection.answers().errors == [f"tokens: {FAR_TOO_MANY} in one request, at most 15000 are allowed"]
+            assert connection.answers().errors == [
+                "tokens: the utterance would exceed 15000 tokens, the limit of one stream"
+            ]
             assert resources(rig)["shared bytes"] < before["shared bytes"] + 2 * 2**20
         connection.send(golden.tokens, golden.voice)
         assert connection.answers().audio.shape == (960 * len(golden.tokens),)
