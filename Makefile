@@ -12,8 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak images \
-	images-check docs docs-check dist clean
+.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak images images-check docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

@@ -160,7 +160,7 @@ class Ours(Contestant):
 
     def __init__(self, folder: Path, material: Material, storage: str) -> None:
         runtime = RuntimeConfig(device="cpu", cache_storage=storage)  # type: ignore[arg-type]
-        self._model = Token2Wav.load(folder, stream=StreamConfig(hop="fixed"), runtime=runtime)
+        self._model = Token2Wav.load(folder, stream=StreamConfig(first_tokens=0, max_hop_tokens=_HOP), runtime=runtime)
         prompt, embedding = material.prompt, material.prompt["embedding"][0]
         self._voice = Voice(prompt["prompt_token"][0].numpy(), prompt["prompt_feat"][0].numpy(), embedding.numpy())
         self._tokens, self._requests = material.tokens[0].numpy(), list[Any]()

@@ -32,8 +32,8 @@ from matplotlib import pyplot as plt
 
 WINDOWED = "incremental, left_blocks=8"
 MODES: dict[str, StreamConfig] = {
-    "incremental": StreamConfig(),
-    WINDOWED: StreamConfig(left_blocks=8),
+    "incremental": StreamConfig(first_tokens=0),
+    WINDOWED: StreamConfig(first_tokens=0, left_blocks=8),
     "recompute": StreamConfig(reference=True),
 }
 

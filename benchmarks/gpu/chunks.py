@@ -43,7 +43,7 @@ def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Chunks of one stream under a window, from the third to the last; medians of several streams."""
-    model, _ = load(folder, settings, StreamConfig(left_blocks=settings.drift_window))
+    model, _ = load(folder, settings, StreamConfig(first_tokens=0, left_blocks=settings.drift_window))
 
     def measure() -> Row:
         times = []

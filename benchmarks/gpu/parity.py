@@ -66,7 +66,7 @@ class Utterance(NamedTuple):
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
     config, (stream, storage) = read_cosyvoice3(folder), SETTINGS[settings.setting]
-    stream = StreamConfig(left_blocks=stream.left_blocks)  # the default hop fills more shapes
+    stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)  # the default hop fills more shapes
     with patch.dict(os.environ, {SWITCH: "0"}):
         mib = 1 + (_PAGES * cache_layout(config.flow, "float32").page_bytes >> 20)
         alone = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib))

@@ -18,11 +18,11 @@ class LeftOut(Exception):  # noqa: N818 (it is no error)
 
 
 PROMPT_TOKENS = 75  # 3 s
-# Ways to serve streams: how they are cut, and the type of cached keys and values.
+# Ways to serve streams: how they are cut, always on whole blocks, and the type of cached keys and values.
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
-    "lean": (StreamConfig(left_blocks=2, max_hop_tokens=50), "int8"),
-    "window": (StreamConfig(left_blocks=8), "int8"),
-    "exact": (StreamConfig(), "auto"),
+    "lean": (StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50), "int8"),
+    "window": (StreamConfig(first_tokens=0, left_blocks=8), "int8"),
+    "exact": (StreamConfig(first_tokens=0), "auto"),
 }
 
 

@@ -282,7 +282,7 @@ def test_the_balancer_passes_on_what_speaking_takes(balancer: Balancer, authorit
             **CLOSED,
             **SHARED_MEMORY,
             "statistics": ("ModelStatistics", service_pb2.ModelStatisticsRequest()),
-            "configuration": ("CosyVoice3Config", service_pb2.ModelConfigRequest(name="token2wav")),
+            "configuration": ("ModelConfig", service_pb2.ModelConfigRequest(name="token2wav")),
         }
         for name, request in others.values():
             with pytest.raises(grpc.RpcError, match="balancer: this call is not open to clients"):

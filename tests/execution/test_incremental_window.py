@@ -45,7 +45,7 @@ def test_any_rectangle_is_that_part_of_the_whole() -> None:
 @pytest.mark.parametrize("left_blocks", LEFT_BLOCKS)
 @pytest.mark.parametrize("prompt", [0, 75])
 def test_streams_equal_the_whole_under_the_mask(parts: Parts, left_blocks: int, prompt: int) -> None:
-    stream = StreamConfig(left_blocks=left_blocks)
+    stream = StreamConfig(first_tokens=0, left_blocks=left_blocks)
     voice, tokens = a_voice(prompt), some_tokens(180)
     whole = parts.whole(tokens, voice, left_blocks=left_blocks)
     for engine in (parts.incremental(left_blocks=left_blocks), parts.recompute(left_blocks=left_blocks)):

@@ -27,14 +27,14 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
-    assert defaults.stream == StreamConfig(12, 0, None, (), reference=False)
-    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(25, 100, 25, 12)
+    assert defaults.stream == StreamConfig(8, 0, None, (), reference=False)
+    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(25, 100, 25, 8)
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
 
 FULL = """
-stream: {first_tokens: 8, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
+stream: {first_tokens: 12, max_hop_tokens: 200, left_blocks: 8, steps: [10, 4], hold_frames: 8, trim_silence_ms: 200,
          reference: true}
 runtime: {device: "cuda:1", engine: torch, engines: made, precision: float16, lanes: 3, cache_mib: 512,
           cache_storage: int8}
@@ -53,7 +53,7 @@ voices: [anna.safetensors, /voices/bob.safetensors]
 def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     config = load_server_config(written(tmp_path, FULL))
     assert config == ServerConfig(
-        StreamConfig(8, 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
+        StreamConfig(12, 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
         LimitConfig(3, 20, 2.5, 2, voices=7, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
