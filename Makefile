@@ -12,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo page test check lint format serve export export-full gpu-check perf demo-voice soak images images-check docs docs-check dist clean
+.PHONY: help setup demo test check page lint format serve export export-full gpu-check perf demo-voice soak images images-check docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,15 +24,15 @@ demo: ## [WAV=]: speak a sentence, or a recording, through a real Triton server 
 	$(SETUP)
 	@$(BIN)/python examples/demo.py $(if $(WAV),"$(WAV)")
 
-page: ## [PORT=8080]: serve a web page that speaks what is typed, with a Triton server behind it, until Ctrl-C
-	$(SETUP)
-	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
-
 test: lint ## lint, then run all tests, in four processes: half of the time they wait for servers
 	$(BIN)/pytest -n 4
 
 check: lint ## lint, then run the tests that need no server and no export (two minutes)
 	$(BIN)/pytest -n 2 $(addprefix tests/,unit serving cache networks families/streamflow client voice docs)
+
+page: ## [PORT=8080]: serve a web page that speaks what is typed, with a Triton server behind it, until Ctrl-C
+	$(SETUP)
+	@$(BIN)/python -m examples.browser.demo $(if $(PORT),--port $(PORT))
 
 lint: ## ruff and mypy
 	$(SETUP)
