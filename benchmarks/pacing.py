@@ -210,7 +210,7 @@ def main() -> None:
         panels[0].plot(counts, [row["first_s"] for row in shown], "o-", label=f"{pace} tokens/s")
         panels[1].plot(counts, [row["provisional"] for row in shown], "o-", label=f"{pace} tokens/s")
     panels[0].set(xlabel="first_tokens", ylabel="first audio, s")
-    panels[1].set(xlabel="first_tokens", ylabel="audio spoken of incomplete blocks, share")
+    panels[1].set(xlabel="first_tokens", ylabel="share of provisional audio")
     panels[0].legend()
     figure.savefig(RESULTS / "pacing.png", dpi=90)
 
