@@ -38,7 +38,7 @@ _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 @dataclass
 class Heard:
-    """What a listener heard of 10 s, and what it took.
+    """Account of 10 s of audio: it tells what a listener heard, and what that took.
 
     Attributes:
         first_s: when the first audio comes; the language model begins at 0.

@@ -91,7 +91,7 @@ def velocities(flow: Any, mu: torch.Tensor, given: Golden, **more: Any) -> torch
 
 
 def vocoded(hift: Any, mel: torch.Tensor) -> Golden:
-    """What a vocoder makes of the first frames of a mel, in double precision: its phase has 1e4 rad soon."""
+    """Computes a vocoder's audio of the first frames of a mel, in double precision: its phase has 1e4 rad soon."""
     mel = mel[:, :, :_VOCODED].contiguous()
     hift.double().stft_window = hift.stft_window.double()
     torch.set_default_dtype(torch.float64)

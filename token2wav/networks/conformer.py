@@ -145,7 +145,7 @@ class Conformer(nn.Module):
         return self.encode(self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state)
 
     def encode(self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None) -> torch.Tensor:
-        """What `forward` does with embeddings (B, n, size) that have seen what is ahead of them."""
+        """Encodes as `forward` does, from embeddings (B, n, size) that have seen what is ahead of them."""
         start = state.tokens if state else 0
         runs = state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
         tokens, up_runs = x.shape[1], runs[len(self.encoders) :]

@@ -70,7 +70,7 @@ class UNet(nn.Module):
             layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> torch.Tensor:
-        """What each residual block adds at ODE times (B,): (blocks, B, channels).
+        """Modulation of the residual blocks, which each adds at ODE times (B,): (blocks, B, channels).
 
         Args:
             t: of the evaluations.
@@ -158,7 +158,7 @@ class UNetBlock(nn.ModuleList):
     """Residual block and transformer layers; third, outside of the middle, the convolution that follows them."""
 
     def of_time(self, time: torch.Tensor) -> torch.Tensor:
-        """What it adds at an embedded time (B, time_channels): (B, channels)."""
+        """Shift that it adds at an embedded time (B, time_channels): (B, channels)."""
         return self.get_submodule("0.mlp.1")(F.mish(time))
 
     def forward(
