@@ -15,11 +15,12 @@ import yaml
 from safetensors.torch import save_file
 
 from token2wav import Voice
+from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.model_config import ModelConfig
-from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig, HiFTConfig
+from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"

@@ -17,8 +17,7 @@ from token2wav.config import StreamConfig, load_server_config
 from token2wav.errors import Token2WavError
 from token2wav.families import exportable
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
-from token2wav.networks.guided import guided_mask
-from token2wav.networks.masks import BlockMask
+from token2wav.networks.masks import BlockMask, guided_mask
 from token2wav_export.errors import MissingPackageError
 
 PROGRAM = "token2wav-masks"

@@ -12,12 +12,11 @@ from torch import nn
 from token2wav.execution.artifacts import Graph, Precision
 from token2wav.execution.backends import Exportable
 from token2wav.execution.exported_graphs import SIGNALS, exported_states
-from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import DiT
 from token2wav.networks.dit_step import STEP_INPUTS, CachedStep
 from token2wav.networks.hift import HiFT
 from token2wav.networks.masks import attention_bias
-from token2wav.networks.streaming import Piece, Streaming
+from token2wav.networks.streaming import Piece, Streaming, VocoderNetwork
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 _T = TypeVar("_T")
@@ -72,7 +71,7 @@ class Vocoder(nn.Module):
         whole: which of both.
     """
 
-    def __init__(self, vocoder: HiFT | BigVGAN, *, whole: bool) -> None:
+    def __init__(self, vocoder: VocoderNetwork, *, whole: bool) -> None:
         super().__init__()
         self.vocoder = vocoder
         self._network: Callable[..., torch.Tensor] = vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
@@ -115,7 +114,7 @@ def load_module(graph: Graph, precision: Precision, networks: Exportable) -> nn.
     return Estimator(estimator, streaming=graph == "estimator-streaming").eval()
 
 
-def halve_convolutions(vocoder: HiFT | BigVGAN) -> None:
+def halve_convolutions(vocoder: VocoderNetwork) -> None:
     """Puts the convolutions of the network into float16; what lies between them, phases above all, stays float32."""
     for name, module in vocoder.named_modules():
         if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith("f0_predictor."):

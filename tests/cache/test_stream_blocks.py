@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, PrefixCache
-from token2wav.cache.stream_blocks import StreamBlocks
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, PrefixCache, StreamBlocks
 from token2wav.networks.masks import BlockMask
 
 CAPACITY = 64

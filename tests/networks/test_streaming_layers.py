@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
-from token2wav.networks.bigvgan import AntiAliased, Snake
+from token2wav.families.bigvgan.network import AntiAliased, Snake
 from token2wav.networks.hift_layers import Analysis, UpConv
 from token2wav.networks.streaming import (
     WHOLE,

@@ -8,10 +8,10 @@ from tests.support.batches import WHOLE_BLOCKS
 from token2wav import StreamConfig, Token2Wav
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.families.bigvgan.build import recomputed_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.build import recomputed_hift
 from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_source_noise, load_vocoder
-from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.ode import EulerSolver
 
 

@@ -29,10 +29,9 @@ from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
 from token2wav.execution.step import StepFactory, StepGraph
 from token2wav.model_config import ModelConfig
-from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, HiFTConfig
+from token2wav.networks.configs import EstimatorConfig
 from token2wav.networks.dit import DiT
-from token2wav.networks.hift import HiFT
+from token2wav.networks.streaming import VocoderNetwork
 
 log = logging.getLogger(__name__)
 
@@ -83,21 +82,18 @@ class Exportable:
 
     Attributes:
         config: of the model.
-        estimator, vocoder: sizes of both networks.
+        estimator: sizes of the network.
         guidance: classifier-free guidance rate.
+        empty_vocoder: builds the vocoder without weights.
         load_estimator, load_vocoder: load weights of the folder, in float32 on the CPU.
     """
 
     config: ModelConfig
     estimator: EstimatorConfig
-    vocoder: HiFTConfig | BigVGANConfig
     guidance: float
+    empty_vocoder: Callable[[], VocoderNetwork]
     load_estimator: Callable[[], DiT]
-    load_vocoder: Callable[[], HiFT | BigVGAN]
-
-    def empty_vocoder(self) -> HiFT | BigVGAN:
-        """Builds the vocoder, without weights."""
-        return HiFT(self.vocoder) if isinstance(self.vocoder, HiFTConfig) else BigVGAN(self.vocoder)
+    load_vocoder: Callable[[], VocoderNetwork]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache
+from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache, StreamBlocks
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.cache.stream_blocks import StreamBlocks
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput, in_groups
 from token2wav.execution.recompute import RecomputeFlow, stream_mask

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from token2wav.errors import EngineError, EngineUnavailableError
-from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.hift import HiFT
-from token2wav.networks.streaming import Piece, StateSpec, Streaming, state_specs
+from token2wav.networks.streaming import Piece, StateSpec, Streaming, VocoderNetwork, state_specs
 
 SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
 PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
@@ -32,7 +31,7 @@ class VocoderGraph(Protocol):
         """One evaluation; tensors by name, contiguous, on the device of the stage."""
 
 
-def exported_states(vocoder: HiFT | BigVGAN) -> dict[Streaming, StateSpec]:
+def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
     """State specs of the exported part of a vocoder."""
     return {layer: spec for layer, spec in state_specs(vocoder).items() if not spec.name.startswith(_OUTSIDE)}
 
@@ -45,7 +44,7 @@ class ExportedVocoder:
         vocoder: whose layers have the states.
     """
 
-    def __init__(self, graph: VocoderGraph, vocoder: HiFT | BigVGAN) -> None:
+    def __init__(self, graph: VocoderGraph, vocoder: VocoderNetwork) -> None:
         self._graph = graph
         self._shape = (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
         self._specs = exported_states(vocoder)

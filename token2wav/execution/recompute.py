@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
 from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable, MelChunk, Solver
-from token2wav.execution.vocoder import VocoderNetwork
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise
+from token2wav.networks.streaming import VocoderNetwork
 from token2wav.voice import Voice
 
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from token2wav.execution.runner import GraphPool
 from token2wav.execution.stages import HandleTable, MelChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable
-from token2wav.networks.streaming import Piece, state_specs
+from token2wav.networks.streaming import Piece, VocoderNetwork, state_specs
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
 
@@ -105,29 +104,6 @@ class _Part:
     shape: PieceShape
 
 
-class VocoderNetwork(Protocol):
-    """Vocoder as its stage sees it: its sizes, and how late its audio is in pieces (see `Streaming`).
-
-    Attributes:
-        bands: of the mel.
-        frame_samples: of a mel frame.
-        delay: samples.
-        lookahead_frames: the same in frames, rounded up.
-        device: that it is on.
-    """
-
-    delay: int
-
-    @property
-    def bands(self) -> int: ...
-    @property
-    def frame_samples(self) -> int: ...
-    @property
-    def lookahead_frames(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-
-
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # audio (B, samples) of mel and noise of a piece
 
 
@@ -205,13 +181,14 @@ class StreamingVocoder:
         hold_frames: int = 0,
     ) -> None:
         self._net, self._run, self._whole, self._noise = network, run, whole, noise
+        self._device = network.device
         if hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
             raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
         self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
         if self._early:  # what is guessed has the length of an end
             shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
-        self.store = StateStore(state_specs(network), network.device)  # type: ignore[arg-type]
+        self.store = StateStore(state_specs(network), self._device)
         self._streams: HandleTable[_Stream] = HandleTable()
         self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)
         self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
@@ -227,10 +204,10 @@ class StreamingVocoder:
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         """Audio of a whole mel (bands, frames) in one call, (samples,)."""
-        return self._whole(mel.to(self._net.device))
+        return self._whole(mel.to(self._device))
 
     def open(self) -> int:
-        return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._net.device)))
+        return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.remove(handle)) is not None:
@@ -277,7 +254,7 @@ class StreamingVocoder:
 
     def _parts(self, stream: _Stream, chunk: MelChunk) -> list[_Part]:
         """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too short."""
-        mel = chunk.mel.to(self._net.device)
+        mel = chunk.mel.to(self._device)
         if not stream.frames:
             stream.held = mel = torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
             if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
@@ -328,7 +305,7 @@ class StreamingVocoder:
         """Joins the audio of every stream, in one operation for all."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
-        parts = [samples for stream in audio for samples in stream] or [torch.empty(0, device=self._net.device)]
+        parts = [samples for stream in audio for samples in stream] or [torch.empty(0, device=self._device)]
         counts = [sum(len(samples) for samples in stream) for stream in audio]
         return list(torch.cat(parts).split(counts))
 

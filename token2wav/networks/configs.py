@@ -13,8 +13,6 @@ from typing import Literal
 from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 
-EDGE_KERNEL = 7  # of the first and the last convolution of BigVGAN; no file says it
-
 Mask = Literal["block", "backward", "forward"]
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
@@ -235,64 +233,3 @@ def published_hift(base_channels: int = 512, f0_channels: int = 512, *, sample_p
         causal=False,
         sample_phase=sample_phase,
     )
-
-
-@dataclass(frozen=True)
-class BigVGANConfig:
-    """Configuration of BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are public."""
-
-    resblock: Literal["1", "2"]
-    upsample_rates: tuple[int, ...]
-    upsample_kernel_sizes: tuple[int, ...]
-    upsample_initial_channel: int
-    resblock_kernel_sizes: tuple[int, ...]
-    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
-    activation: Literal["snake", "snakebeta"]
-    snake_logscale: bool
-    num_mels: int
-    hop_size: int
-    sampling_rate: int
-    use_tanh_at_final: bool = True
-    use_bias_at_final: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("upsample_initial_channel", "num_mels", "hop_size", "sampling_rate"):
-            _positive(name, (getattr(self, name),))
-        for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
-            _positive(name, getattr(self, name))
-        for index, dilations in enumerate(self.resblock_dilation_sizes):
-            _positive(f"resblock_dilation_sizes[{index}]", dilations)
-        for one, other in (
-            ("upsample_kernel_sizes", "upsample_rates"),
-            ("resblock_dilation_sizes", "resblock_kernel_sizes"),
-        ):
-            if (found := len(getattr(self, one))) != (wanted := len(getattr(self, other))):
-                raise ConfigError(f"{one}: {found} entries, but {other} has {wanted}")
-        for index, kernel in enumerate(self.resblock_kernel_sizes):
-            if kernel % 2 == 0:
-                raise ConfigError(f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length")
-        for index, (kernel, rate) in enumerate(zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)):
-            if kernel < rate or (kernel - rate) % 2:
-                raise ConfigError(
-                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by an even number, "
-                    "so that a stage makes that many samples of each"
-                )
-        if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
-            raise ConfigError(
-                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of {stages} stages, "
-                f"which leaves none; at least {1 << stages} are needed"
-            )
-        if (product := math.prod(self.upsample_rates)) != self.hop_size:
-            raise ConfigError(f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame")
-
-    @property
-    def mel(self) -> MelSettings:
-        return MelSettings(self.sampling_rate, self.hop_size, self.num_mels)
-
-
-def _positive(name: str, values: tuple[int, ...]) -> None:
-    if not values:
-        raise ConfigError(f"{name}: empty; at least 1 is needed")
-    for value in values:
-        if value <= 0:
-            raise ConfigError(f"{name}: {value} is not positive")

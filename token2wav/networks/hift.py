@@ -26,6 +26,7 @@ from token2wav.networks.streaming import (
     Piece,
     StreamConv,
     StreamConvTranspose,
+    VocoderNetwork,
     centred_conv,
     lookahead_conv,
 )
@@ -33,16 +34,13 @@ from token2wav.networks.streaming import (
 Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
 
 
-class HiFT(nn.Module):
-    """The vocoder as one module, for whole utterances and for their pieces.
-
-    Attributes:
-        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
-    """
+class HiFT(VocoderNetwork):
+    """Vocoder as one module, for whole utterances and for their pieces."""
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         self.config = config
+        self.bands, self.frame_samples = config.in_channels, config.samples_per_frame
         bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
         channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
         look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
@@ -117,23 +115,6 @@ class HiFT(nn.Module):
     def _source_delay(self, delay: int) -> int:
         """Samples that the source is late where its spectrum is so many windows."""
         return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
-
-    @property
-    def device(self) -> torch.device:
-        return self.stft.kernels.device
-
-    @property
-    def bands(self) -> int:
-        return self.config.in_channels
-
-    @property
-    def frame_samples(self) -> int:
-        return self.config.samples_per_frame
-
-    @property
-    def lookahead_frames(self) -> int:
-        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
-        return -(-self.delay // self.config.samples_per_frame)
 
     def freeze(self) -> None:
         """Ends loading: the F0 predictor goes to double precision, weight norms become plain weights."""

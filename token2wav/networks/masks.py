@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from token2wav.networks.configs import SEES, GuidedAttention, Mask
+
 _NEVER = -30000.0
 
 
@@ -63,3 +65,19 @@ def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
     Minus infinity is avoided: a query that may see nothing, in padding, would give NaN, and float16 ends at 65504.
     """
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)
+
+
+def guided_mask(mask: Mask, frames: int, block_frames: int, device: torch.device | None = None) -> torch.Tensor:
+    """Mask (frames, frames) of a layer with guided attention: rows are queries; the first frame starts a block."""
+    block = torch.arange(frames, device=device) // block_frames
+    before, after = SEES[mask]
+    distance = block[None, :] - block[:, None]
+    return (distance >= -before) & (distance <= after)
+
+
+def guided_biases(
+    attention: GuidedAttention, frames: int, block_frames: int, device: torch.device | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Biases of the attention scores of every layer, each (frames, frames)."""
+    biases = {mask: attention_bias(guided_mask(mask, frames, block_frames, device)) for mask in set(attention.layers)}
+    return tuple(biases[mask] for mask in attention.layers)

@@ -65,6 +65,29 @@ class Streaming(nn.Module):
         return torch.promote_types(own[0].dtype, torch.float32) if own else torch.float32
 
 
+class VocoderNetwork(nn.Module):
+    """Network from mel to audio, as the stages of vocoders see it.
+
+    Attributes:
+        bands: of the mel.
+        frame_samples: samples of a mel frame.
+        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
+    """
+
+    bands: int
+    frame_samples: int
+    delay: int
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def lookahead_frames(self) -> int:
+        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
+        return -(-self.delay // self.frame_samples)
+
+
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Place of a piece in its streams, which are all at the same, and what layers kept of what came before it.

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, random_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.bigvgan.weights import load_bigvgan
-from token2wav.networks.bigvgan import BigVGAN
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.networks.bigvgan import BigVGAN, LowPass, Snake
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.families.bigvgan.network import BigVGAN, LowPass, Snake
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "bigvgan"
 

@@ -13,7 +13,7 @@ import torch
 from torch.export import Dim
 
 from tests.families.bigvgan.rig import a_mel
-from token2wav.networks.bigvgan import BigVGAN
+from token2wav.families.bigvgan.network import BigVGAN
 
 AUDIO = 1e-4
 Network = Callable[[torch.Tensor], torch.Tensor]

@@ -17,10 +17,10 @@ from tests.unit.material import one_line
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.execution.stages import MelChunk
 from token2wav.families.bigvgan.build import streaming_bigvgan
-from token2wav.families.bigvgan.config import check_mel, read_bigvgan
+from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.bigvgan.weights import load_bigvgan
-from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig, MelSettings
+from token2wav.networks.configs import MelSettings
 
 Weights = dict[str, Any]
 TRAINING = {

@@ -10,9 +10,8 @@ import torch
 from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
 from token2wav.execution.stages import MelChunk
 from token2wav.families.bigvgan.build import streaming_bigvgan
-from token2wav.families.bigvgan.config import read_bigvgan
-from token2wav.networks.bigvgan import BigVGAN
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 
 GOLDEN_CONFIG = read_bigvgan(GOLDEN)
 CONFIGS = {

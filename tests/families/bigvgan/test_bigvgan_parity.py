@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from tests.families.bigvgan.rig import GOLDEN, a_mel, changed, random_bigvgan
-from token2wav.networks.bigvgan import FILTER_TAPS, AntiAliased, BigVGAN, Snake, kaiser_sinc
+from token2wav.families.bigvgan.network import FILTER_TAPS, AntiAliased, BigVGAN, Snake, kaiser_sinc
 
 Array = NDArray[np.float64]
 Activation = Literal["snake", "snakebeta"]

@@ -13,8 +13,8 @@ from token2wav.errors import StreamClosedError
 from token2wav.execution.stages import MelChunk, VocoderStage
 from token2wav.execution.vocoder import likely_pieces
 from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.networks.bigvgan import BigVGAN
 
 AUDIO = 1e-4
 AHEAD = BigVGAN(SMALL).lookahead_frames

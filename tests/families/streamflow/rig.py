@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav import StreamConfig, Voice
+from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.streamflow.config import StreamFlowConfig
-from token2wav.families.streamflow.flow import WindowFlow
-from token2wav.networks.configs import BigVGANConfig, EstimatorConfig, GuidedAttention
-from token2wav.networks.guided import GuidedSolver
+from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
+from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver

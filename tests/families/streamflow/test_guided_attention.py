@@ -8,7 +8,7 @@ import torch
 from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flow_config, mask_by_hand, model_config
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
-from token2wav.networks.guided import guided_biases, guided_mask
+from token2wav.networks.masks import guided_biases, guided_mask
 from token2wav.serving.chunking import HopSchedule
 
 # Paper: 22 layers, counted from 1.

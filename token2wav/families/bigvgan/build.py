@@ -9,7 +9,7 @@ import torch
 from token2wav.execution.recompute import RecomputeVocoder
 from token2wav.execution.runner import GraphPool
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder
-from token2wav.networks.bigvgan import BigVGAN
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.streaming import Piece
 
 

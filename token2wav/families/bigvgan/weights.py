@@ -8,7 +8,7 @@ import torch
 
 from token2wav.errors import CheckpointError
 from token2wav.families.bigvgan.config import generator_file, read_bigvgan
-from token2wav.networks.bigvgan import BigVGAN
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
 
 _KEY = "generator"  # of the state dict in a public pickle

@@ -21,19 +21,20 @@ from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary
 from token2wav.execution.step import StepFunction, StepGraph
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.build import recomputed_bigvgan, streaming_bigvgan
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.exported_step import ExportedStep
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.steps import TorchStep
 from token2wav.families.cosyvoice3.weights import (
     check,
+    empty_vocoder,
     load_flow,
     load_flow_noise,
     load_source_noise,
     load_vocoder,
     modules,
 )
-from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.dit import CONTEXT_FRAMES, DiT
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
@@ -93,8 +94,8 @@ def exportable(folder: Path, config: CosyVoice3Config) -> Exportable:
     return Exportable(
         config=config,
         estimator=config.flow.estimator,
-        vocoder=config.vocoder,
         guidance=config.flow.inference_cfg_rate,
+        empty_vocoder=lambda: empty_vocoder(config),
         load_estimator=lambda: load_flow(folder, config).estimator,
         load_vocoder=lambda: load_vocoder(folder, config),
     )

@@ -15,10 +15,9 @@ from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import all_positive, convert, from_mapping, shown
 from token2wav.errors import ConfigError
 from token2wav.families import read_config
-from token2wav.families.bigvgan.config import check_mel, generator_file, read_bigvgan
+from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, generator_file, read_bigvgan
 from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.configs import (
-    BigVGANConfig,
     CodebookConfig,
     EstimatorConfig,
     GuidedAttention,

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from token2wav.errors import CheckpointError
+from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.bigvgan.weights import load_bigvgan, read_generator
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.networks.bigvgan import BigVGAN
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import PAGE_FRAMES, FlowNoise, SourceNoise
@@ -98,8 +98,13 @@ def check(folder: Path, config: CosyVoice3Config) -> None:
 
 def modules(config: CosyVoice3Config) -> tuple[Flow, HiFT | BigVGAN]:
     """Builds flow and vocoder of a model, without weights of a folder."""
+    return Flow(config.flow), empty_vocoder(config)
+
+
+def empty_vocoder(config: CosyVoice3Config) -> HiFT | BigVGAN:
+    """Builds the vocoder of a model, without weights of a folder."""
     vocoder = config.vocoder
-    return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
+    return HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
 def current_name(name: str) -> str:

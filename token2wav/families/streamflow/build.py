@@ -12,8 +12,7 @@ from token2wav.execution.stages import Stages, StageSummary
 from token2wav.families.cosyvoice3.build import loaded_flow, networks, vocoder_stage
 from token2wav.families.cosyvoice3.weights import check, load_flow_noise
 from token2wav.families.streamflow.config import StreamFlowConfig
-from token2wav.families.streamflow.flow import WindowFlow
-from token2wav.networks.guided import GuidedSolver
+from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
 
 __all__ = ["build", "check", "networks"]
 

@@ -1,7 +1,9 @@
 """Flow stage of models whose attention is bounded on both sides: every chunk in a window of its own, and nothing kept.
 
-What a chunk depends on is bounded on both sides, so its window, cut by the accumulator, holds all of it. Cost and
-memory of a chunk are the same wherever it is.
+One evaluation of the estimator at a block depends on as many blocks before it as there are backward layers, and on as
+many after it as there are forward layers. The ODE evaluates it again and again, each time on what the time before gave:
+its solution depends on that many blocks times the number of steps. A chunk's window, cut by the chunker, holds one
+evaluation's reach. Cost and memory of a chunk are the same wherever it is.
 """
 
 from __future__ import annotations
@@ -15,9 +17,62 @@ from numpy.typing import NDArray
 from token2wav.execution.batch import in_groups
 from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
 from token2wav.model_config import ModelConfig
-from token2wav.networks.guided import GuidedSolver
+from token2wav.networks.dit import DiT
+from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import OdeTables
 from token2wav.voice import Voice
+
+
+class GuidedSolver:
+    """Integrates windows of utterances under the masks of their estimator. It has no state: threads may share it.
+
+    Args:
+        estimator: a DiT with guided attention.
+        tables: of the schedule.
+    """
+
+    def __init__(self, estimator: DiT, tables: OdeTables) -> None:
+        assert estimator.guided is not None
+        self._estimator = estimator
+        self._tables = tables
+        self._attention = estimator.guided
+        self._past = self._attention.past_blocks * estimator.block_frames
+        self._future = self._attention.future_blocks * estimator.block_frames
+
+    @torch.inference_mode()
+    def solve(
+        self, noise: torch.Tensor, mu: torch.Tensor, speaker: torch.Tensor, start: torch.Tensor, first: int, last: int
+    ) -> torch.Tensor:
+        """Noise to the mel of some frames of a window.
+
+        What no later step can make a difference with is left out of every step. In a window that holds the reach of all
+        steps the result is that of the whole utterance. In a narrower one the frames at its edges go through all steps
+        as if nothing were beyond them.
+
+        Args:
+            noise, mu: (B, bands, T) of windows that start with a block and end with one, or with their utterance.
+            speaker: (B, bands).
+            start: (B,) position of each window's first frame in its utterance.
+            first, last: frames of the windows that are asked for, `last` exclusive.
+
+        Returns:
+            (B, bands, last - first) mel.
+        """
+        left, steps = 0, len(self._tables.modulation)
+        x, positions = noise, start[:, None] + torch.arange(noise.shape[2], device=noise.device)
+        mu, speaker = self._tables.conditions(mu, speaker)
+        for step, modulation in enumerate(self._tables.modulation):
+            rope = self._estimator.rotary_embed(self._tables.rows(positions))
+            biases = guided_biases(self._attention, x.shape[2], self._estimator.block_frames, x.device)
+            velocity = self._estimator.velocity(self._tables.rows(x), mu, speaker, None, modulation, rope, biases)
+            x = self._tables.advance(step, x, velocity)
+            rest = steps - 1 - step  # evaluations that are still to come
+            begin = max(0, first - rest * self._past - left)
+            end = min(x.shape[2], last + rest * self._future - left)
+            x, mu, positions = x[:, :, begin:end], mu[:, :, begin:end], positions[:, begin:end]
+            left += begin
+        return x
 
 
 class WindowFlow:

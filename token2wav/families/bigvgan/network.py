@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.configs import EDGE_KERNEL, BigVGANConfig
+from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.networks.streaming import (
     WHOLE,
     Delay,
@@ -23,6 +23,7 @@ from token2wav.networks.streaming import (
     Piece,
     StreamConvTranspose,
     Streaming,
+    VocoderNetwork,
     centred_conv,
     strided_delay,
 )
@@ -31,6 +32,7 @@ FILTER_TAPS = 12
 RATIO = 2
 _HALF_WIDTH = 0.3  # of the transition, in cycles per sample
 _EPS = 1e-9
+_EDGE_KERNEL = 7  # of the first and the last convolution; no file says it
 
 
 def kaiser_sinc() -> list[float]:
@@ -193,18 +195,15 @@ def _activation(channels: int, config: BigVGANConfig, delay: int) -> AntiAliased
     return AntiAliased(snake, delay=delay)
 
 
-class BigVGAN(nn.Module):
-    """The vocoder as one module, for whole utterances and for their pieces.
-
-    Attributes:
-        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
-    """
+class BigVGAN(VocoderNetwork):
+    """Vocoder as one module, for whole utterances and for their pieces."""
 
     def __init__(self, config: BigVGANConfig) -> None:
         super().__init__()
         self.config = config
+        self.bands, self.frame_samples = config.num_mels, config.hop_size
         channels = config.upsample_initial_channel
-        self.conv_pre = centred_conv(config.num_mels, channels, EDGE_KERNEL)
+        self.conv_pre = centred_conv(config.num_mels, channels, _EDGE_KERNEL)
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
         self.waits = nn.ModuleList()  # of every block for the slowest one beside it
@@ -220,25 +219,8 @@ class BigVGAN(nn.Module):
             self.waits.extend(Delay(channels, delay - block.delayed, delay=block.delayed) for block in blocks)
         self.activation_post = _activation(channels, config, delay)
         delay = self.activation_post.delayed
-        self.conv_post = centred_conv(channels, 1, EDGE_KERNEL, delay=delay, bias=config.use_bias_at_final)
+        self.conv_post = centred_conv(channels, 1, _EDGE_KERNEL, delay=delay, bias=config.use_bias_at_final)
         self.delay = self.conv_post.delayed
-
-    @property
-    def device(self) -> torch.device:
-        return self.conv_pre.weight.device
-
-    @property
-    def bands(self) -> int:
-        return self.config.num_mels
-
-    @property
-    def frame_samples(self) -> int:
-        return self.config.hop_size
-
-    @property
-    def lookahead_frames(self) -> int:
-        """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
-        return -(-self.delay // self.config.hop_size)
 
     def freeze(self) -> None:
         """Ends loading."""
