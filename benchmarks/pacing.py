@@ -20,7 +20,7 @@ from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
-from token2wav.serving.clocks import Delay, Playback
+from token2wav.serving.clocks import Load, Playback
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -65,7 +65,7 @@ class Listener:
         schedule: of its hops.
         coming: when tokens come, and how many, in order.
         clock: one whose `now` is set.
-        delay: of all listeners' chunks.
+        load: of the machine.
         prompt: number of prompt tokens.
     """
 
@@ -75,12 +75,12 @@ class Listener:
         schedule: HopSchedule,
         coming: Sequence[tuple[float, int]],
         clock: Clock,
-        delay: Delay,
+        load: Load,
         prompt: int = PROMPT,
     ) -> None:
         self.coming = list(coming)
         self.playback = Playback(clock, BUFFER_S)
-        self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, delay)
+        self.chunker = Chunker(np.zeros(prompt, np.int32), config, schedule, self.playback, load)
         self.silent = 0.0
         self.computed = self.provisional = 0
         self._clock = clock
@@ -146,17 +146,18 @@ def replay(
     schedule: HopSchedule, config: ModelConfig, pace: float, pattern: str = "steady", prompt: int = PROMPT
 ) -> Heard:
     """Replays one utterance on a machine of its own."""
-    clock = Clock()
-    return run([Listener(config, schedule, list(arrivals(pace, pattern)), clock, Delay(), prompt)], clock)[0]
+    clock, load = Clock(), Load()
+    return run([Listener(config, schedule, list(arrivals(pace, pattern)), clock, load, prompt)], clock, load)[0]
 
 
 def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]:
     """Replays utterances at the pace of speech that begin within 3 s, on one machine: what is ready runs together."""
-    clock, delay, begins = Clock(), Delay(), np.random.default_rng(0).uniform(0, 3, count).tolist()
-    return run([Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, delay) for at in begins], clock)
+    clock, load, begins = Clock(), Load(), np.random.default_rng(0).uniform(0, 3, count).tolist()
+    listeners = [Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, load) for at in begins]
+    return run(listeners, clock, load)
 
 
-def run(listeners: list[Listener], clock: Clock) -> list[Heard]:
+def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
     """Computes all chunks, in batches one after the other, of up to eight that whoever has least audio left is in."""
     while any(not listener.chunker.done for listener in listeners):
         for listener in listeners:
@@ -166,7 +167,10 @@ def run(listeners: list[Listener], clock: Clock) -> list[Heard]:
         if not batch:
             clock.now = min([clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)])
             continue
-        clock.now += _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
+        took = _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
+        clock.now += took
+        if any(chunk.provisional for listener in batch if (chunk := listener.chunker.next_chunk)):
+            load.computed(len(batch), took)
         for listener in batch:
             listener.hear()
     return [listener.heard() for listener in listeners]

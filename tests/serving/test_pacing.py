@@ -10,7 +10,7 @@ from tests.unit.material import TINY
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker, HopSchedule
-from token2wav.serving.clocks import Arrivals, Delay, Playback
+from token2wav.serving.clocks import Arrivals, Load, Playback
 
 FLOW = CosyVoice3Config.read(TINY)
 GROWING, _, WAITING, EARLY = policies(FLOW).values()
@@ -60,10 +60,10 @@ class Clock:
         return self.now
 
 
-def chunker_of(clock: Clock, first_tokens: int = FIRST, delay: Delay | None = None) -> tuple[Chunker, Playback]:
+def chunker_of(clock: Clock, first_tokens: int = FIRST, load: Load | None = None) -> tuple[Chunker, Playback]:
     playback = Playback(clock, BUFFER_S)
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
-    return Chunker(np.zeros(75, np.int32), FLOW, schedule, playback, delay), playback
+    return Chunker(np.zeros(75, np.int32), FLOW, schedule, playback, load), playback
 
 
 def tokens(count: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -113,14 +113,42 @@ def test_who_fell_silent_waits_for_a_whole_block() -> None:
 
 
 def test_where_chunks_take_long_nobody_speaks_early() -> None:
-    delay = Delay()
+    load = Load()
     for _ in range(30):
-        delay.add(0.3)
-    chunker, _ = chunker_of(Clock(), delay=delay)
+        load.delayed(0.3)
+    chunker, _ = chunker_of(Clock(), load=load)
     chunker.push(tokens(27))
     assert chunker.next_chunk is None
     chunker.push(tokens(1))
     assert chunker.next_chunk is not None
+
+
+@pytest.mark.parametrize(("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)])
+def test_as_many_speak_early_as_the_workers_compute_in_time(batches: dict[int, float], most: int) -> None:
+    load = Load()
+    for _ in range(100):
+        for chunks, seconds in batches.items():
+            load.computed(chunks, seconds)
+    streams = [chunker_of(Clock(), load=load)[0] for _ in range(100)]
+    for stream in streams:
+        stream.push(tokens(15))
+    assert sum(stream.next_chunk is not None for stream in streams) == most
+    del streams
+    assert load.may_speak_early(chunker_of(Clock(), load=load)[0])  # the others are gone
+
+
+def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
+    load = Load()
+    load.computed(1, 0.04)
+    other, _ = chunker_of(Clock(), load=load)
+    chunker, _ = chunker_of(Clock(), load=load)
+    chunker.push(tokens(15))
+    chunker.computed()  # 8 of them
+    chunker.push(tokens(100))
+    chunker.computed()  # up to the first block's end
+    assert not load.may_speak_early(other)
+    chunker.computed()  # the next block as a whole
+    assert load.may_speak_early(other)
 
 
 def test_a_first_chunk_that_nothing_is_sent_of_is_followed_by_another_soon() -> None:

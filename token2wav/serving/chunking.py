@@ -11,7 +11,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
 from token2wav.execution.stages import FlowChunk
 from token2wav.model_config import ModelConfig
-from token2wav.serving.clocks import SLOW_SECONDS, Arrivals, Delay, Playback
+from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
 
 _MARGIN_SECONDS = 0.06  # for the network, and for a worker that looks for running listeners every 0.05 s only
@@ -76,7 +76,7 @@ class Chunker:
         config: shapes and look-ahead of the model.
         schedule: decides the length of chunks.
         playback: clock of the listener; without one, nobody listens.
-        delay: of the chunks of all streams beside this one.
+        load: of the workers that compute the chunks of all streams.
 
     Attributes:
         next_chunk: chunk that can run now; None while its tokens are missing, and after the last.
@@ -93,7 +93,7 @@ class Chunker:
         config: ModelConfig,
         schedule: HopSchedule,
         playback: Playback | None = None,
-        delay: Delay | None = None,
+        load: Load | None = None,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
         self.next_chunk: FlowChunk | None = None
@@ -107,8 +107,9 @@ class Chunker:
         self._arrivals = Arrivals()
         self._hops = 0  # chunks that were kept
         self._heard = False
+        self._in_pieces = False  # whether the latest chunk was provisional
         self._decided_at = self._took = 0.0
-        self._delay = delay or Delay()
+        self._load = load or Load()
         self._start = config.prefix_tokens(self.prompt_tokens)
         self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)
         self._first = 0  # position of `_tokens[0]`
@@ -144,13 +145,16 @@ class Chunker:
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         self._took = self._playback.now() - self._decided_at
-        self._delay.add(self._took)
+        self._load.delayed(self._took)
         self.chunks += 1
         self._heard = self._heard or heard
         self.spoken, self.done = chunk.stop, chunk.last
         if not chunk.provisional:
             self._start = chunk.stop
             self._hops += 1
+        if not (chunk.provisional or self._in_pieces) or chunk.last:
+            self._load.leave(self)
+        self._in_pieces = chunk.provisional
         if not self.done:
             self.decide()
 
@@ -176,24 +180,25 @@ class Chunker:
             return wanted
         if self.ended:
             return self.received
-        early = schedule.first_tokens if self._delay.seconds <= SLOW_SECONDS else 0
         blocks = self._whole_blocks(available)
         piece = min(available, self.received - 1)  # something is left for the last chunk
         if not self._heard:
-            first = self.spoken + early
-            return None if not early or available < first else blocks if blocks >= first else piece
+            first = self.spoken + schedule.first_tokens
+            if not schedule.first_tokens or available < first or not self._load.may_speak_early(self):
+                return None
+            return blocks if blocks >= first else piece
         if not schedule.adaptive:
             return None
         lead = self._playback.lead_seconds
-        spare = lead - max(self._delay.seconds, self._took) - _MARGIN_SECONDS
+        spare = lead - max(self._load.delay_seconds, self._took) - _MARGIN_SECONDS
         if blocks > self.spoken:
             return blocks if spare < self._seconds_until(wanted) else None
         # Who has fallen silent waits for a whole block: tokens come too slowly, and pieces would only make more gaps.
-        if not early or lead <= 0 or piece - self.spoken < early // 2:
+        if not schedule.first_tokens or lead <= 0 or piece - self.spoken < schedule.first_tokens // 2:
             return None
         complete = self._whole_blocks(self.spoken) + schedule.block
         soon = min(self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now()))
-        return piece if spare < soon else None
+        return piece if spare < soon and self._load.may_speak_early(self) else None
 
     def _whole_blocks(self, stop: int) -> int:
         """Returns the end of the last block that is complete at a position."""

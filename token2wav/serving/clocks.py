@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 SLOW_SECONDS = 0.2  # where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
+EARLY_SECONDS = 0.05  # in which the workers compute a chunk for each stream that speaks early, one after the other
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
+_NEWEST_BATCH = 0.05  # of the latest batch in what is known of batches
 
 
 class Playback:
@@ -87,11 +93,53 @@ class Arrivals:
         return max(0.0, self._latest_at + self._gap - now)
 
 
-class Delay:
-    """Delay from the decision about a chunk until it is computed, as all streams of a pipeline have it lately."""
+class Load:
+    """Load of a pipeline's workers: it tells how late chunks come, and who may speak early beside those that do.
+
+    At the pace of speech a stream that speaks early needs a provisional chunk of a few tokens again and again, until it
+    ends. One that the workers cannot keep up with would only fall silent later, so it waits for whole blocks.
+
+    Attributes:
+        workers: number of batches that are computed at the same time.
+        delay_seconds: time from the decision about a chunk until it is computed.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.workers = 1
+        self.delay_seconds = 0.0
+        self._early = weakref.WeakSet[object]()
+        self._means: NDArray[np.float64] | None = None  # of batches: chunks, seconds, chunks * chunks, chunks * seconds
 
-    def add(self, seconds: float) -> None:
-        self.seconds += _NEWEST * (min(seconds, 2 * SLOW_SECONDS) - self.seconds)  # the first of all is very slow
+    def delayed(self, seconds: float) -> None:
+        """Learns how long it took from the decision about a chunk until it was computed."""
+        seconds = min(seconds, 2 * SLOW_SECONDS)  # the first of all is very slow
+        self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
+
+    def computed(self, chunks: int, seconds: float) -> None:
+        """Learns how long a worker took for a batch with provisional chunks in it."""
+        seconds = min(seconds, chunks * SLOW_SECONDS)
+        batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
+        self._means = batch if self._means is None else self._means + _NEWEST_BATCH * (batch - self._means)
+
+    def may_speak_early(self, stream: object) -> bool:
+        """Says whether a stream may speak of an incomplete block; if so, it counts until `leave`."""
+        if self.delay_seconds > SLOW_SECONDS:
+            return False
+        others = len(self._early) - (stream in self._early)
+        if stream not in self._early and others and self._batch_seconds((others + 1) / self.workers) > EARLY_SECONDS:
+            return False
+        self._early.add(stream)
+        return True
+
+    def leave(self, stream: object) -> None:
+        """Notes that a stream speaks of whole blocks only, or no more."""
+        self._early.discard(stream)
+
+    def _batch_seconds(self, chunks: float) -> float:
+        """Estimates the time of a batch: on a line through those of late, or in proportion where all were alike."""
+        if self._means is None:
+            return 0.0
+        mean_chunks, mean_seconds, squares, products = self._means
+        spread, together = squares - mean_chunks**2, products - mean_chunks * mean_seconds
+        slope = (together + mean_seconds / mean_chunks) / (spread + 1)
+        return float(mean_seconds + max(0.0, slope) * (chunks - mean_chunks))

@@ -18,7 +18,7 @@ from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule
-from token2wav.serving.clocks import Delay, Playback
+from token2wav.serving.clocks import Load, Playback
 from token2wav.serving.request import Request, Slots
 from token2wav.voice import Voice, check_steps
 
@@ -38,6 +38,7 @@ class Pipeline:
     Attributes:
         steps: numbers of ODE steps that requests may have, the usual one first.
         clock: returns the monotonic seconds by which listeners hear.
+        load: of whoever calls it.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Pipeline:
         self.steps = config.allowed_steps(stream.steps)
         self.clock: Callable[[], float] = time.monotonic
         self._schedule = HopSchedule.of(stream, config)
-        self._delay = Delay()
+        self.load = Load()
         self._trim_silence_ms = stream.trim_silence_ms
         self._device = torch.device(device)
         self._dropped: deque[Request] = deque()
@@ -81,7 +82,7 @@ class Pipeline:
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
-        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, self._delay)
+        chunker = Chunker(voice.prompt_tokens, config, self._schedule, playback, self.load)
         output = AudioOutput(config, audio_format, self._trim_silence_ms)
         return Request(voice, steps or self.steps[0], chunker, playback, output)
 
@@ -152,8 +153,11 @@ class Pipeline:
                 for (_, slots, chunk), mel in zip(batch, mels, strict=True)
             ]
             audio = _on_host(self.vocoder.advance(new))
+        end = time.perf_counter()
+        if any(chunk.provisional for _, _, chunk in batch):
+            self.load.computed(len(batch), end - start)
         if timed:
-            timed(between - start, time.perf_counter() - between)
+            timed(between - start, end - between)
         return [
             request.output.take(samples, last=chunk.last)
             if np.isfinite(samples).all()

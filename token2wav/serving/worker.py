@@ -74,6 +74,7 @@ class WorkerPool:
         on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._pipeline = pipeline
+        pipeline.load.workers = workers
         self._limits = limits
         self._observer = observer or Observer()
         self._clock = clock
