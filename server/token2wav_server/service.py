@@ -50,7 +50,7 @@ class Service:
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
-        self._voices = VoiceRegistry(config.limits.voices)
+        self._voices = VoiceRegistry(config.limits.sent_voices)
         voices = voices_in(config, model.config)
         for name, voice in voices.items():
             self._voices.keep(name, voice)

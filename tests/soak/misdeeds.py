@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from tests.soak.lines import Line
 from tests.soak.wire import SMALL_WINDOW, Answers, RawStream, Spoil
-from token2wav_client import Client, ServerError
+from token2wav_client import Client, ClientVoice, ServerError
 from token2wav_client.wire import Opening
 
 OVERLOAD = "try again later"  # what any client may be told at any time before it was heard
@@ -101,7 +101,12 @@ def _answer(answers: Answers) -> str:
 
 
 def cancel_before_audio(scene: Scene) -> str:
-    with Client(scene.url) as client, client.open(scene.line().voice, keep_open=scene.random.random() < 0.5) as mine:
+    known, keep_open = scene.line().voice, scene.random.random() < 0.5
+    speaker = known.speaker_embedding * np.float32(
+        scene.random.uniform(0.5, 2)
+    )  # one more voice, so others are forgotten
+    voice = ClientVoice(known.prompt_tokens, known.prompt_mel, speaker)
+    with Client(scene.url) as client, client.open(voice, keep_open=keep_open) as mine:
         mine.push(_ONE)
         scene.moment()
         mine.cancel()

@@ -44,7 +44,7 @@ IDLE_SECONDS = 6.0
 # Small enough that all of it happens: streams are refused, voices forgotten, and the cache fills up.
 SETTINGS = """
 stream: {{first_tokens: 0}}  # so that audio can be compared
-limits: {{streams: {streams}, idle_seconds: {idle}, voices: 3}}
+limits: {{streams: {streams}, idle_seconds: {idle}}}
 runtime: {{cache_mib: 64}}
 """
 MISBEHAVING = 0.2

@@ -43,7 +43,6 @@ limits:
     stream_tokens: 20
     idle_seconds: 2.5
     streams_per_client: 2
-    voices: 7
     batch_streams: 5
     player_buffer_seconds: 0.1
 voices: [anna.safetensors, /voices/bob.safetensors]
@@ -55,7 +54,7 @@ def test_a_full_file_sets_everything(tmp_path: Path) -> None:
     assert config == ServerConfig(
         StreamConfig(12, 200, 8, steps=(10, 4), hold_frames=8, trim_silence_ms=200, reference=True),
         RuntimeConfig("cuda:1", "torch", "made", "float16", 3, cache_mib=512, cache_storage="int8"),
-        LimitConfig(3, 20, 2.5, 2, voices=7, batch_streams=5, player_buffer_seconds=0.1),
+        LimitConfig(3, 20, 2.5, 2, batch_streams=5, player_buffer_seconds=0.1),
         voices=(str(tmp_path / "anna.safetensors"), "/voices/bob.safetensors"),
     )
     for part in dataclasses.fields(ServerConfig):  # no setting is missing in the file above

@@ -18,6 +18,7 @@ from token2wav.errors import ConfigError, LimitError
 
 MOST_STEPS = 100  # of the ODE
 _PATIENCE = 3  # times the pace of speech
+_VOICES_PER_STREAM = 4
 PLAYER_BUFFER_SECONDS = 0.2  # of a player of which nothing is known
 _LEAST_FIRST_TOKENS = 5
 
@@ -114,8 +115,6 @@ class LimitConfig:
         idle_seconds: time without tokens after which an utterance is dropped; requests without tokens don't count.
         streams_per_client: most utterances that one client may have open at once, where clients have names
             (docs/security.md); 0 for half of `streams`.
-        voices: most registered voices; beyond it the one is forgotten that was used least recently. One of 30 s
-            has half a MiB.
         batch_streams: chunks that are computed together. More raise the throughput, and the time that a batch takes.
         player_buffer_seconds: audio that a listener's player holds before it starts: how long a stream may wait for
             tokens counts from there.
@@ -125,7 +124,6 @@ class LimitConfig:
     stream_tokens: int = 15000
     idle_seconds: float = 30.0
     streams_per_client: int = 0
-    voices: int = 256
     batch_streams: int = 8
     player_buffer_seconds: float = PLAYER_BUFFER_SECONDS
 
@@ -136,6 +134,11 @@ class LimitConfig:
     def client_streams(self) -> int:
         """Utterances that one client may have open at once."""
         return self.streams_per_client or math.ceil(self.streams / 2)
+
+    @property
+    def sent_voices(self) -> int:
+        """Most voices that are kept of those that clients send: the least recently used go first."""
+        return _VOICES_PER_STREAM * self.streams
 
     def open_seconds(self, token_rate: float) -> float:
         """Returns the time after which an open utterance is dropped, whatever comes.

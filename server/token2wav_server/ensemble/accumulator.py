@@ -81,7 +81,7 @@ class Accumulator:
         self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
         self._schedule = HopSchedule.of(settings.server.stream, self._config)
         self._steps = self._config.allowed_steps(settings.server.stream.steps)
-        self._voices = VoiceRegistry(self._limits.voices)
+        self._voices = VoiceRegistry(self._limits.sent_voices)
         for name, voice in voices_in(settings.server, self._config).items():
             self._voices.keep(name, voice)
         self._streams: dict[int | str, _Stream] = {}
