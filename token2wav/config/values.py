@@ -1,9 +1,12 @@
-"""Values of configurations: they are converted from parsed YAML to typed ones, with messages that name the key."""
+"""Values of configurations and commands: they are converted to typed ones, with messages that name what is wrong."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import math
 import sys
+from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -83,3 +86,28 @@ def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None
             for leaf in number if isinstance(number, tuple) else (number,):
                 if isinstance(leaf, (int, float)) and (leaf < 0 or (leaf == 0 and item.name not in zero_too)):
                     raise ConfigError(f"{name}.{item.name}: {leaf} is not positive")
+
+
+def number(kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = "") -> Callable[[str], Any]:
+    """Makes a converter of arguments for `argparse`, which takes finite numbers within bounds.
+
+    Args:
+        kind: int or float.
+        least: smallest number.
+        most: largest number; 0 for any.
+        name: what such a number is called in messages.
+    """
+
+    def converted(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= (most or _LARGEST):
+            bounds = f"from {least} to {most}" if most else f"of at least {least}"
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not {name or ('an integer' if kind is int else 'a number')} {bounds}"
+            )
+        return value
+
+    return converted

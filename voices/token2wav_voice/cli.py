@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
+from token2wav.config.values import number
 from token2wav_voice import output
 from token2wav_voice.errors import FrontEndError
 from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd
 from token2wav_voice.recording import MIN_SECONDS, Recording
-from token2wav_voice.report import as_json, as_line
 
 VOICE, TOKENIZE = "token2wav-voice", "token2wav-tokenize"
 DONE, UNUSABLE, INTERRUPTED = 0, 2, 130
@@ -33,8 +34,7 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `token2wav-voice` and returns its exit code."""
     parser = _parser(VOICE, "Make voices for token2wav from recordings.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    create = commands.add_parser(
+    create = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "create",
         help="make a voice of a recording",
         description="Make a voice of a recording with the speech tokenizer and campplus.onnx of a model folder.",
@@ -43,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _add_recording(create, f"of who is to speak, {MIN_VOICE_SECONDS:g} to 30 s")
     create.add_argument("--out", required=True, type=Path, metavar="FILE", help=".safetensors file to write")
-    create.set_defaults(run=_create)
-    return _run(VOICE, parser, arguments)
+    return _run(parser, arguments, _create)
 
 
 def tokenize(arguments: Sequence[str] | None = None) -> int:
@@ -58,8 +57,7 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
         help=".npy file to write, int32 (n,); default: text such as <|s_12|> on standard output, with the report on "
         "standard error",
     )
-    parser.set_defaults(run=_tokenize)
-    return _run(TOKENIZE, parser, arguments)
+    return _run(parser, arguments, _tokenize)
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -73,69 +71,74 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
     parser.add_argument("--model", required=True, metavar="FOLDER", help="model folder in CosyVoice3's format")
     parser.add_argument("--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3")
-    parser.add_argument("--start", type=_seconds, default=0.0, metavar="S", help="second to begin at (default: 0)")
-    parser.add_argument("--end", type=_seconds, metavar="S", help="second to stop at (default: the end)")
+    parser.add_argument("--start", type=number(float), default=0.0, metavar="S", help="second to begin at (default: 0)")
+    parser.add_argument("--end", type=number(float), metavar="S", help="second to stop at (default: the end)")
     parser.add_argument("--json", action="store_true", help="report as JSON")
 
 
-def _seconds(text: str) -> float:
+def _run(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, command: Callable[[argparse.Namespace], None]
+) -> int:
+    options = parser.parse_args(arguments, argparse.Namespace(program=parser.prog))
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
-
-
-def _run(program: str, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
-    options = parser.parse_args(arguments)
-
-    def say(line: str) -> None:
-        print(f"{program}: {line}", file=sys.stderr)
-
-    try:
-        options.run(options, say)
+        command(options)
     except FrontEndError as error:
-        say(f"error: {error}")
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return UNUSABLE
     except KeyboardInterrupt:
-        say("interrupted")
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of the tokens has gone; Python would complain again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
-def _create(options: argparse.Namespace, say: Callable[[str], None]) -> None:
-    output.check(options.out, ".safetensors")
-    front_end = FrontEnd(options.model)
-    recording = _recording(options, MIN_VOICE_SECONDS, say)
+def _create(options: argparse.Namespace) -> None:
+    front_end, recording = _inputs(options, ".safetensors", MIN_VOICE_SECONDS)
     voice = front_end.voice(recording)
     voice.save(options.out)
-    report = as_json if options.json else as_line
-    print(report(recording, len(voice.prompt_tokens), str(options.out)))
+    _report(recording, len(voice.prompt_tokens), options, sys.stdout)
 
 
-def _tokenize(options: argparse.Namespace, say: Callable[[str], None]) -> None:
-    if options.out is not None:
-        output.check(options.out, ".npy")
-    front_end = FrontEnd(options.model)
-    recording = _recording(options, MIN_SECONDS, say)
+def _tokenize(options: argparse.Namespace) -> None:
+    front_end, recording = _inputs(options, ".npy", MIN_SECONDS)
     tokens = front_end.tokens(recording)
-    report = as_json if options.json else as_line
     if options.out is None:
         print("".join(f"<|s_{token}|>" for token in tokens), flush=True)
-        print(report(recording, len(tokens), None), file=sys.stderr)
     else:
         content = io.BytesIO()
         np.save(content, tokens)
         output.write(options.out, content.getvalue())
-        print(report(recording, len(tokens), str(options.out)))
+    _report(recording, len(tokens), options, sys.stderr if options.out is None else sys.stdout)
 
 
-def _recording(options: argparse.Namespace, min_seconds: float, say: Callable[[str], None]) -> Recording:
+def _inputs(options: argparse.Namespace, suffix: str, min_seconds: float) -> tuple[FrontEnd, Recording]:
+    if options.out is not None:
+        output.check(options.out, suffix)
+    front_end = FrontEnd(options.model)
     recording = Recording.load(options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds)
     for note in recording.notes:
-        say(f"note: {note}")
-    return recording
+        print(f"{options.program}: note: {note}", file=sys.stderr)
+    return front_end, recording
+
+
+def _report(recording: Recording, tokens: int, options: argparse.Namespace, file: TextIO) -> None:
+    """Reports on a recording, for people or for programs."""
+    out = None if options.out is None else str(options.out)
+    if options.json:
+        report = {
+            "wav": str(recording.path),
+            "out": out,
+            "seconds": round(recording.seconds, 6),
+            "rate_hz": recording.rate_hz,
+            "channels": recording.channels,
+            "tokens": tokens,
+            "rms_dbfs": round(recording.rms_dbfs, 2),
+            "peak_dbfs": round(recording.peak_dbfs, 2),
+            "full_scale_share": recording.full_scale_share,
+            "notes": recording.notes,
+        }
+        print(json.dumps(report, indent=2), file=file)
+        return
+    levels = f"level {recording.rms_dbfs:.1f} dBFS, peak {recording.peak_dbfs:.1f} dBFS"
+    print("" if out is None else f"{out}: ", f"{recording.seconds:.2f} s, {tokens} tokens, {levels}", sep="", file=file)

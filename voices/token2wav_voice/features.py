@@ -12,26 +12,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-TOKENIZER_RATE_HZ = 16_000
-SPEAKER_RATE_HZ = 16_000
-PROMPT_RATE_HZ = 24_000
-
-TOKENIZER_BANDS = 128
-SPEAKER_BANDS = 80
-PROMPT_BANDS = 80
+TOKENIZER_RATE_HZ, TOKENIZER_BANDS = 16_000, 128
+SPEAKER_RATE_HZ, SPEAKER_BANDS = 16_000, 80
+PROMPT_RATE_HZ, PROMPT_BANDS = 24_000, 80
 
 Features = NDArray[np.float32]
 
 
 def tokenizer_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Whisper's log-mel, 100 frames a second.
-
-    Args:
-        signal: (n,) at 16 kHz, more than 200 samples.
-
-    Returns:
-        (128, n // 160).
-    """
+    """Computes Whisper's log-mel (128, n // 160), 100 frames a second, of (n,) at 16 kHz, more than 200 samples."""
     n_fft, hop = 400, 160
     padded = np.pad(signal, n_fft // 2, mode="reflect")
     power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame that is centred on the end
@@ -42,14 +31,11 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
 
 
 def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -> Features:
-    """Computes the mel that the flow continues, 50 frames a second.
+    """Computes the mel (n // 480, 80) that the flow continues, in natural logarithms, 50 frames a second.
 
     Args:
         signal: (n,) at 24 kHz, more than 720 samples.
         top_hz: upper end of the highest band.
-
-    Returns:
-        (n // 480, 80), natural logarithm.
     """
     n_fft, hop = 1920, 480
     padded = np.pad(signal, (n_fft - hop) // 2, mode="reflect")
@@ -59,13 +45,10 @@ def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -
 
 
 def speaker_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Kaldi's filter bank without dither, its mean over time removed.
+    """Computes Kaldi's filter bank (1 + (n - 400) // 160, 80) without dither, its mean over time removed.
 
     Args:
         signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as in the public code.
-
-    Returns:
-        (1 + (n - 400) // 160, 80).
     """
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = SPEAKER_RATE_HZ

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
-from token2wav.families import read_config
-from token2wav.families.cosyvoice3.config import MODEL_FILE
+from token2wav.families import cosyvoice3, read_config
 from token2wav_voice.errors import ModelError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,
@@ -48,11 +47,7 @@ class PromptVoice:
     speaker_embedding: NDArray[np.float32]
 
     def save(self, path: str | Path) -> None:
-        """Writes a `.safetensors` file, wholly or not at all.
-
-        Raises:
-            OutputError: the file system refused.
-        """
+        """Writes a `.safetensors` file, wholly or not at all; raises OutputError if the file system refuses."""
         arrays = {name: np.ascontiguousarray(array) for name, array in vars(self).items()}
         write(Path(path), save(arrays))
 
@@ -64,14 +59,20 @@ class FrontEnd:
         folder: model folder in CosyVoice3's format. Its `cosyvoice3.yaml`, if there, gives the size of the vocabulary.
 
     Raises:
-        ModelError: no such folder, or its configuration cannot be used.
+        ModelError: no such folder, or its configuration cannot be used. Methods raise it if an ONNX file is missing, is
+            another one, or failed.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise ModelError(f"{folder}: no such folder")
-        self._vocabulary = _vocabulary(self._folder)
+        self._vocabulary = PUBLIC_VOCABULARY
+        if self._has(*cosyvoice3.FILES):
+            try:
+                self._vocabulary = read_config(self._folder).vocab_size
+            except ConfigError as error:
+                raise ModelError(str(error)) from None
 
     @cached_property
     def _tokenizer(self) -> SpeechTokenizer:
@@ -82,24 +83,16 @@ class FrontEnd:
         return SpeakerEncoder(self._folder)
 
     def tokens(self, recording: Recording) -> NDArray[np.int32]:
-        """Computes speech tokens (n,), 25 a second.
-
-        Raises:
-            ModelError: the tokenizer is missing, is another one, or failed.
-        """
+        """Computes speech tokens (n,), 25 a second."""
         return self._tokenizer(tokenizer_features(recording.at(TOKENIZER_RATE_HZ)))
 
     def voice(self, recording: Recording) -> PromptVoice:
-        """Computes the voice of the speaker of a recording.
-
-        Raises:
-            ModelError: a model is missing, is another one, or failed.
-        """
+        """Computes the voice of the speaker of a recording."""
         encoder = self._speaker_encoder  # before the tokenizer works for seconds
         tokens = self.tokens(recording)
         top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
         mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
-        if (self._folder / STEP_AUDIO2_FILE).is_file():
+        if self._has(STEP_AUDIO2_FILE):
             # Its public code keeps all tokens, and repeats the last frame where the mel is shorter than they are.
             missing = max(0, MEL_FRAMES_PER_TOKEN * len(tokens) - len(mel))
             mel = np.pad(mel, ((0, missing), (0, 0)), mode="edge")
@@ -107,11 +100,5 @@ class FrontEnd:
         embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)
 
-
-def _vocabulary(folder: Path) -> int:
-    if not (folder / MODEL_FILE).is_file():
-        return PUBLIC_VOCABULARY
-    try:
-        return read_config(folder).vocab_size
-    except ConfigError as error:
-        raise ModelError(str(error)) from None
+    def _has(self, *files: str) -> bool:
+        return any((self._folder / file).is_file() for file in files)

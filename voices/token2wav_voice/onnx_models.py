@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -23,8 +22,7 @@ TOKEN_SLACK = 2  # how many tokens more or less than that a tokenizer may give, 
 SPEAKER_SIZE = 192
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """Tensor that a graph must take or give.
 
     Attributes:
@@ -49,85 +47,12 @@ class Tensor:
         return f"{' or '.join(self.types)} ({_sizes(self.shape)})"
 
 
-class SpeechTokenizer:
-    """Tokenizer of speech, which turns features into tokens.
-
-    Args:
-        folder: model folder.
-        vocabulary: number of different tokens.
-
-    Raises:
-        ModelError: the file is missing, cannot be loaded, or has another interface.
-
-    Attributes:
-        earlier: whether it belongs to CosyVoice2 or its relatives, whose prompts end at 8 kHz.
-    """
-
-    def __init__(self, folder: Path, vocabulary: int) -> None:
-        earlier = [name for name in EARLIER_TOKENIZER_FILES if (folder / name).is_file()]
-        self.earlier = bool(earlier) and not (folder / TOKENIZER_FILE).is_file()
-        self._graph = _Graph(
-            folder / (earlier[0] if self.earlier else TOKENIZER_FILE),
-            inputs=[Tensor(("float",), (1, TOKENIZER_BANDS, None)), Tensor(("int32",), (1,))],
-            output=Tensor(("int32", "int64"), (1, None)),
-        )
-        self._vocabulary = vocabulary
-
-    def __call__(self, features: Features) -> NDArray[np.int32]:
-        """Computes tokens (n,) of features (128, frames).
-
-        Raises:
-            ModelError: the graph failed, or gave what cannot be tokens.
-        """
-        frames = features.shape[1]
-        tokens = self._graph.run(features[np.newaxis], np.array([frames], np.int32))
-        path = self._graph.path
-        if abs(len(tokens) - frames / FRAMES_PER_TOKEN) > TOKEN_SLACK:
-            raise ModelError(f"{path}: gave {len(tokens)} tokens for {frames / 100:.2f} s, expected 25 a second")
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
-        if wrong.size:
-            raise ModelError(
-                f"{path}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary "
-                f"0 to {self._vocabulary - 1}"
-            )
-        return tokens.astype(np.int32)
-
-
-class SpeakerEncoder:
-    """Encoder of speakers, which turns features into an embedding.
-
-    Args:
-        folder: model folder.
-
-    Raises:
-        ModelError: the file is missing, cannot be loaded, or has another interface.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._graph = _Graph(
-            folder / SPEAKER_FILE,
-            inputs=[Tensor(("float",), (1, None, SPEAKER_BANDS))],
-            output=Tensor(("float",), (1, SPEAKER_SIZE)),
-        )
-
-    def __call__(self, features: Features) -> NDArray[np.float32]:
-        """Computes the embedding (192,) of features (frames, 80).
-
-        Raises:
-            ModelError: the graph failed, or gave what cannot be an embedding.
-        """
-        embedding = self._graph.run(features[np.newaxis])
-        if len(embedding) != SPEAKER_SIZE:
-            raise ModelError(f"{self._graph.path}: gave an embedding of {len(embedding)} numbers, not {SPEAKER_SIZE}")
-        if not np.isfinite(embedding).all():
-            raise ModelError(f"{self._graph.path}: gave an embedding with NaN or infinite values")
-        if not embedding.any():
-            raise ModelError(f"{self._graph.path}: gave an embedding of zeros, which has no direction")
-        return embedding
-
-
 class _Graph:
-    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public code."""
+    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public code.
+
+    Raises:
+        ModelError: the file is missing, cannot be loaded, or has another interface.
+    """
 
     def __init__(self, path: Path, inputs: Sequence[Tensor], output: Tensor) -> None:
         if not path.is_file():
@@ -142,14 +67,14 @@ class _Graph:
         except Exception as error:  # its errors have no base of their own
             raise ModelError(f"{path}: cannot be loaded as an ONNX model ({_one_line(error)})") from None
         self._inputs = self._session.get_inputs()
-        outputs = self._session.get_outputs()
+        outputs = self._session.get_outputs()[:1]
         if (
             len(self._inputs) != len(inputs)
             or not all(wanted.fits(found) for wanted, found in zip(inputs, self._inputs, strict=True))
             or _type(outputs[0]) not in output.types  # its shape is known when it is there
         ):
             raise ModelError(
-                f"{path}: has the inputs {_described(self._inputs)} and the output {_described(outputs[:1])}, "
+                f"{path}: has the inputs {_described(self._inputs)} and the output {_described(outputs)}, "
                 f"expected the inputs {', '.join(map(str, inputs))} and the output {output}"
             )
 
@@ -164,6 +89,57 @@ class _Graph:
         if found.size != max(found.shape, default=0):
             raise ModelError(f"{self.path}: gave an output of shape {found.shape}, expected {self._output}")
         return found.ravel()
+
+
+class SpeechTokenizer(_Graph):
+    """Tokenizer of speech in a model folder, which turns features into tokens below the size of the vocabulary.
+
+    Attributes:
+        earlier: whether it belongs to CosyVoice2 or its relatives, whose prompts end at 8 kHz.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        earlier = [name for name in EARLIER_TOKENIZER_FILES if (folder / name).is_file()]
+        self.earlier = bool(earlier) and not (folder / TOKENIZER_FILE).is_file()
+        super().__init__(
+            folder / (earlier[0] if self.earlier else TOKENIZER_FILE),
+            inputs=[Tensor(("float",), (1, TOKENIZER_BANDS, None)), Tensor(("int32",), (1,))],
+            output=Tensor(("int32", "int64"), (1, None)),
+        )
+        self._vocabulary = vocabulary
+
+    def __call__(self, features: Features) -> NDArray[np.int32]:
+        """Computes tokens (n,) of features (128, frames); raises ModelError if it gives what cannot be tokens."""
+        frames = features.shape[1]
+        tokens = self.run(features[np.newaxis], np.array([frames], np.int32))
+        if abs(len(tokens) - frames / FRAMES_PER_TOKEN) > TOKEN_SLACK:
+            raise ModelError(f"{self.path}: gave {len(tokens)} tokens for {frames / 100:.2f} s, expected 25 a second")
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
+        if wrong.size:
+            raise ModelError(
+                f"{self.path}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary "
+                f"0 to {self._vocabulary - 1}"
+            )
+        return tokens.astype(np.int32)
+
+
+class SpeakerEncoder(_Graph):
+    """Encoder of speakers in a model folder, which turns features into an embedding."""
+
+    def __init__(self, folder: Path) -> None:
+        bank = Tensor(("float",), (1, None, SPEAKER_BANDS))
+        super().__init__(folder / SPEAKER_FILE, inputs=[bank], output=Tensor(("float",), (1, SPEAKER_SIZE)))
+
+    def __call__(self, features: Features) -> NDArray[np.float32]:
+        """Computes the embedding (192,) of features (frames, 80); raises ModelError if it cannot be one."""
+        embedding = self.run(features[np.newaxis])
+        if len(embedding) != SPEAKER_SIZE:
+            raise ModelError(f"{self.path}: gave an embedding of {len(embedding)} numbers, not {SPEAKER_SIZE}")
+        if not np.isfinite(embedding).all():
+            raise ModelError(f"{self.path}: gave an embedding with NaN or infinite values")
+        if not embedding.any():
+            raise ModelError(f"{self.path}: gave an embedding of zeros, which has no direction")
+        return embedding
 
 
 def _type(value: Any) -> str:

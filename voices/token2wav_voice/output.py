@@ -9,11 +9,7 @@ from token2wav_voice.errors import OutputError
 
 
 def check(path: Path, suffix: str) -> None:
-    """Checks that a file can be written there.
-
-    Raises:
-        OutputError: it cannot, or its name ends in something else than `suffix`.
-    """
+    """Raises OutputError if a file cannot be written there, or its name ends in something else than `suffix`."""
     if path.suffix != suffix:
         raise OutputError(f"{path}: the name must end in {suffix}")
     if not path.parent.is_dir():
@@ -25,11 +21,7 @@ def check(path: Path, suffix: str) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file, in place of an older one.
-
-    Raises:
-        OutputError: the file system refused; what was there is still there.
-    """
+    """Writes a file in place of an older one, which is still there if the file system refuses (OutputError)."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import soundfile
@@ -18,21 +17,13 @@ MIN_RATE_HZ = 16_000  # the models listen at 16 kHz
 FULL_RATE_HZ = 24_000  # a recording of less has nothing in the upper part of the prompt's mel
 MAX_SECONDS = 30.0  # what the public tokenizer was made for
 MIN_SECONDS = 0.1
-MIN_RMS_DBFS = (
-    -60.0
-)  # there 2 % of the speaker features of speech lie under their floor, float32's epsilon, and soon 10
+# There 2 % of the speaker features of speech lie under their floor, float32's epsilon, and soon 10.
+MIN_RMS_DBFS = -60.0
 FULL_SCALE = 1 - 2**-15  # the largest sample of 16 bits
 MAX_PEAK_DBFS = 6.0  # samples of floats may lie beyond full scale; features in float32 overflow far beyond it
 MAX_FULL_SCALE_SHARE = 1e-3  # of speech it is 1e-5 when it just reaches full scale, 1e-3 when it is 6 dB too loud
 
 _BLOCK = 65_536
-
-
-class Part(NamedTuple):
-    """Part of a file, in frames."""
-
-    first: int
-    frames: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,30 +66,14 @@ class Recording:
             if not path.stat().st_size:
                 raise RecordingError(f"{path}: empty, 0 bytes")
             with soundfile.SoundFile(path) as file:
-                part = _part(file, path, start_s, end_s, min_seconds)
-                recording = cls._read(file, path, part)
+                samples, share = _read(file, path, *_part(file, path, start_s, end_s, min_seconds))
+                recording = cls(path, samples, file.samplerate, file.channels, share)
         except soundfile.LibsndfileError as error:
             raise RecordingError(f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})") from None
         except (OSError, TypeError) as error:  # TypeError: a name that ends in .raw
             raise RecordingError(f"{path}: cannot be read as audio ({error})") from None
         recording._check_levels()
         return recording
-
-    @classmethod
-    def _read(cls, file: soundfile.SoundFile, path: Path, part: Part) -> Recording:
-        """Reads block by block, so that many channels take little more memory than one."""
-        file.seek(part.first)
-        mixed: list[NDArray[np.float32]] = []
-        at_full_scale = np.zeros(file.channels, np.int64)
-        for block in file.blocks(blocksize=_BLOCK, frames=part.frames, dtype="float32", always_2d=True):
-            at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
-            with np.errstate(invalid="ignore", over="ignore"):  # of samples that are refused below
-                mixed.append(block.mean(axis=1))
-        samples = np.concatenate(mixed)
-        if len(samples) < part.frames:
-            raise RecordingError(f"{path}: cut off, {part.frames - len(samples)} samples of its header's are not there")
-        share = float(at_full_scale.max()) / len(samples)
-        return cls(path, samples, file.samplerate, file.channels, share)
 
     @property
     def seconds(self) -> float:
@@ -116,9 +91,7 @@ class Recording:
     @property
     def notes(self) -> list[str]:
         """Notes on what a user may not expect, one sentence each."""
-        notes = []
-        if self.channels > 1:
-            notes.append(f"{self.path}: {self.channels} channels are mixed to one")
+        notes = [f"{self.path}: {self.channels} channels are mixed to one"] if self.channels > 1 else []
         if self.rate_hz < FULL_RATE_HZ:
             notes.append(
                 f"{self.path}: {self.rate_hz} Hz, so the voice has nothing above {self.rate_hz // 2} Hz; "
@@ -153,8 +126,10 @@ class Recording:
             )
 
 
-def _part(file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | None, min_seconds: float) -> Part:
-    """Returns the frames that were asked for, with every bound checked before any is read."""
+def _part(
+    file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | None, min_seconds: float
+) -> tuple[int, int]:
+    """Returns the first frame that was asked for, and how many, with every bound checked before any is read."""
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
         raise RecordingError(
@@ -180,7 +155,25 @@ def _part(file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | 
         )
     if seconds < min_seconds:
         raise RecordingError(f"{path}: too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
-    return Part(first, last - first)
+    return first, last - first
+
+
+def _read(file: soundfile.SoundFile, path: Path, first: int, frames: int) -> tuple[NDArray[np.float32], float]:
+    """Reads the mean of all channels, and the largest share at full scale of one.
+
+    It does so block by block, so that many channels take little more memory than one.
+    """
+    file.seek(first)
+    mixed: list[NDArray[np.float32]] = []
+    at_full_scale = np.zeros(file.channels, np.int64)
+    for block in file.blocks(blocksize=_BLOCK, frames=frames, dtype="float32", always_2d=True):
+        at_full_scale += (np.abs(block) >= FULL_SCALE).sum(axis=0)
+        with np.errstate(invalid="ignore", over="ignore"):  # of samples that are refused below
+            mixed.append(block.mean(axis=1))
+    samples = np.concatenate(mixed)
+    if len(samples) < frames:
+        raise RecordingError(f"{path}: cut off, {frames - len(samples)} samples of its header's are not there")
+    return samples, float(at_full_scale.max()) / len(samples)
 
 
 def _decibels(amplitude: float) -> float:
