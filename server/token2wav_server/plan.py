@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,13 +12,14 @@ from typing import Any, get_args
 
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
-from token2wav.errors import Token2WavError
+from token2wav.config.values import number
+from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
-from token2wav_server.plan_compute import Compute, read_costs
-from token2wav_server.plan_memory import GpuMemory, share_out, stream_needs, weight_bytes
+from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 
 PROGRAM = "token2wav-plan"
 _MIB = 1 << 20
+_SECONDS = number(float, 0, 86400, "a number of seconds")
 # MiB, as nvidia-smi shows them.
 GPU_MIB = {
     "T4": 15360,
@@ -67,7 +67,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
     )
-    compute = read_costs(options.costs, options.gpu, options.measured_as, options.prompt_seconds + length / rate, rate)
+    compute = _compute(options, options.prompt_seconds + length / rate, rate)
+    best = max((row["streams"] for row in compute["measured"]), default=memory.streams)
     return {
         "model": options.model,
         "gpu": options.gpu,
@@ -80,24 +81,61 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "stream": {**asdict(needs), "bytes": needs.pages * needs.page_bytes + needs.context_bytes},
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
-        "compute": _as_json(compute),
-        **_verdict(memory, compute),
+        "compute": compute,
+        "streams": min(best, memory.streams),
+        "binds": "compute" if best < memory.streams else memory.binds,
     }
 
 
-def _as_json(compute: Compute) -> dict[str, Any]:
-    rows = [
-        {**asdict(cost), "real_time_factor": round(cost.real_time_factor, 4), "streams": cost.streams}
-        for cost in compute.costs
-    ]
-    return {"host": compute.host, "problem": compute.problem, "measured": rows}
+def _compute(options: argparse.Namespace, history_s: float, token_rate: float) -> dict[str, Any]:
+    """Reads what was measured on a GPU for a model: which streams run in real time, where nothing else takes time.
+
+    Nothing is estimated. Of all batches those of the longest chunks count, at the longest history within `history_s`,
+    or at the shortest that there is.
+    """
+    path = options.costs
+    if path is None:
+        return _unmeasured("not measured on this GPU: run make gpu-check there, and name its report.json with --costs")
+    try:
+        data = json.loads(path.read_bytes())
+        host = str(data.get("gpu") or data["processor"])
+        rows = [
+            _cost(result["case"], row, token_rate)
+            for result in data["results"]
+            if result["model"] == options.measured_as
+            for row in result["rows"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(f"costs: {path} is no result of make gpu-check or benchmarks.engines ({error!r})") from None
+    if options.gpu is not None and options.gpu.lower() not in host.lower():
+        return _unmeasured(f"not measured on this GPU: {path} is of {host}", host)
+    if not rows:
+        return _unmeasured(f"not measured for this model: {path} has nothing of '{options.measured_as}'", host)
+    longest_hop = max(row["hop_s"] for row in rows)
+    rows = [row for row in rows if row["hop_s"] == longest_hop]
+    histories = [row["history_s"] for row in rows]
+    history = max((found for found in histories if found <= history_s), default=min(histories))
+    return {"host": host, "problem": "", "measured": [row for row in rows if row["history_s"] == history]}
 
 
-def _verdict(memory: GpuMemory, compute: Compute) -> dict[str, Any]:
-    best = compute.best
-    if best is not None and best.streams < memory.streams:
-        return {"streams": best.streams, "binds": "compute"}
-    return {"streams": memory.streams, "binds": memory.binds}
+def _unmeasured(problem: str, host: str = "") -> dict[str, Any]:
+    return {"host": host, "problem": problem, "measured": []}
+
+
+def _cost(case: dict[str, Any], row: dict[str, Any], token_rate: float) -> dict[str, Any]:
+    """Returns the cost of a batch, and how many streams run if one follows the other."""
+    batch, hop_s = row["streams"], row["hop_tokens"] / token_rate
+    seconds = (row["flow_ms"][0] + row["vocoder_ms"][0]) / 1000
+    return {
+        "engine": case["engine"] + ("" if case["graphs"] else ", no graphs"),
+        "precision": case["precision"],
+        "batch": batch,
+        "history_s": row["history_s"],
+        "hop_s": hop_s,
+        "seconds": seconds,
+        "real_time_factor": round(seconds / hop_s, 4),
+        "streams": int(batch * hop_s / seconds),
+    }
 
 
 def as_table(plan: dict[str, Any]) -> str:
@@ -144,25 +182,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", metavar="FOLDER", required=True, help="its weights are not needed")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
-    size.add_argument("--memory-mib", type=_positive_int, metavar="N", help="memory of another GPU")
+    size.add_argument("--memory-mib", type=number(int, 1), metavar="N", help="memory of another GPU")
     parser.add_argument(
-        "--used-mib", type=_count, default=0, metavar="N", help="taken by CUDA itself and other programs (default: 0)"
+        "--used-mib",
+        type=number(int),
+        default=0,
+        metavar="N",
+        help="taken by CUDA itself and other programs (default: 0)",
     )
-    parser.add_argument("--prompt-seconds", type=_seconds, default=3.0, metavar="S", help="of a voice (default: 3)")
-    parser.add_argument("--stream-seconds", type=_seconds, default=30.0, metavar="S", help="of audio (default: 30)")
-    parser.add_argument("--voices", type=_count, default=1, metavar="N", help="that are spoken at once (default: 1)")
+    parser.add_argument("--prompt-seconds", type=_SECONDS, default=3.0, metavar="S", help="of a voice (default: 3)")
+    parser.add_argument("--stream-seconds", type=_SECONDS, default=30.0, metavar="S", help="of audio (default: 30)")
+    parser.add_argument(
+        "--voices", type=number(int), default=1, metavar="N", help="that are spoken at once (default: 1)"
+    )
     parser.add_argument(
         "--left-blocks", type=int, metavar="W", help="stream.left_blocks of the server (default: the model's own)"
     )
     parser.add_argument(
-        "--max-hop-tokens", type=_count, default=0, metavar="N", help="stream.max_hop_tokens (default: the model's own)"
+        "--max-hop-tokens",
+        type=number(int),
+        default=0,
+        metavar="N",
+        help="stream.max_hop_tokens (default: the model's own)",
     )
     parser.add_argument("--precision", choices=("float16", "float32"), default="float16", help="(default: float16)")
     parser.add_argument(
         "--storage", choices=("auto", *get_args(Storage)), default="auto", help="runtime.cache_storage (default: auto)"
     )
     parser.add_argument(
-        "--cache-mib", type=_count, default=0, metavar="N", help="runtime.cache_mib (default: 0, as the server chooses)"
+        "--cache-mib",
+        type=number(int),
+        default=0,
+        metavar="N",
+        help="runtime.cache_mib (default: 0, as the server chooses)",
     )
     parser.add_argument("--costs", type=Path, metavar="JSON", help="what make gpu-check measured")
     parser.add_argument(
@@ -173,25 +225,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
-
-
-def _positive_int(text: str) -> int:
-    if not (value := _count(text)):
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
-    return value

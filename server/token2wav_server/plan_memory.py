@@ -20,12 +20,11 @@ from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import FlowChunk
 from token2wav.families import networks
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
-from token2wav.serving.chunking import HopSchedule
+from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.voice import Voice
 
 _META = torch.device("meta")
@@ -74,19 +73,15 @@ class GpuMemory:
 def stream_needs(
     model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
 ) -> StreamNeeds:
-    """Measures one stream by running it through the engine, without arithmetic.
-
-    Args:
-        model: dimensions of the networks.
-        stream: length of its chunks, and how much of the past stays visible.
-        storage: type of cached keys and values.
-        prompt_tokens: number of prompt tokens of its voice.
-        stream_tokens: number of tokens of the utterance, at least 1.
-    """
-    runner, total = _ShapeRunner(), prompt_tokens + stream_tokens
-    longest_hop, steps = model.hops(stream)[1], model.ode_steps
+    """Measures one stream, of at least one token, by running it through the engine without arithmetic."""
+    runner, longest_hop, steps = _ShapeRunner(), model.hops(stream)[1], model.ode_steps
     # Room for the utterance, and for what a windowed stream reserves beyond it.
-    room = total // model.block_tokens + model.window(stream) + longest_hop // model.block_tokens + 8
+    room = (
+        (prompt_tokens + stream_tokens) // model.block_tokens
+        + model.window(stream)
+        + longest_hop // model.block_tokens
+        + 8
+    )
     with _META:
         made = networks(model, storage)
     noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
@@ -105,32 +100,19 @@ def stream_needs(
         np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),
         np.zeros(model.speaker_size),
     )
+    chunker = Chunker(voice.prompt_tokens, model, HopSchedule.of(stream, model))
+    chunker.push(np.zeros((stream_tokens, *model.token_shape), np.int32), end=True)
     handle = engine.open(voice)
     most = engine.pool.used
-    for chunk in _chunks(model, stream, prompt_tokens, total):
+    while (chunk := chunker.next_chunk) is not None:
         engine.advance([(handle, chunk)])
         most = max(most, engine.pool.used)
+        chunker.computed()
     shared = engine.usage().shared
     engine.close(handle)
     own = most - shared
     encoder_bytes = made.token_bytes * own * model.block_tokens  # that of the prompt is shared
     return StreamNeeds(made.layout.page_bytes, shared, own, runner.context_bytes + encoder_bytes)
-
-
-def _chunks(model: ModelConfig, stream: StreamConfig, prompt_tokens: int, total: int) -> list[FlowChunk]:
-    """Cuts an utterance whose tokens are all there into chunks."""
-    schedule = HopSchedule.of(stream, model)
-    start, stop, chunks = model.prefix_tokens(prompt_tokens), schedule.first_stop(prompt_tokens), list[FlowChunk]()
-    while True:
-        last = stop + model.lookahead_tokens > total
-        stop = total if last else stop
-        left, right = min(model.lookbehind_tokens, start), 0 if last else model.lookahead_tokens
-        chunks.append(
-            FlowChunk(np.zeros((left + stop - start + right, *model.token_shape), np.int32), left, start, stop, last)
-        )
-        if last:
-            return chunks
-        start, stop = stop, stop + schedule.hop(len(chunks))
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
@@ -157,15 +139,9 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int) -> GpuMemory:
-    """Shares a GPU's memory out, and counts the streams that fit.
+    """Shares a GPU's memory out, and counts the streams that fit, with the prompts of some voices in the cache.
 
-    Args:
-        total: bytes of the GPU.
-        taken: bytes that others take.
-        weights: result of `weight_bytes`.
-        cache: bytes for pages; 0 for the share of free memory that the server takes by itself.
-        needs: memory that a stream needs.
-        voices: number of voices whose prompts are in the cache.
+    With 0 bytes for the cache it has the share of free memory that the server takes by itself.
     """
     free = max(0, total - taken - weights)
     cache = min(cache, free) if cache else cuda_cache_bytes(free)
