@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from token2wav.config import load_server_config
+from token2wav.config.values import number
 from token2wav.errors import Token2WavError
+from token2wav_server.check import check
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.canary import Canary
 from token2wav_server.launcher.errors import AccessError, ServerError, ServerGaveUpError
+from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.process import TritonServer
-from token2wav_server.launcher.status import Status, StatusPort
 from token2wav_server.launcher.supervisor import BackOff, Supervisor
-from token2wav_server.voices import check_voices
 
 STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
 
+_PORT = number(int, 1, 65535, "a port, which is a number")
 _EXIT_CODES = """\
 exit codes:
   0    stopped on request, every stream has ended
@@ -38,12 +38,12 @@ exit codes:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serves until SIGINT or SIGTERM, then drains; returns its exit code (see ``--help``)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    own, extra = _split_at_dashes(given)
-    options = _parser().parse_args(own)
+    own = given.index("--") if "--" in given else len(given)
+    options = _parser().parse_args(given[:own])
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return _serve(options, extra)
+        return _serve(options, given[own + 1 :])
     except KeyboardInterrupt:
         return STOPPED
     except (Token2WavError, AccessError) as error:
@@ -55,11 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
-    # torch: seconds that neither --help nor a typing error need
-    from token2wav.families import check_folder
-
-    check_folder(options.model)
-    check_voices(load_server_config(options.config), options.model)
+    check(options.model, options.config)
     server = TritonServer(
         options.model,
         config=options.config,
@@ -70,28 +66,20 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         verbose=options.verbose,
         extra_args=extra_args,
     )
-    with _status_port(options.host, options.status_port) as tell:
+    status = StatusPort(options.host, options.status_port) if options.status_port else None
+    with status or nullcontext():
         supervisor = Supervisor(
             server,
             back_off=BackOff(options.restarts),
             canary=_canary(options.canary_seconds, server),
             grace_s=options.grace_seconds,
             announce=_announce,
-            tell=tell,
+            tell=status.tell if status else lambda status: None,
             notice_s=options.notice_seconds,
         )
         if cut_off := supervisor.serve():
             return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
     return STOPPED
-
-
-@contextmanager
-def _status_port(host: str, port: int | None) -> Iterator[Callable[[Status], None]]:
-    if port is None:
-        yield lambda status: None
-        return
-    with StatusPort(host, port) as status_port:
-        yield status_port.tell
 
 
 def _access(options: argparse.Namespace) -> Access:
@@ -126,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="server configuration (YAML)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     for service, port in (("http", Ports.http), ("grpc", Ports.grpc), ("metrics", Ports.metrics)):
-        parser.add_argument(f"--{service}-port", type=_port, default=port, metavar="PORT", help="default: %(default)s")
+        parser.add_argument(f"--{service}-port", type=_PORT, default=port, metavar="PORT", help="default: %(default)s")
     parser.add_argument(
         "--model-repository", type=Path, metavar="DIR", help="Triton models (default: those of this checkout)"
     )
@@ -148,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--grace-seconds",
-        type=_seconds,
+        type=number(float),
         default=30.0,
         metavar="S",
         help="how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
@@ -156,13 +144,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--status-port",
-        type=_port,
+        type=_PORT,
         metavar="PORT",
         help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining (default: nowhere)",
     )
     parser.add_argument(
         "--notice-seconds",
-        type=_seconds,
+        type=number(float),
         default=0.0,
         metavar="S",
         help="how long after SIGTERM or Ctrl-C to take new streams still, while the status port says that it drains, "
@@ -170,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--canary-seconds",
-        type=_seconds,
+        type=number(float),
         default=30.0,
         metavar="S",
         help="how often to speak three tokens as a test; two without an answer in this time restart the server "
@@ -178,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--restarts",
-        type=_count,
+        type=number(int),
         default=5,
         metavar="N",
         help="how often in a row to restart a server that ended or failed before it spoke (default: %(default)s)",
@@ -189,35 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         help="show all of Triton's log, not only warnings, errors and what the models print",
     )
     return parser
-
-
-def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in arguments:
-        return arguments, []
-    place = arguments.index("--")
-    return arguments[:place], arguments[place + 1 :]
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, which is a number from 1 to 65535")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

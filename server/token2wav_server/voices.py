@@ -7,7 +7,6 @@ from pathlib import Path
 
 from token2wav.config import ServerConfig
 from token2wav.errors import ConfigError, InputError
-from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.voice import Voice
 
@@ -35,12 +34,6 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error
     return voices
-
-
-def check_voices(config: ServerConfig, folder: Path) -> None:
-    """Raises ConfigError if a voice in the settings of a server cannot be used with the model in a folder."""
-    if config.voices:
-        voices_in(config, read_config(folder))
 
 
 def _fitting(path: Path, model: ModelConfig) -> Voice:

@@ -126,6 +126,6 @@ def test_old_system(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "_libpython", lambda: "libpython3.99.so.1.0")
+    monkeypatch.setattr(binaries, "_LIBPYTHON", "libpython3.99.so.1.0")
     with pytest.raises(TritonNotFoundError, match=r"libpython3\.99\.so\.1\.0.* cannot be loaded: install it"):
         find_tritonserver(tmp_path)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server import PortInUseError
+from token2wav_server.launcher.http_ports import Status, StatusPort
 from token2wav_server.launcher.ports import Ports
-from token2wav_server.launcher.status import Status, StatusPort
 
 
 def asked(port: int) -> tuple[int, bytes]:

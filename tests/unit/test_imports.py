@@ -109,6 +109,12 @@ def test_the_launcher_starts_without_torch(name: str) -> None:
     assert "torch" not in loaded_after(f"import token2wav_server.{name}")
 
 
+def test_the_launcher_checks_a_model_folder_without_torch() -> None:
+    model = ROOT.parent / "tests" / "data" / "tiny"
+    serve = f"assert main(['--model', {str(model)!r}, '--model-repository', 'nowhere', '--canary-seconds', '0']) == 3"
+    assert "torch" not in loaded_after(f"from token2wav_server.cli import main; {serve}")
+
+
 @pytest.mark.parametrize("package", ["token2wav", "token2wav_client"])
 def test_importing_a_package_is_light(package: str) -> None:
     assert loaded_after(f"import {package}") & {"torch", "yaml", "safetensors", "tritonclient"} <= (

@@ -16,7 +16,8 @@ from token2wav import ConfigError
 from token2wav.config import ServerConfig
 from token2wav.families import read_config
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav_server.voices import check_voices, voices_in
+from token2wav_server.check import check_voices
+from token2wav_server.voices import voices_in
 
 
 def saved(path: Path, length: int = 4, **changes: Any) -> str:

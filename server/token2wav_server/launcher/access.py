@@ -65,8 +65,7 @@ class Certificates:
     def for_canary(self) -> Tls:
         """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own.
 
-        Raises:
-            AccessError: the authorities of clients don't accept it.
+        Raises AccessError if the authorities of clients don't accept it.
         """
         from token2wav_client import Tls
 
@@ -132,21 +131,17 @@ class Access:
 def read_or_make_key(file: Path) -> str:
     """Returns the key in a file, which is made, readable by its owner only, if it is not there.
 
-    Raises:
-        AccessError: it can be neither read nor made, or is no key.
+    Raises AccessError if it can be neither read nor made, or is no key.
     """
     what = f"admin key file {file}"
     with _explained(what):
-        with contextlib.suppress(FileExistsError), open(file, "x", opener=_open_private) as made:
-            made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            file.write_text(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
         raise AccessError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
     return key
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, what: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")  # among the libraries that a stub says it needs
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
 
 @dataclass(frozen=True)
@@ -84,20 +85,14 @@ def _from_installation(root: Path) -> Triton:
             f"{root} has no Python backend in {backends}: "
             f"name another installation with {_VARIABLE}, or use Triton's image with the Python backend"
         )
-    made_for = _python_of(stub)
-    if made_for not in (None, _PYTHON):
+    found = _STUB_PYTHON.search(stub.read_bytes())
+    if found and (made_for := found[1].decode()) != _PYTHON:
         # It would take its standard library from one Python and its packages from the other.
         raise TritonNotFoundError(
             f"{stub} is made for Python {made_for}, and this is Python {_PYTHON}: "
             f"install token2wav for Python {made_for}, or name another installation with {_VARIABLE}"
         )
     return Triton(root / _EXECUTABLE, backends, _environment([]))
-
-
-def _python_of(stub: Path) -> str | None:
-    """Returns the Python version that a stub loads; None if it does not say."""
-    found = _STUB_PYTHON.search(stub.read_bytes())
-    return found[1].decode() if found else None
 
 
 def _from_wheel(folder: Path) -> Triton:
@@ -127,35 +122,27 @@ def _from_wheel(folder: Path) -> Triton:
 def _environment(libraries: list[Path]) -> dict[str, str]:
     """Returns the environment in which stubs find site-packages (``python3`` on PATH) and libpython (loader's path)."""
     environment = dict(os.environ)
-    environment["PATH"] = _joined([Path(sys.executable).parent], os.environ.get("PATH"))
-    if libraries:
-        environment["LD_LIBRARY_PATH"] = _joined(libraries, os.environ.get("LD_LIBRARY_PATH"))
+    for name, folders in (("PATH", [Path(sys.executable).parent]), ("LD_LIBRARY_PATH", libraries)):
+        if folders:
+            environment[name] = os.pathsep.join([*map(str, folders), *filter(None, [environment.get(name)])])
     return environment
-
-
-def _joined(folders: list[Path], inherited: str | None) -> str:
-    return os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
-
-
-def _libpython() -> str:
-    return f"libpython{_PYTHON}.so.1.0"
 
 
 def _libpython_folders() -> list[Path]:
     """Finds this interpreter's own libpython, where it brought one; a distribution's lies on the loader's path."""
     candidates = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
-    return [folder for folder in candidates if (folder / _libpython()).is_file()][:1]
+    return [folder for folder in candidates if (folder / _LIBPYTHON).is_file()][:1]
 
 
 def _check_libpython(environment: dict[str, str]) -> None:
     # In a process of its own: the loader's path cannot be changed in a running one.
-    probe = f"import ctypes; ctypes.CDLL({_libpython()!r})"
+    probe = f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"
     loaded = subprocess.run(
         [sys.executable, "-I", "-S", "-c", probe], env=environment, stderr=subprocess.DEVNULL, check=False
     )
     if loaded.returncode != 0:
         raise TritonNotFoundError(
-            f"{_libpython()}, which Triton's Python backend needs, cannot be loaded: "
+            f"{_LIBPYTHON}, which Triton's Python backend needs, cannot be loaded: "
             f"install it (Debian, Ubuntu: `apt-get install libpython{_PYTHON}`), "
             "or use a Python that was built with --enable-shared"
         )
@@ -163,12 +150,12 @@ def _check_libpython(environment: dict[str, str]) -> None:
 
 def _check_glibc() -> None:
     try:
-        version = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"
-        found = tuple(int(part) for part in version.split()[-1].split("."))
-    except (ValueError, OSError, IndexError):
-        version, found = "not glibc", ()
-    if found < _WHEEL_GLIBC:
+        found = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"
+    except (ValueError, OSError):
+        found = ""
+    version = re.match(r"glibc (\d+)\.(\d+)", found)
+    if version is None or (int(version[1]), int(version[2])) < _WHEEL_GLIBC:
         raise TritonNotFoundError(
-            f"{_WHEEL} needs Linux with glibc 2.35 or newer, here it is {version}: "
+            f"{_WHEEL} needs Linux with glibc 2.35 or newer, here it is {found or 'not glibc'}: "
             "use Debian 12, Ubuntu 22.04 or newer, or Triton's docker image"
         )

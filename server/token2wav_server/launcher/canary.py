@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from token2wav_client import Client
     from token2wav_server.launcher.access import Certificates
 
 MODELS = ("token2wav", "token2wav_ensemble")
@@ -30,10 +29,10 @@ class Canary:
 
     def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
         self.interval_s = interval_s
-        self._model = next((model for model in MODELS if (model_repository / model).is_dir()), MODELS[0])
-        found = (model_repository / self._model).is_dir()
-        self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
         self.failures = 0
+        found = [model for model in MODELS if (model_repository / model).is_dir()]
+        self._model = (found or MODELS)[0]
+        self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
         try:
             import token2wav_client  # noqa: F401
 
@@ -43,24 +42,20 @@ class Canary:
 
     def failure(self, grpc_url: str) -> str:
         """Tries once, and returns the problem if this was the second failure in a row or a later one, else ''."""
-        from token2wav_client import ClientError
+        from token2wav_client import Client, ClientError
 
+        patience_s = self.interval_s
         try:
-            with self._client(grpc_url) as client:
-                client.health(timeout_s=self.interval_s)
+            with Client(
+                grpc_url,
+                model=self._model,
+                connect_timeout_s=patience_s,
+                response_timeout_s=patience_s,
+                tls=self._tls,
+            ) as client:
+                client.health(timeout_s=patience_s)
         except ClientError as error:
             self.failures += 1
             return str(error) if self.failures >= _TRIES else ""
         self.failures = 0
         return ""
-
-    def _client(self, grpc_url: str) -> Client:
-        from token2wav_client import Client
-
-        return Client(
-            grpc_url,
-            model=self._model,
-            connect_timeout_s=self.interval_s,
-            response_timeout_s=self.interval_s,
-            tls=self._tls,
-        )

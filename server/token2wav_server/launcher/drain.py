@@ -21,13 +21,7 @@ _GAUGE = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  
 
 
 def drain(file: Path, metrics_port: int, grace_s: float, server_ended: Callable[[], bool]) -> int:
-    """Drains a server: has new utterances refused, and waits until the open ones have ended.
-
-    Args:
-        file: path of the file that the model looks for.
-        metrics_port: port of the server's metrics on the loopback.
-        grace_s: seconds to wait at most.
-        server_ended: says whether there is nobody left to wait for.
+    """Has new utterances refused by a file that the model looks for, and waits until the open ones have ended.
 
     Returns:
         Number of utterances that are lost: still open after ``grace_s``, or when the server ended.
@@ -46,9 +40,6 @@ def drain(file: Path, metrics_port: int, grace_s: float, server_ended: Callable[
 
 
 def draining() -> bool:
-    """Says, inside a model process, whether its server drains: the file that TOKEN2WAV_DRAIN_FILE names is there.
-
-    A server that was started by anything but our launcher has no such variable, and never drains.
-    """
+    """Says, inside a model process, whether its server drains; one that our launcher did not start never does."""
     file = os.environ.get(VARIABLE)
     return Path(file).exists() if file else False

@@ -38,8 +38,7 @@ class Front(HttpPorts):
     """Reverse proxy for the few requests that are open, each with bounds; use it as a context manager.
 
     Args:
-        host: address to listen on.
-        ports: ports to listen on.
+        host, ports: where to listen.
         inner: ports of tritonserver's HTTP and metrics on the loopback.
         access: says whether utterances need the admin key, and knows it.
 

@@ -8,10 +8,13 @@ import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from types import TracebackType
+from enum import Enum
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from aiohttp import web
+
+from token2wav_server.launcher.ports import listening
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _Self = TypeVar("_Self", bound="HttpPorts")
@@ -48,7 +51,7 @@ class HttpPorts:
         self._run(self._open())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -99,3 +102,36 @@ def answer(status: int, text: str, content_type: str = "text/plain") -> web.Resp
 def refusal(status: int, reason: str) -> web.Response:
     """Returns a response that says what is wrong, in the form of Triton's own."""
     return answer(status, json.dumps({"error": reason}), "application/json")
+
+
+class Status(Enum):
+    """State of a server, as the HTTP status that tells it.
+
+    HAProxy (`http-check disable-on-404`) takes 404 as what it means here: no new streams, but let the open ones go on.
+    Anybody else takes it as a failure, which for a readiness probe is right as well.
+    """
+
+    STARTING = HTTPStatus.SERVICE_UNAVAILABLE
+    READY = HTTPStatus.OK
+    DRAINING = HTTPStatus.NOT_FOUND
+
+
+class StatusPort(HttpPorts):
+    """HTTP listener that tells load balancers whether new streams are welcome; use it as a context manager.
+
+    Triton's own readiness cannot: it stays while the server drains. The launcher knows that, and what the canary found.
+
+    Raises:
+        PortInUseError: it cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__({listening(host, port, "status"): self._answer})
+        self._status = Status.STARTING
+
+    def tell(self, status: Status) -> None:
+        """Sets the status that every request is answered with from now on."""
+        self._status = status
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        return answer(self._status.value, f"{self._status.name.lower()}\n")

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, TextIO
 
 from token2wav_server.launcher.reaper import MESSAGE
@@ -32,40 +32,35 @@ _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
 class LogPump(threading.Thread):
     """Thread that moves lines from the server's output to ``sink``, as long as any process of the server can write.
 
+    If the sink breaks, the pipe is still emptied, so that the server never blocks.
+
     Args:
         source: read end of the pipe; closed at the end.
-        sink: stream that takes the lines; if it breaks, the pipe is still emptied, so that the server never blocks.
-        shown: says which lines go there; the latest of all are kept for ``failure_reason``.
+        sink: stream that takes the lines that are to be shown.
+        shown: says which lines are.
+
+    Attributes:
+        lines: latest lines, shown or not.
     """
 
     def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
         super().__init__(name="tritonserver-log", daemon=True)
-        self._source = source
-        self._sink = sink
-        self._shown = shown
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._source, self._sink, self._shown = source, sink, shown
+        self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def run(self) -> None:
         """Pumps until every writer is gone."""
         with self._source:
             for raw in self._source:
                 line = raw.decode(errors="replace").rstrip("\n")
-                self._lines.append(line)
+                self.lines.append(line)
                 if self._shown(line):
                     with contextlib.suppress(OSError, ValueError):
                         self._sink.write(line + "\n")
                         self._sink.flush()
 
-    def failure_reason(self, status: int | None) -> str:
-        """Returns why the server failed, as far as its exit status and its output tell."""
-        return failure_reason(list(self._lines), status)
 
-    def end(self) -> str:
-        """Returns the last lines, as one."""
-        return _end(list(self._lines)) or "nothing"
-
-
-def failure_reason(lines: list[str], status: int | None = None) -> str:
+def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
     """Returns what explains the failure of a server, out of its exit status and its output.
 
     What the reaper says comes first, then the signal that killed the server, then models that failed to load, each with
@@ -87,7 +82,7 @@ def failure_reason(lines: list[str], status: int | None = None) -> str:
     if loads:
         return "; ".join(f"model '{model}' failed to load: {reason}" for model, reason in loads.items())
     wanted = [text for text in errors if not _NOISE.search(text)]
-    return "; ".join(dict.fromkeys(wanted)) or _end(lines) or "it printed nothing"
+    return "; ".join(dict.fromkeys(wanted)) or last_words(lines) or "it printed nothing"
 
 
 def matters(line: str) -> bool:
@@ -98,7 +93,8 @@ def matters(line: str) -> bool:
     return parts is None or parts["level"] != "I" or parts["source"].endswith(".py")
 
 
-def _end(lines: list[str]) -> str:
+def last_words(lines: Sequence[str]) -> str:
+    """Joins the last lines to one."""
     return "; ".join(dict.fromkeys([line.strip() for line in lines if line.strip()][-10:]))
 
 

@@ -1,10 +1,10 @@
-"""TCP ports of a server: they are checked, found free, and reserved."""
+"""TCP ports of a server: they are checked, found free, reserved, and asked."""
 
 from __future__ import annotations
 
 import http.client
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, fields
 
 from token2wav_server.launcher.errors import PortInUseError
@@ -28,11 +28,7 @@ class Ports:
             return cls(*(bound.getsockname()[1] for bound in sockets))
 
     def check_free(self, host: str) -> None:
-        """Checks that every port can be listened on.
-
-        Raises:
-            PortInUseError: naming the first port that cannot, or that is given twice.
-        """
+        """Raises PortInUseError that names the first port that cannot be listened on, or that is given twice."""
         with ExitStack() as stack:
             for field in fields(self):
                 stack.enter_context(listening(host, getattr(self, field.name), field.name))
@@ -47,46 +43,38 @@ def listening(host: str, port: int, service: str) -> socket.socket:
     Raises:
         PortInUseError: the port is taken, or is none.
     """
-    bound = None
-    try:
-        bound = _bound(host, port)
-        bound.listen()  # with SO_REUSEADDR, only listening notices another listener
-    except (OSError, OverflowError) as error:
-        if bound is not None:
-            bound.close()
-        reason = getattr(error, "strerror", None) or "must be between 1 and 65535"
-        raise PortInUseError(
-            f"{service} port {port} on {host} cannot be used ({reason}): "
-            f"stop what listens there or choose another with --{service}-port"
-        ) from None
-    return bound
+    with ExitStack() as stack:
+        try:
+            bound = stack.enter_context(reserved(host, port))
+            bound.listen()  # with SO_REUSEADDR, only listening notices another listener
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or "must be between 1 and 65535"
+            raise PortInUseError(
+                f"{service} port {port} on {host} cannot be used ({reason}): "
+                f"stop what listens there or choose another with --{service}-port"
+            ) from None
+        stack.pop_all()
+        return bound
 
 
-def reserved(host: str) -> socket.socket:
+def reserved(host: str, port: int = 0) -> socket.socket:
     """Opens a socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
-    return _bound(host, 0)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    with ExitStack() as stack:
+        stack.callback(bound.close)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free although it lingers in TIME_WAIT
+        bound.bind((host, port))
+        stack.pop_all()
+    return bound
 
 
 def fetched(port: int, path: str) -> bytes | None:
     """Fetches what tritonserver answers on a port of the loopback, past any proxy; None if it is no success."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
-    try:
+    with (
+        suppress(OSError, http.client.HTTPException),
+        closing(http.client.HTTPConnection(LOOPBACK, port, timeout=2)) as connection,
+    ):
         connection.request("GET", path)
         response = connection.getresponse()
         return response.read() if response.status == 200 else None
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # A port that only lingers in TIME_WAIT is free for the server.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except BaseException:
-        bound.close()
-        raise
-    return bound
+    return None

@@ -19,9 +19,9 @@ from token2wav_server.launcher import drain, reaper
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerCrashedError, ServerError, ServerStartError
-from token2wav_server.launcher.log import LogPump, matters
+from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
-from token2wav_server.launcher.repository import InputShapes, fitted
+from token2wav_server.launcher.repository import fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 _EXIT_TIMEOUT_S = 5
@@ -106,9 +106,7 @@ class TritonServer:
     @property
     def pid(self) -> int:
         """Process id of tritonserver itself, which is the parent of the Python stubs."""
-        if self._folder is None:
-            raise ServerError("the server is not running: start it first")
-        return int((self._folder / reaper.PID_FILE).read_text())
+        return int((self._running_in() / reaper.PID_FILE).read_text())
 
     @property
     def running(self) -> bool:
@@ -148,8 +146,8 @@ class TritonServer:
         Returns:
             Its exit status (128 + n after signal n), or None if it still runs after ``timeout_s``.
         """
-        if self._reaper is None:
-            raise ServerError("the server is not running: start it first")
+        self._running_in()
+        assert self._reaper is not None
         try:
             return self._reaper.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -160,7 +158,7 @@ class TritonServer:
         if self._log is None:
             return "it was never started"
         self._log.join(timeout=2)
-        return self._log.failure_reason(self.wait(timeout_s=0) if self.running else None)
+        return failure_reason([*self._log.lines], self.wait(timeout_s=0) if self.running else None)
 
     def drain(self, grace_s: float) -> int:
         """Has new utterances refused and waits until the open ones have ended.
@@ -168,14 +166,8 @@ class TritonServer:
         Returns:
             Number of utterances that are still open after ``grace_s``, or were when the server ended.
         """
-        if self._folder is None:
-            raise ServerError("the server is not running: start it first")
-        return drain.drain(
-            self._folder / _DRAIN_FILE,
-            self._inner.metrics,
-            grace_s,
-            lambda: self.wait(timeout_s=0) is not None,
-        )
+        file = self._running_in() / _DRAIN_FILE
+        return drain.drain(file, self._inner.metrics, grace_s, lambda: self.wait(timeout_s=0) is not None)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stops the server and removes what it left behind; does nothing if it does not run.
@@ -196,9 +188,8 @@ class TritonServer:
             raise
 
     def _launch(self) -> None:
-        from token2wav_server.launcher.front import (
-            Front,  # not above: model processes import this package too, and need no HTTP
-        )
+        # Not above: model processes import this package too, and need no HTTP.
+        from token2wav_server.launcher.front import Front
 
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
@@ -206,8 +197,7 @@ class TritonServer:
         self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
-        repository = fitted(self.model_repository, InputShapes.of(self.model), folder)
-        triton = find_tritonserver(folder)
+        triton, repository = find_tritonserver(folder), fitted(self.model_repository, self.model, folder)
         sink = sys.stderr
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
@@ -216,11 +206,19 @@ class TritonServer:
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
-        reaper_arguments = [str(os.getpid()), str(folder), shm_prefix, str(_GRACE_S)]
-        server_command = [str(triton.executable), *self._server_arguments(repository, triton.backends, shm_prefix)]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            reaper.__file__,
+            str(os.getpid()),
+            str(folder),
+            shm_prefix,
+            str(_GRACE_S),
+        ]
         self._folder = folder
         self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, *reaper_arguments, *server_command],
+            [*command, str(triton.executable), *self._server_arguments(repository, triton.backends, shm_prefix)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -258,9 +256,10 @@ class TritonServer:
                 kind = ServerCrashedError if status in _CRASHES else ServerStartError
                 raise kind(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
+                said = last_words([*self._log.lines]) or "nothing"
                 raise ServerStartError(
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "
-                    f"or look at its full log (--verbose), which ends with: {self._log.end()}"
+                    f"or look at its full log (--verbose), which ends with: {said}"
                 )
 
     def _is_ready(self) -> bool:
@@ -290,6 +289,11 @@ class TritonServer:
             process.wait()
         if self._log is not None:
             self._log.join(timeout=2)
+
+    def _running_in(self) -> Path:
+        if self._folder is None:
+            raise ServerError("the server is not running: start it first")
+        return self._folder
 
     def _forget(self) -> None:
         self._reaper = None

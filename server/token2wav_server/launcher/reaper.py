@@ -73,9 +73,8 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
     """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the launcher is gone.
 
     Args:
-        launcher_pid: process id of the launcher, whose end means the end of the server.
-        folder: private folder of this server, removed at the end.
-        shm_prefix: prefix of its segments in /dev/shm, removed at the end.
+        launcher_pid: process id of the launcher.
+        folder, shm_prefix: private folder of this server and prefix of its segments in /dev/shm, removed at the end.
         grace_s: seconds that the server may take after SIGTERM before it is killed.
         command: command line of the server.
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from token2wav_server.launcher.canary import Canary
 from token2wav_server.launcher.errors import ServerError, ServerGaveUpError
+from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
-from token2wav_server.launcher.status import Status
 
 _SETTLED_S = 60.0
 _LONGEST_PAUSE_S = 30.0
@@ -37,30 +37,25 @@ class BackOff:
     _pause_s: float = 0.0
 
     def failed(self, lasted_s: float, *, served: bool) -> float | None:
-        """Counts a failure.
-
-        Args:
-            lasted_s: time for which the server was ready before.
-            served: whether it had spoken by then.
+        """Counts the failure of a server that was ready for so long, and had spoken by then or not.
 
         Returns:
             Seconds to wait before the next start: 0, 1, 2, 4 ... up to 30; None if there should be none.
         """
         if lasted_s >= _SETTLED_S:
             self._pause_s = 0.0
-        if served or lasted_s >= _SETTLED_S:
-            self.failures = 0
-        self.failures += 1
+        self.failures = 1 if served or lasted_s >= _SETTLED_S else self.failures + 1
         if self.failures > self.limit:
             return None
         pause_s, self._pause_s = self._pause_s, min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
         return pause_s
 
 
+@dataclass
 class Supervisor:
     """Supervisor of one server, which it runs until it is told to stop.
 
-    Args:
+    Attributes:
         server: server process, not started yet.
         back_off: decides how often and how soon it is started again.
         canary: notices a server that runs and does not work; None if nothing does.
@@ -70,25 +65,13 @@ class Supervisor:
         notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
     """
 
-    def __init__(
-        self,
-        server: TritonServer,
-        *,
-        back_off: BackOff,
-        canary: Canary | None,
-        grace_s: float,
-        announce: Callable[[str], None],
-        tell: Callable[[Status], None] = lambda status: None,
-        notice_s: float = 0.0,
-    ) -> None:
-        self._server = server
-        self._back_off = back_off
-        self._canary = canary
-        self._grace_s = grace_s
-        self._announce = announce
-        self._tell = tell
-        self._notice_s = notice_s
-        self._served = False  # whether the server that runs now, or ran last, has spoken to the canary
+    server: TritonServer
+    back_off: BackOff
+    canary: Canary | None
+    grace_s: float
+    announce: Callable[[str], None]
+    tell: Callable[[Status], None] = lambda status: None
+    notice_s: float = 0.0
 
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
@@ -101,69 +84,64 @@ class Supervisor:
             ServerGaveUpError: it failed too often after that.
         """
         try:
-            self._server.start()
+            self.server.start()
             while True:
-                self._announce_ready()
-                self._tell(Status.READY)
-                ready_at, self._served = time.monotonic(), False
-                failure = self._wait_for_failure()
-                self._tell(Status.STARTING)
-                self._restart(failure, time.monotonic() - ready_at)
+                self._serve_once()
         except KeyboardInterrupt:
             return self._drain()
         finally:
-            self._server.stop()
+            self.server.stop()
 
-    def _announce_ready(self) -> None:
-        server = self._server
-        self._announce(
+    def _serve_once(self) -> None:
+        """Serves until the server fails, and starts it again."""
+        server = self.server
+        self.announce(
             f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
             f"Triton {server.version}, its HTTP and metrics behind a front"
         )
-
-    def _wait_for_failure(self) -> str:
-        canary = self._canary
-        wait_s = 0.0 if canary else None  # the first canary tells at once whether it serves
-        while (status := self._server.wait(wait_s)) is None:
-            if canary:
-                if problem := canary.failure(self._server.grpc_url):
-                    return f"the model does not work: {problem}"
-                self._served = self._served or not canary.failures
-                wait_s = canary.interval_s
-        return f"the server ended by itself (status {status}): {self._server.failure_reason()}"
-
-    def _restart(self, failure: str, lasted_s: float) -> None:
-        while True:
-            pause_s = self._back_off.failed(lasted_s, served=self._served)
-            if pause_s is None:
-                raise ServerGaveUpError(failure)
-            self._announce(
-                f"{failure}; restart {self._back_off.failures} of {self._back_off.limit}"
-                + (f" in {pause_s:g} s" if pause_s else "")
-            )
-            self._server.stop(at_once=True)
+        self.tell(Status.READY)
+        ready_at = time.monotonic()
+        failure, served = self._wait_for_failure()
+        lasted_s = time.monotonic() - ready_at
+        self.tell(Status.STARTING)
+        while (pause_s := self.back_off.failed(lasted_s, served=served)) is not None:
+            restart = f"restart {self.back_off.failures} of {self.back_off.limit}"
+            self.announce(f"{failure}; {restart}" + (f" in {pause_s:g} s" if pause_s else ""))
+            server.stop(at_once=True)
             time.sleep(pause_s)
             try:
-                self._server.start()
-                return
+                return server.start()
             except ServerError as error:
-                failure, lasted_s, self._served = str(error), 0.0, False
+                failure, lasted_s, served = str(error), 0.0, False
+        raise ServerGaveUpError(failure)
+
+    def _wait_for_failure(self) -> tuple[str, bool]:
+        """Returns how the server failed, and whether it had spoken to the canary before."""
+        canary, served = self.canary, False
+        wait_s = 0.0 if canary else None  # the first canary tells at once whether it serves
+        while (status := self.server.wait(wait_s)) is None:
+            if canary:
+                if problem := canary.failure(self.server.grpc_url):
+                    return f"the model does not work: {problem}", served
+                served = served or not canary.failures
+                wait_s = canary.interval_s
+        return f"the server ended by itself (status {status}): {self.server.failure_reason()}", served
 
     def _drain(self) -> int:
-        if not self._server.running:
+        if not self.server.running:
             return 0
         hurry = False
-        self._tell(Status.DRAINING)
+        self.tell(Status.DRAINING)
         try:
-            if self._notice_s:
-                self._announce(f"going to stop: new streams are still taken for {self._notice_s:g} s")
-                self._server.wait(self._notice_s)
-            if self._grace_s:
-                self._announce(f"draining: new streams are refused, open ones have {self._grace_s:g} s")
-            lost = self._server.drain(self._grace_s)
+            if self.notice_s:
+                self.announce(f"going to stop: new streams are still taken for {self.notice_s:g} s")
+                self.server.wait(self.notice_s)
+            if self.grace_s:
+                self.announce(f"draining: new streams are refused, open ones have {self.grace_s:g} s")
+            lost = self.server.drain(self.grace_s)
         except KeyboardInterrupt:
             hurry = True
-            lost = self._server.drain(0)
+            lost = self.server.drain(0)
         # Triton's own time for requests that are open adds nothing for streams that had theirs, and it tends to crash.
-        self._server.stop(at_once=hurry or lost > 0)
+        self.server.stop(at_once=hurry or lost > 0)
         return lost
