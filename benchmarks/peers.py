@@ -183,43 +183,36 @@ class Ours(Contestant):
         for request in self._requests:
             request.chunker.computed()
 
-    def mask_effect(self, seconds: int) -> dict[str, float]:
-        """Compares the mel under the streaming mask with that under full attention."""
-        tokens = self._tokens[: _HOP * seconds]
-        full = self._model.mel(tokens, self._voice, streaming=False)
-        difference = self._model.mel(tokens, self._voice) - full
-        return {"rms": float(difference.std() / full.std()), "largest": float(np.abs(difference).max())}
-
     def stream_bytes(self) -> int:
         usage = self._model.pipeline.flow.usage()
         return usage.used * usage.page_bytes // len(self._requests)
 
 
-def material_of(flow: Any, hift: Any, seconds: int) -> Material:
+def material_of(flow: Any, hift: Any, chunks: int) -> Material:
     random = np.random.default_rng(0)
     prompt = {
         "prompt_token": torch.from_numpy(random.integers(0, 6561, (1, _PROMPT))),
         "prompt_feat": torch.from_numpy(random.standard_normal((1, 2 * _PROMPT, 80))).float(),
         "embedding": torch.from_numpy(random.standard_normal((1, 192))).float(),
     }
-    tokens = torch.from_numpy(random.integers(0, 6561, (1, _HOP * (seconds + _REPEATS) + _AHEAD)))
+    tokens = torch.from_numpy(random.integers(0, 6561, (1, _HOP * (chunks + 1) + _AHEAD)))
     return Material(fill(flow), fill(hift), tokens, prompt)
 
 
-def contestants(family: str, sizes: public.Sizes, folder: Path, seconds: int, storage: str) -> dict[str, Contestant]:
+def contestants(family: str, sizes: public.Sizes, folder: Path, chunks: int, storage: str) -> dict[str, Contestant]:
     """Both decoders of a family. Ours reads the weights of the public one out of a folder like the published."""
     if family == "chatterbox":
         sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8) if sizes is public.TINY else sizes
-        material = material_of(public.chatterbox_flow(sizes), public.chatterbox_hift(sizes), seconds)
+        material = material_of(public.chatterbox_flow(sizes), public.chatterbox_hift(sizes), chunks)
         parts = {"flow": material.flow, "mel2wav": material.hift}
         state = {f"{part}.{name}": value for part, net in parts.items() for name, value in net.state_dict().items()}
         save_file({name: value.contiguous() for name, value in state.items()}, folder / "s3gen.safetensors")
         return {"public": PublicChatterbox(material), "ours": Ours(folder, material, storage)}
     if family == "stepaudio2":
         sizes = replace(sizes, channels=512, layers=(16, 0)) if sizes is not public.TINY else sizes
-        material = material_of(public.stepaudio2_flow(sizes), public.stepaudio2_hift(sizes), seconds)
+        material = material_of(public.stepaudio2_flow(sizes), public.stepaudio2_hift(sizes), chunks)
     else:
-        material = material_of(public.cosyvoice2_flow(sizes), public.cosyvoice2_hift(sizes), seconds)
+        material = material_of(public.cosyvoice2_flow(sizes), public.cosyvoice2_hift(sizes), chunks)
     models: dict[str, Any] = {"cosyvoice2": cosyvoice2_model, "stepaudio2": stepaudio2_model}
     models[family].write_yaml(folder, SimpleNamespace(sizes=vars(sizes)))
     torch.save(material.flow.state_dict(), folder / "flow.pt")
@@ -242,30 +235,29 @@ def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[
     return found
 
 
-def rows(both: dict[str, Contestant], streams: int, positions: list[int]) -> Iterator[dict[str, Any]]:
-    """Times of chunks at some positions, in seconds of audio: the first of several streams, then some in a row."""
-    measured = {position + more: position for position in positions if position for more in range(_REPEATS)}
-    times: dict[int, list[dict[str, float]]] = {position: [] for position in positions}
-    for repeat in range(_REPEATS + 1):  # one to warm up
+def rows(both: dict[str, Contestant], streams: int, seconds: list[int], repeats: int) -> Iterator[dict[str, Any]]:
+    """Times the first chunks of several streams, then `repeats` chunks in a row from each of some seconds on."""
+    firsts = []
+    for _ in range(_REPEATS + (streams == 1)):  # one to warm up
         for contestant in both.values():
             contestant.start(streams)
-        first = seconds_of(both, 0, measured=True)
-        times[0] += [first] if repeat else []
-    yield row(times, 0, streams, both)
-    for index in range(1, max(measured, default=0) + 1):
-        found = seconds_of(both, index, index in measured)
-        if index in measured:
-            times[measured[index]].append(found)
-        if index - _REPEATS + 1 in positions[1:]:
-            yield row(times, index - _REPEATS + 1, streams, both)
+        firsts.append(seconds_of(both, 0, measured=True))
+    yield row(firsts[-_REPEATS:], 0, streams, both)
+    times: list[dict[str, float]] = []
+    for index in range(1, max(seconds) + repeats if seconds else 0):
+        position = next((second for second in seconds if second <= index < second + repeats), None)
+        found = seconds_of(both, index, position is not None)
+        if position is not None:
+            times.append(found)
+            if index == position + repeats - 1:
+                yield row(times, position, streams, both)
+                times = []
 
 
-def row(
-    times: dict[int, list[dict[str, float]]], position: int, streams: int, both: dict[str, Contestant]
-) -> dict[str, Any]:
+def row(times: list[dict[str, float]], position: int, streams: int, both: dict[str, Contestant]) -> dict[str, Any]:
     found: dict[str, Any] = {"streams": streams, "position_s": position}
     for name, contestant in both.items():
-        own = [each[name] for each in times[position]]
+        own = [each[name] for each in times]
         found[f"{name}_s"] = [round(value, 4) for value in (statistics.median(own), min(own), max(own))]
         found[f"{name}_stream_mib"] = round(contestant.stream_bytes() / 2**20, 1)
     found["times_faster"] = round(found["public_s"][0] / found["ours_s"][0], 2)
@@ -273,26 +265,30 @@ def row(
 
 
 def measure(options: argparse.Namespace) -> None:
+    """Measures families one by one, each into a run of its own, which takes the place of an older one."""
     public.prepare_imports()
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    result: dict[str, Any] = {
-        "environment": describe("cosyvoice-minicpmo", "stepaudio2-minicpmo", "chatterbox-tts"),
-        "threads": torch.get_num_threads(),
-        "prompt_tokens": _PROMPT,
-        "sizes": options.sizes,
-        "cache_storage": options.storage,
-        "rows": [],
-    }
+    path = RESULTS / f"{options.out}.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.is_file() else []
     for family in options.family:
+        run: dict[str, Any] = {
+            "family": family,
+            "environment": describe("cosyvoice-minicpmo", "stepaudio2-minicpmo", "chatterbox-tts"),
+            "threads": torch.get_num_threads(),
+            "prompt_tokens": _PROMPT,
+            "sizes": options.sizes,
+            "cache_storage": options.storage,
+            "rows": [],
+        }
+        runs = sorted([*(other for other in runs if other["family"] != family), run], key=lambda each: each["family"])
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            both = contestants(family, _SIZES[options.sizes], Path(folder), options.seconds[-1], options.storage)
-            if isinstance(both["ours"], Ours) and family == "chatterbox":
-                result["chatterbox_mask"] = both["ours"].mask_effect(min(6, options.seconds[-1]))
+            chunks = max(options.seconds) + options.repeats
+            both = contestants(family, _SIZES[options.sizes], Path(folder), chunks, options.storage)
             for streams, seconds in ((1, options.seconds), (4, options.seconds[: options.many])):
-                for found in rows(both, streams, [0, *seconds]):
-                    result["rows"].append({"family": family, **found})
-                    save(options.out, result)
-                    print(result["rows"][-1], flush=True)
+                for found in rows(both, streams, seconds, options.repeats):
+                    run["rows"].append(found)
+                    save(options.out, {"runs": runs})
+                    print(family, found, flush=True)
 
 
 def plot(name: str) -> None:
@@ -302,16 +298,15 @@ def plot(name: str) -> None:
     from matplotlib import pyplot as plt
 
     result = json.loads((RESULTS / f"{name}.json").read_text())
-    families = sorted({found["family"] for found in result["rows"]})
-    figure, axes = plt.subplots(1, len(families), figsize=(4 * len(families), 3.2), squeeze=False)
-    for axis, family in zip(axes[0], families, strict=True):
+    figure, axes = plt.subplots(1, len(result["runs"]), figsize=(4 * len(result["runs"]), 3.2), squeeze=False)
+    for axis, run in zip(axes[0], result["runs"], strict=True):
         for streams, style in ((1, "-"), (4, "--")):
-            of = [found for found in result["rows"] if (found["family"], found["streams"]) == (family, streams)]
+            of = [found for found in run["rows"] if found["streams"] == streams]
             of.sort(key=lambda found: found["position_s"])
             for who, colour in (("public", "tab:red"), ("ours", "tab:blue")):
                 label, medians = f"{who}, {streams} stream{'s' * (streams > 1)}", [found[f"{who}_s"][0] for found in of]
                 axis.plot([found["position_s"] for found in of], medians, style, color=colour, label=label, marker="o")
-        axis.set(title=family, xlabel="spoken, s", ylabel="s for a second of audio of each stream", yscale="log")
+        axis.set(title=run["family"], xlabel="spoken, s", ylabel="s for a second of audio of each stream", yscale="log")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / f"{name}.png", dpi=120)
@@ -322,6 +317,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", default=["cosyvoice2", "stepaudio2", "chatterbox"])
     parser.add_argument("--sizes", choices=_SIZES, default="public")
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30], help="positions of chunks after the first")
+    parser.add_argument("--repeats", type=int, default=_REPEATS, help="chunks in a row that are timed there")
     parser.add_argument("--many", type=int, default=1, help="how many of these four streams go to")
     parser.add_argument(
         "--storage", default="float16", help="of our cache: four streams of CosyVoice2 take 0.5 GB a second"
