@@ -1,9 +1,10 @@
 """Reader of a speech language model: it speaks what the model prints, while it prints it.
 
-    my_llm | python examples/llm_stream.py --voice voice.safetensors --out out.wav
+    my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out out.wav
 
 Such models print tokens as text, `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>` (Step-Audio2), between other
-text that is not meant to be heard, and in pieces that end anywhere, in the middle of a token too.
+text that is not meant to be heard; or they give numbers alone, which a line of code prints with something between
+them (MiniCPM-o, Chatterbox). Pieces of text end anywhere, in the middle of a token too.
 """
 
 from __future__ import annotations
@@ -14,26 +15,27 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from token2wav_client import Client, ClientError, ClientVoice
 from token2wav_client.writer import AudioWriter
 
-TOKEN = re.compile(r"<(?:\|(?:s|speech)_(\d{1,9})\||audio_(\d{1,9}))>")
-PADDING = 6561  # Step-Audio2 prints it between speech and text
+_NAMES = re.compile(r"<(?:\|(?:s|speech)_|audio_)(\d{1,9})\|?>")
+_NUMBERS = re.compile(r"(?<!\d)(\d{1,9})(?=\D)")
+TOKENS = {"cosyvoice": _NAMES, "stepaudio2": _NAMES, "minicpmo": _NUMBERS, "chatterbox": _NUMBERS}
+NOT_SPEECH = {6561, 6562}  # Step-Audio2's padding; where MiniCPM-o ends; where Chatterbox begins and ends
 LONGEST_TOKEN = len("<|speech_123456789|>")
 
 
-def tokens_in(pieces: Iterable[str]) -> Iterator[list[int]]:
+def tokens_in(pieces: Iterable[str], family: str = "cosyvoice") -> Iterator[list[int]]:
     """Finds the tokens in text that comes in pieces; yields those that each piece completes, if any."""
     text = ""
-    for piece in pieces:
+    for piece in chain(pieces, ["\n"]):  # with which a last number ends
         text += piece
-        numbers = [int(found[1] or found[2]) for found in TOKEN.finditer(text)]
-        tokens = [number for number in numbers if number != PADDING]
-        # What follows the last "<" may be a token whose end has not come yet.
-        begun = text.rfind("<")
-        text = text[begun:][:LONGEST_TOKEN] if begun >= 0 and ">" not in text[begun:] else ""
-        if tokens:
+        found = list(TOKENS[family].finditer(text))
+        # What follows them may be a token whose end has not come yet.
+        text = text[found[-1].end() if found else 0 :][-LONGEST_TOKEN:]
+        if tokens := [number for match in found if (number := int(match[1])) not in NOT_SPEECH]:
             yield tokens
 
 
@@ -47,6 +49,7 @@ def standard_input() -> Iterator[str]:
 def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description="Speak the speech tokens in a text on standard input.")
+    parser.add_argument("--family", choices=TOKENS, default="cosyvoice", help="of the model (default: %(default)s)")
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
     parser.add_argument("--out", required=True, help="file to write; a WAV file grows while the audio arrives")
     parser.add_argument("--url", default="localhost:8001")
@@ -54,7 +57,7 @@ def main() -> None:
     try:
         voice = ClientVoice.load(options.voice)
         with AudioWriter(options.out, "int16") as writer, Client(options.url, retries=5) as client:
-            for chunk in client.synthesize(tokens_in(standard_input()), voice, audio_format="int16"):
+            for chunk in client.synthesize(tokens_in(standard_input(), options.family), voice, audio_format="int16"):
                 writer.write(chunk.audio, chunk.sample_rate)
                 print(f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr)
     except ClientError as error:

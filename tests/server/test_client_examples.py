@@ -89,6 +89,13 @@ def test_text_of_a_language_model() -> None:
         assert [] not in found
 
 
+def test_numbers_of_a_language_model() -> None:
+    text = "[6561, 12, 3,\n1234567890 456] 6562 78"
+    for size in range(1, len(text) + 1):
+        found = list(tokens_in((text[at : at + size] for at in range(0, len(text), size)), "chatterbox"))
+        assert [token for tokens in found for token in tokens] == [12, 3, 456, 78], size
+
+
 def test_speaking_what_a_language_model_prints(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
     text = "Sure!\n" + "".join(f"<|speech_{token}|>" for token in TOKENS) + "<|eos|>"
