@@ -10,11 +10,10 @@ from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
-from token2wav.families.cosyvoice2.flow import Flow
+from token2wav.families.cosyvoice2.config import EncoderConfig, FlowConfig, UNetConfig
+from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.configs import published_hift
-from token2wav.networks.conformer import Conformer
 from token2wav.networks.hift import HiFT
-from token2wav.networks.unet import UNet
 
 
 def write_model(folder: Path, golden: FamilyGolden, *, mean_flow: bool = False) -> Path:
@@ -29,11 +28,12 @@ def write_model(folder: Path, golden: FamilyGolden, *, mean_flow: bool = False) 
 def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]:
     """Weights of flow and vocoder under their public names."""
     sizes = golden.sizes
-    width, (layers, up_layers), (mid_blocks, each) = sizes["encoder"], sizes["encoder_layers"], sizes["layers"]
-    encoder = Conformer(width, sizes["encoder_heads"], sizes["encoder_units"], layers, up_layers, lookahead=3)
-    unet = UNet(80, sizes["channels"], sizes["heads"], sizes["dim_head"], mid_blocks, each, 50, mean_flow=mean_flow)
+    encoder = EncoderConfig(*(sizes[f"encoder{of}"] for of in ("", "_heads", "_units")), *sizes["encoder_layers"])
+    estimator = UNetConfig(*(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"])
+    config = FlowConfig(6561, 192, 80, 3, 0.7, encoder, estimator)
     hift = HiFT(published_hift(*sizes["vocoder"], sample_phase=True))
-    parts: dict[str, nn.Module] = {"flow": fill(Flow(6561, 192, 80, encoder, unet, width)), "mel2wav": fill(hift)}
+    flow = cosyvoice2_flow(config, mean_flow=mean_flow)
+    parts: dict[str, nn.Module] = {"flow": fill(flow), "mel2wav": fill(hift)}
     return {
         f"{part}.{name}": value.clone()
         for part, network in parts.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
@@ -76,12 +77,14 @@ flow: !new:cosyvoice.flow.flow.CausalMaskedDiffWithXvec
             act_fn: 'gelu'
             static_chunk_size: !ref <chunk_size> * <token_mel_ratio>
             num_decoding_left_chunks: !ref <num_decoding_left_chunks>
+"""
+HIFT_YAML = """\
 
 hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
     in_channels: 80
     base_channels: {vocoder[0]}
     nb_harmonics: 8
-    sampling_rate: !ref <sample_rate>
+    sampling_rate: 24000
     nsf_alpha: 0.1
     nsf_sigma: 0.003
     nsf_voiced_threshold: 10
@@ -107,15 +110,20 @@ def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
     """Writes the model file of a model of the sizes of a golden set."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "cosyvoice2.yaml"
-    path.write_text(_YAML.format(**golden.sizes))
+    path.write_text((_YAML + HIFT_YAML).format(**golden.sizes))
     return path
 
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes such a model with the weights of the golden set, and returns its folder."""
     config = read(write_yaml(folder, golden).parent)
-    torch.save(fill(cosyvoice2_flow(config.flow)).state_dict(), folder / "flow.pt")
-    vocoder = {f"generator.{name}": value for name, value in fill(HiFT(config.hift)).state_dict().items()}
+    return write_weights(folder, cosyvoice2_flow(config.flow), HiFT(config.hift))
+
+
+def write_weights(folder: Path, flow: nn.Module, hift: HiFT) -> Path:
+    """Writes weights as a golden set has them, and returns their folder."""
+    torch.save(fill(flow).state_dict(), folder / "flow.pt")
+    vocoder = {f"generator.{name}": value for name, value in fill(hift).state_dict().items()}
     torch.save(vocoder, folder / "hift.pt")
     return folder
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
+from tests.support.cosyvoice2_model import HIFT_YAML, write_weights
 from tests.support.family_golden import FamilyGolden
-from tests.support.random_weights import fill
 from token2wav.families.stepaudio2.config import read
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
 from token2wav.networks.hift import HiFT
@@ -48,46 +46,22 @@ flow: !new:cosyvoice2.flow.flow.CausalMaskedDiffWithXvec
             head_dim: {dim_head}
             hidden_size: {channels}
 """
-# Public code has these sizes in itself; a smaller vocoder is described as CosyVoice2's.
-_HIFT = """\
-
-hift: !new:cosyvoice.hifigan.generator.HiFTGenerator
-    in_channels: 80
-    base_channels: {vocoder[0]}
-    nb_harmonics: 8
-    sampling_rate: 24000
-    nsf_alpha: 0.1
-    nsf_sigma: 0.003
-    nsf_voiced_threshold: 10
-    upsample_rates: [8, 5, 3]
-    upsample_kernel_sizes: [16, 11, 7]
-    istft_params:
-        n_fft: 16
-        hop_len: 4
-    resblock_kernel_sizes: [3, 7, 11]
-    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    source_resblock_kernel_sizes: [7, 7, 11]
-    source_resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5], [1, 3, 5]]
-    lrelu_slope: 0.1
-    audio_limit: 0.99
-    f0_predictor: !new:cosyvoice.hifigan.f0_predictor.ConvRNNF0Predictor
-        num_class: 1
-        in_channels: 80
-        cond_channels: {vocoder[1]}
-"""
 
 
 def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path:
-    """Writes the model file of a model of the sizes of a golden set, or with the published vocoder."""
+    """Writes the model file of a model of the sizes of a golden set.
+
+    Args:
+        folder: to write to.
+        golden: the set.
+        hift: whether the vocoder is described, as CosyVoice2's is; public code has the published sizes in itself.
+    """
     path = folder / "flow.yaml"
-    path.write_text((_YAML + _HIFT * hift).format(**golden.sizes))
+    path.write_text((_YAML + HIFT_YAML * hift).format(**golden.sizes))
     return path
 
 
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes such a model with the weights of the golden set, and returns its folder."""
     config = read(write_yaml(folder, golden).parent)
-    torch.save(fill(stepaudio2_flow(config.flow)).state_dict(), folder / "flow.pt")
-    vocoder = {f"generator.{name}": value for name, value in fill(HiFT(config.hift)).state_dict().items()}
-    torch.save(vocoder, folder / "hift.pt")
-    return folder
+    return write_weights(folder, stepaudio2_flow(config.flow), HiFT(config.hift))

@@ -15,17 +15,14 @@ from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.stages import Networks, Stages
 from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
-from token2wav.families.cosyvoice2.config import RATIO
-from token2wav.families.cosyvoice2.flow import Flow
+from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.families.cosyvoice3.weights import current_name
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
-from token2wav.networks.conformer import Conformer
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import WHOLE, Piece
-from token2wav.networks.unet import UNet
 from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
 
 _PARTS = ("flow.", "mel2wav.")  # of S3Gen; the rest makes voices of recordings
@@ -44,9 +41,9 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
     s3gen.eval().requires_grad_(False)
     s3gen.mel2wav.freeze()
     flow, hift = s3gen.flow.to(host.device), s3gen.mel2wav.to(host.device)
-    schedule, sizes = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.estimator
+    schedule, sizes = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.flow.estimator
     allowed = config.allowed_steps(stream.steps)
-    solvers = {steps: EulerSolver(flow.estimator, steps, config.guidance, schedule) for steps in allowed}
+    solvers = {steps: EulerSolver(flow.estimator, steps, config.flow.inference_cfg_rate, schedule) for steps in allowed}
     cached = cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head))
     whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, full_tail=True)
     pieces = dataclasses.replace(stream, reference=False)
@@ -55,11 +52,11 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
 
 def networks(config: ChatterboxConfig, storage: Storage) -> Networks:
     """Makes flow and vocoder without weights, see `token2wav.families`."""
-    s3gen, sizes = _S3Gen(config), config.estimator
+    s3gen, sizes = _S3Gen(config), config.flow.estimator
     flow, schedule = s3gen.flow, ScheduleConfig("linear" if config.mean_flow else "cosine")
     attention = flow.estimator.attentions, sizes.heads, sizes.dim_head
-    layout = cache_layout(config, flow, attention, config.guidance, config.ode_steps, storage)
-    return Networks(flow, s3gen.mel2wav, layout, config.guidance, schedule, flow.encoder.token_bytes)
+    layout = cache_layout(config, flow, attention, config.flow.inference_cfg_rate, config.ode_steps, storage)
+    return Networks(flow, s3gen.mel2wav, layout, config.flow.inference_cfg_rate, schedule, flow.encoder.token_bytes)
 
 
 def check(folder: Path, config: ChatterboxConfig) -> None:
@@ -76,22 +73,8 @@ class _S3Gen(nn.Module):
 
     def __init__(self, config: ChatterboxConfig) -> None:
         super().__init__()
-        sizes, unet = config.encoder, config.estimator
         with Blank():
-            encoder = Conformer(
-                sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.lookahead_tokens
-            )
-            estimator = UNet(
-                config.mel_bands,
-                unet.channels,
-                unet.heads,
-                unet.dim_head,
-                unet.mid_blocks,
-                unet.layers,
-                RATIO * config.block_tokens,
-                mean_flow=config.mean_flow,
-            )
-            self.flow = Flow(config.vocab_size, config.speaker_size, config.mel_bands, encoder, estimator, sizes.size)
+            self.flow = cosyvoice2_flow(config.flow, mean_flow=config.mean_flow)
             self.mel2wav = FadedHiFT(config.hift)
 
     def weights(self, path: Path) -> dict[str, torch.Tensor]:

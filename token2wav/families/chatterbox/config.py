@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.cosyvoice2.config import RATIO, EncoderConfig, UNetConfig
-from token2wav.model_config import ModelConfig, Stem
+from token2wav.families.cosyvoice2.config import CosyVoice2Config, EncoderConfig, FlowConfig, UNetConfig
+from token2wav.model_config import Stem
 from token2wav.networks.configs import HiFTConfig, published_hift
 
 # The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
 FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 
-_TOKEN_RATE, _BLOCK_TOKENS, _LOOKAHEAD, _LOOKBEHIND = 25, 25, 3, 2
+_TOKEN_RATE, _LOOKAHEAD = 25, 3
 _STEPS, _MEAN_FLOW_STEPS = 10, 2
 _GUIDANCE = 0.7
 _WHOLE_TOKENS = 1_000_000  # a hop that nobody completes
@@ -33,33 +32,21 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatterboxConfig(ModelConfig):
+class ChatterboxConfig(CosyVoice2Config):
     """Configuration of a Chatterbox model.
 
     Attributes:
         mean_flow: whether it is the Turbo's: few steps of equal length, without guidance.
-        encoder, estimator: sizes of the flow.
-        hift: sizes of the network from mel to audio.
         file: name of the weights.
     """
 
-    speaks_early: bool = True
+    flow: FlowConfig[UNetConfig]
     mean_flow: bool
-    encoder: EncoderConfig
-    estimator: UNetConfig
-    hift: HiFTConfig
     file: str
-
-    @property
-    def guidance(self) -> float:
-        return 0.0 if self.mean_flow else _GUIDANCE
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """As that of any model; the public code, which `stream.reference` repeats, computes whole utterances only."""
         return (_WHOLE_TOKENS, _WHOLE_TOKENS) if stream.reference else super().hops(stream)
-
-    def part(self, stem: Stem) -> Any:
-        return self.hift if stem == "hift" else (self.encoder, self.estimator)
 
     def weights_file(self, folder: Path, stem: Stem) -> Path:
         return folder / self.file
@@ -77,24 +64,17 @@ def read(folder: Path) -> ChatterboxConfig:
     # Shapes in a pickle cannot be told without torch.
     encoder, estimator, hift = _PUBLISHED if path.suffix == ".pt" else _counted(_shapes(path), path)
     mean_flow = file in MEAN_FLOW_FILES
-    return ChatterboxConfig(
+    flow = FlowConfig(
         vocab_size=6561,
-        token_frame_rate=_TOKEN_RATE,
-        block_tokens=_BLOCK_TOKENS,
-        lookahead_tokens=_LOOKAHEAD,
-        lookbehind_tokens=_LOOKBEHIND,
-        token_mel_ratio=RATIO,
+        spk_embed_dim=192,
         mel_bands=hift.in_channels,
-        speaker_size=192,
-        sample_rate=hift.sampling_rate,
-        samples_per_token=RATIO * hift.samples_per_frame,
-        ode_steps=_MEAN_FLOW_STEPS if mean_flow else _STEPS,
-        mean_flow=mean_flow,
+        pre_lookahead_len=_LOOKAHEAD,
+        inference_cfg_rate=0.0 if mean_flow else _GUIDANCE,
         encoder=encoder,
         estimator=estimator,
-        hift=hift,
-        file=file,
+        n_timesteps=_MEAN_FLOW_STEPS if mean_flow else _STEPS,
     )
+    return ChatterboxConfig.of(flow, hift, _TOKEN_RATE, mean_flow=mean_flow, file=file)
 
 
 def _shapes(path: Path) -> Shapes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.values import all_positive
@@ -60,18 +60,22 @@ class UNetConfig:
         all_positive(self, "flow.decoder.estimator")
 
 
+Estimator = TypeVar("Estimator")
+Config = TypeVar("Config", bound="CosyVoice2Config")
+
+
 @dataclass(frozen=True)
-class FlowConfig:
-    """Configuration of the flow, which turns tokens into mel."""
+class FlowConfig(Generic[Estimator]):
+    """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another estimator."""
 
     vocab_size: int
     spk_embed_dim: int
     mel_bands: int
     pre_lookahead_len: int
-    block_tokens: int
     inference_cfg_rate: float
     encoder: EncoderConfig
-    estimator: UNetConfig
+    estimator: Estimator
+    block_tokens: int = _BLOCK_TOKENS
     n_timesteps: int = 10
 
     def __post_init__(self) -> None:
@@ -80,7 +84,7 @@ class FlowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CosyVoice2Config(ModelConfig):
-    """Configuration of a CosyVoice2 model.
+    """Configuration of a CosyVoice2 model, or of a relative.
 
     Attributes:
         flow: sizes of the network from tokens to mel.
@@ -88,12 +92,17 @@ class CosyVoice2Config(ModelConfig):
     """
 
     speaks_early: bool = True
-    flow: FlowConfig
+    flow: FlowConfig[Any]
     hift: HiFTConfig
 
     @classmethod
-    def of(cls, flow: FlowConfig, hift: HiFTConfig, token_frame_rate: float) -> CosyVoice2Config:
+    def of(cls: type[Config], flow: FlowConfig[Any], hift: HiFTConfig, token_frame_rate: float, **own: Any) -> Config:
         """Makes the configuration of a flow and a vocoder.
+
+        Args:
+            flow, hift: of the model.
+            token_frame_rate: tokens per second.
+            own: what else a relative has.
 
         Raises:
             ConfigError: they do not fit each other.
@@ -105,21 +114,20 @@ class CosyVoice2Config(ModelConfig):
                 f"flow.input_frame_rate: {token_frame_rate:g} tokens per second of {RATIO * hift.samples_per_frame} "
                 f"samples do not make {hift.sampling_rate} Hz"
             )
-        return cls(
-            vocab_size=flow.vocab_size,
-            token_frame_rate=token_frame_rate,
-            block_tokens=flow.block_tokens,
-            lookahead_tokens=flow.pre_lookahead_len,
-            lookbehind_tokens=LOOKBEHIND,
-            token_mel_ratio=RATIO,
-            mel_bands=flow.mel_bands,
-            speaker_size=flow.spk_embed_dim,
-            sample_rate=hift.sampling_rate,
-            samples_per_token=RATIO * hift.samples_per_frame,
-            ode_steps=flow.n_timesteps,
-            flow=flow,
-            hift=hift,
-        )
+        common = {
+            "vocab_size": flow.vocab_size,
+            "token_frame_rate": token_frame_rate,
+            "block_tokens": flow.block_tokens,
+            "lookahead_tokens": flow.pre_lookahead_len,
+            "lookbehind_tokens": LOOKBEHIND,
+            "token_mel_ratio": RATIO,
+            "mel_bands": flow.mel_bands,
+            "speaker_size": flow.spk_embed_dim,
+            "sample_rate": hift.sampling_rate,
+            "samples_per_token": RATIO * hift.samples_per_frame,
+            "ode_steps": flow.n_timesteps,
+        }
+        return cls(**{**common, **own}, flow=flow, hift=hift)
 
     def part(self, stem: Stem) -> Any:
         return self.flow if stem == "flow" else self.hift
@@ -140,7 +148,7 @@ def read(folder: Path) -> CosyVoice2Config:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _flow_from(document: HyperYaml) -> tuple[FlowConfig, float]:
+def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     """Reads the flow, and the tokens per second that it takes."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
     if (ratio := flow.get_or("token_mel_ratio", int, RATIO)) != RATIO:

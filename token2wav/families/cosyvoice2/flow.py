@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from token2wav.execution.stages import FlowChunk
-from token2wav.families.cosyvoice2.config import FlowConfig
+from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
 from token2wav.networks.conformer import RATIO, Conformer, ConformerState
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.unet import UNet
@@ -45,22 +45,19 @@ class Flow(nn.Module, Generic[Estimator]):
     """Token embedding, conformer encoder, speaker projection and an estimator (CausalMaskedDiffWithXvec).
 
     Args:
-        vocab_size: number of different tokens.
-        speaker_size: length of a speaker embedding.
-        bands: of the mel.
-        encoder: from embedded tokens to hidden frames of `size` channels.
+        config: sizes of all but the estimator.
         estimator: of the velocity.
-        size: channels of an embedded token.
     """
 
-    def __init__(
-        self, vocab_size: int, speaker_size: int, bands: int, encoder: Conformer, estimator: Estimator, size: int
-    ) -> None:
+    def __init__(self, config: FlowConfig[Any], estimator: Estimator) -> None:
         super().__init__()
-        self.input_embedding = nn.Embedding(vocab_size, size)
-        self.spk_embed_affine_layer = nn.Linear(speaker_size, bands)
-        self.encoder = encoder
-        self.encoder_proj = nn.Linear(size, bands)
+        sizes = config.encoder
+        self.input_embedding = nn.Embedding(config.vocab_size, sizes.size)
+        self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
+        self.encoder = Conformer(
+            sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
+        )
+        self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = _Decoder(estimator)
 
     @property
@@ -106,19 +103,17 @@ def in_tokens(mask: BlockMask | None) -> BlockMask | None:
     return mask and replace(mask, block_frames=mask.block_frames // RATIO)
 
 
-def cosyvoice2_flow(config: FlowConfig) -> Flow[UNet]:
-    """Flow of CosyVoice2, without weights."""
-    sizes, unet = config.encoder, config.estimator
-    encoder = Conformer(
-        sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
-    )
+def cosyvoice2_flow(config: FlowConfig[UNetConfig], *, mean_flow: bool = False) -> Flow[UNet]:
+    """Flow of CosyVoice2, or of Chatterbox, whose Turbo has a mean flow; without weights."""
+    sizes, block_frames = config.estimator, RATIO * config.block_tokens
     estimator = UNet(
         config.mel_bands,
-        unet.channels,
-        unet.heads,
-        unet.dim_head,
-        unet.mid_blocks,
-        unet.layers,
-        RATIO * config.block_tokens,
+        sizes.channels,
+        sizes.heads,
+        sizes.dim_head,
+        sizes.mid_blocks,
+        sizes.layers,
+        block_frames,
+        mean_flow=mean_flow,
     )
-    return Flow(config.vocab_size, config.spk_embed_dim, config.mel_bands, encoder, estimator, sizes.size)
+    return Flow(config, estimator)

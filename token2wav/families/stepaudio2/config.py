@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
 from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice2.config import RATIO, EncoderConfig
+from token2wav.families.cosyvoice2.config import RATIO, CosyVoice2Config, EncoderConfig, FlowConfig
 from token2wav.families.cosyvoice3.config import hift_from
-from token2wav.model_config import ModelConfig, Stem
-from token2wav.networks.configs import HiFTConfig, published_hift
+from token2wav.networks.configs import published_hift
 
 FILES = ("flow.yaml",)
 SILENCE = 4218  # the token that stands for what follows a prompt
 
-_TOKEN_RATE, _BLOCK_TOKENS = 25, 25  # these and the next are fixed in public code
+_TOKEN_RATE = 25  # this and the next two are fixed in public code
 _WINDOW_BLOCKS = 2
 _FF_MULT = 4
 
@@ -35,64 +33,14 @@ class DiTConfig:
         all_positive(self, "flow.decoder.estimator")
 
 
-@dataclass(frozen=True)
-class FlowConfig:
-    """Configuration of the flow, which turns tokens into mel."""
-
-    vocab_size: int
-    spk_embed_dim: int
-    mel_bands: int
-    pre_lookahead_len: int
-    inference_cfg_rate: float
-    encoder: EncoderConfig
-    estimator: DiTConfig
-    n_timesteps: int = 10
-
-    def __post_init__(self) -> None:
-        all_positive(self, "flow")
-
-
 @dataclass(frozen=True, kw_only=True)
-class StepAudio2Config(ModelConfig):
-    """Configuration of a model in Step-Audio2's format.
+class StepAudio2Config(CosyVoice2Config):
+    """Configuration of a model in Step-Audio2's format."""
 
-    Attributes:
-        flow: sizes of the network from tokens to mel.
-        hift: sizes of the network from mel to audio.
-    """
-
-    speaks_early: bool = True
-    flow: FlowConfig
-    hift: HiFTConfig
-
-    @classmethod
-    def of(cls, flow: FlowConfig, hift: HiFTConfig) -> StepAudio2Config:
-        """Makes the configuration of a flow and a vocoder.
-
-        Raises:
-            ConfigError: they do not fit each other.
-        """
-        if flow.mel_bands != hift.in_channels:
-            raise ConfigError(f"hift.in_channels: {hift.in_channels} mel bands, but the flow makes {flow.mel_bands}")
-        return cls(
-            vocab_size=flow.vocab_size,
-            token_frame_rate=_TOKEN_RATE,
-            block_tokens=_BLOCK_TOKENS,
-            lookahead_tokens=flow.pre_lookahead_len,
-            token_mel_ratio=RATIO,
-            mel_bands=flow.mel_bands,
-            speaker_size=flow.spk_embed_dim,
-            sample_rate=hift.sampling_rate,
-            samples_per_token=RATIO * hift.samples_per_frame,
-            ode_steps=flow.n_timesteps,
-            joined_prompt=True,
-            left_blocks=_WINDOW_BLOCKS,
-            flow=flow,
-            hift=hift,
-        )
-
-    def part(self, stem: Stem) -> Any:
-        return self.flow if stem == "flow" else self.hift
+    lookbehind_tokens: int = 0
+    joined_prompt: bool = True
+    left_blocks: int = _WINDOW_BLOCKS
+    flow: FlowConfig[DiTConfig]
 
 
 def read(folder: Path) -> StepAudio2Config:
@@ -105,12 +53,12 @@ def read(folder: Path) -> StepAudio2Config:
     document = HyperYaml.read(path)
     try:
         hift = hift_from(document, causal=False) if "hift" in document else published_hift()
-        return StepAudio2Config.of(_flow_from(document), hift)
+        return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _flow_from(document: HyperYaml) -> FlowConfig:
+def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
     encoder = flow.child("encoder", "UpsampleConformerEncoderV2")
     decoder = flow.child("decoder", "CausalConditionalCFM")

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import EncoderState, Flow, in_tokens
-from token2wav.families.stepaudio2.config import SILENCE, FlowConfig
-from token2wav.networks.conformer import Conformer, ConformerState
+from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
+from token2wav.networks.conformer import ConformerState
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.voice import Voice
@@ -70,11 +71,9 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         return seen
 
 
-def stepaudio2_flow(config: FlowConfig) -> StepAudioFlow:
+def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:
     """Flow of Step-Audio2, without weights."""
-    sizes, dit = config.encoder, config.estimator
-    encoder = Conformer(
-        sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
+    dit = config.estimator
+    return StepAudioFlow(
+        config, StepAudioDiT(config.mel_bands, dit.hidden_size, dit.num_heads, dit.head_dim, dit.depth)
     )
-    estimator = StepAudioDiT(config.mel_bands, dit.hidden_size, dit.num_heads, dit.head_dim, dit.depth)
-    return StepAudioFlow(config.vocab_size, config.spk_embed_dim, config.mel_bands, encoder, estimator, sizes.size)
