@@ -5,7 +5,7 @@ const show = (values) => {
 };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
 
-for (const id of ["rate", "ahead"]) {
+for (const id of ["rate", "wait"]) {
   const label = () => show({ [`${id}_shown`]: find(id).value });
   find(id).oninput = label;
   label();
@@ -26,8 +26,8 @@ find("form").onsubmit = (event) => {
 
 // One utterance, from its text to its last sample. Times are seconds since the first token was sent.
 class Utterance {
-  constructor(text, rate, ahead) {
-    Object.assign(this, { text, rate, ahead });
+  constructor(text, rate, wait) {
+    Object.assign(this, { text, rate, wait });
     Object.assign(this, { tokens: [], sent: 0, received: 0, played: 0, loudest: 0, started: null, final: false });
     this.sampleRate = 24000; // until the first chunk tells, as is the one below
     this.samplesPerToken = 960;
@@ -49,7 +49,7 @@ class Utterance {
       const ring = new AudioWorkletNode(context, "ring", {
         numberOfInputs: 0,
         outputChannelCount: [1],
-        processorOptions: { prebuffer: this.ahead * this.sampleRate },
+        processorOptions: { wait: this.wait * this.sampleRate },
       });
       this.analyser = new AnalyserNode(context);
       ring.connect(this.analyser).connect(context.destination);
@@ -119,7 +119,7 @@ class Utterance {
 async function speak() {
   find("speak").disabled = true;
   show({ state: "reading the sentence", sent: "–", first: "–", buffer: "–", underruns: 0, received: 0, played: 0 });
-  const utterance = new Utterance(find("text").value, Number(find("rate").value), Number(find("ahead").value));
+  const utterance = new Utterance(find("text").value, Number(find("rate").value), Number(find("wait").value));
   const redraw = setInterval(() => draw(utterance), 100);
   try {
     await utterance.run();

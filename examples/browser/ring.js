@@ -2,7 +2,8 @@
 class Ring extends AudioWorkletProcessor {
   constructor({ processorOptions }) {
     super();
-    this.prebuffer = processorOptions.prebuffer; // samples to have before playing begins
+    this.wait = processorOptions.wait; // samples for which the first ones wait before playing begins
+    this.waited = 0;
     this.samples = new Float32Array(1 << 17);
     this.read = 0; // counted from the first sample on, as are the two below
     this.written = 0;
@@ -27,12 +28,16 @@ class Ring extends AudioWorkletProcessor {
 
   process(_inputs, [[out]]) {
     const waiting = this.written - this.read;
-    if (!this.playing) this.playing = waiting > 0 && (waiting >= this.prebuffer || this.ended);
+    if (!this.playing && waiting > 0) {
+      this.playing = this.waited >= this.wait || this.ended;
+      this.waited += out.length;
+    }
     if (this.playing) {
       const count = Math.min(out.length, waiting);
       for (let at = 0; at < count; at++) out[at] = this.samples[this.read++ % this.samples.length];
       if (count < out.length) {
         this.playing = false;
+        this.waited = 0;
         if (!this.ended) this.underruns++;
       }
     }

@@ -64,7 +64,7 @@ def test_a_page_plays_a_stream_as_it_arrives(rig: Rig, page_url: str, tmp_path: 
             assert float(page.text("loudness")) > 0
             if page.text("underruns") == "0":
                 break
-            page.evaluate("ahead.value = 2 * ahead.value")  # other programs keep this machine busy
+            page.evaluate("wait.value = 2 * wait.value")  # other programs keep this machine busy
         assert page.text("underruns") == "0"
         assert min(page.evaluate(DRAWN)) > 100
         page.screenshot(tmp_path / "page.png")
