@@ -1,4 +1,4 @@
-"""Clocks of a stream: they tell when its tokens come, how long its chunks take, and when its audio has been heard."""
+"""Clocks of a stream: they tell when its tokens come, how long chunks take under load, and when its audio is heard."""
 
 from __future__ import annotations
 
