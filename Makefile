@@ -12,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check page lint format serve export export-full gpu-check perf demo-voice soak images images-check docs docs-check dist clean
+.PHONY: help setup demo test check page lint format serve export gpu-check perf demo-voice soak images images-check docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,10 +55,6 @@ export: ## MODEL=folder [OUT=]: export a model's ONNX graphs into its folder eng
 	@test -n "$(MODEL)" || { echo "make export: name the model folder: make export MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
 	@$(BIN)/token2wav-export onnx --model "$(MODEL)" $(if $(OUT),--out "$(OUT)")
-
-export-full: ## export a random model of the public size and measure that (minutes, 4 GB of disk)
-	$(SETUP)
-	@$(BIN)/python -m benchmarks.export_full
 
 gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, in half an hour, into benchmarks/results/gpu
 	$(SETUP)

@@ -1,8 +1,10 @@
-"""Listeners of a stream: the pace at which a language model feeds it, and the silences that a player hears."""
+"""Listeners of a stream: the pace at which a language model feeds it, the silences that a player hears, quantiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 PACE = 25.0  # tokens per second of a language model
 
@@ -22,3 +24,11 @@ def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[floa
             found.append(arrival_s - plays_until)
         plays_until = max(plays_until, arrival_s) + audio_s
     return found
+
+
+def quantiles(values: Sequence[float], digits: int = 1) -> dict[str, float] | None:
+    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
+    if not values:
+        return None
+    named = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+    return {name: round(value, digits) for name, value in {**named, "max": max(values)}.items()}

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import read_cosyvoice3
 from token2wav.families.cosyvoice3.flow import Flow
@@ -67,94 +62,6 @@ def model_folder(parent: Path, size: str) -> Path:
     folder.mkdir()
     (folder / "cosyvoice3.yaml").write_text(FULL_YAML.read_text())
     return fill_randomly(folder)
-
-
-# Public shape at the tiny model's width: four samples a frame at first, so that it looks as far as the large ones.
-BIGVGAN = BigVGANConfig(
-    resblock="1",
-    upsample_rates=(4, 4, 2, 2, 2, 2),
-    upsample_kernel_sizes=(8, 8, 4, 4, 4, 4),
-    upsample_initial_channel=64,
-    resblock_kernel_sizes=(3, 7, 11),
-    resblock_dilation_sizes=((1, 3, 5), (1, 3, 5), (1, 3, 5)),
-    activation="snakebeta",
-    snake_logscale=True,
-    num_mels=100,
-    hop_size=256,
-    sampling_rate=24000,
-    use_tanh_at_final=False,
-    use_bias_at_final=False,
-)
-
-
-def bigvgan_model(
-    folder: Path, sizes: Mapping[str, int], vocoder: BigVGANConfig = BIGVGAN, ratio: int = 2, seed: int = 0
-) -> Path:
-    """Writes a model folder with random weights, a BigVGAN and the flow that fits it, and returns it.
-
-    Args:
-        folder: path of the new folder.
-        sizes: changed sizes of the flow, by their keys.
-        vocoder: configuration whose mel the flow makes.
-        ratio: mel frames per token.
-        seed: seed of the weights.
-    """
-    text = resized_yaml(sizes).partition("\nhift:")[0]
-    text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)
-    text = re.sub(r"(?m)^sample_rate: .*", f"sample_rate: {vocoder.sampling_rate}", text)
-    text = re.sub(r"(?m)^token_mel_ratio: .*", f"token_mel_ratio: {ratio}", text)
-    text = re.sub(
-        r"(?m)^token_frame_rate: .*", f"token_frame_rate: !ref <sample_rate> / {ratio * vocoder.hop_size}", text
-    )
-    beside = folder / "bigvgan"
-    beside.mkdir(parents=True)
-    (folder / "cosyvoice3.yaml").write_text(f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n")
-    (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
-    return fill_randomly(folder, seed)
-
-
-def streamflow_model(folder: Path, flow: Mapping[str, Any], vocoder: BigVGANConfig, seed: int = 0) -> Path:
-    """Writes a StreamFlow folder with random weights and a BigVGAN, and returns it.
-
-    Args:
-        folder: path of the new folder.
-        flow: changes to the published sizes, by the keys of `streamflow.yaml`.
-        vocoder: configuration that takes the flow's mel.
-        seed: seed of the weights.
-    """
-    beside = folder / "bigvgan"
-    beside.mkdir(parents=True)
-    document = {
-        "sample_rate": vocoder.sampling_rate,
-        "flow": {"type": "streamflow", **flow},
-        "vocoder": {"type": "bigvgan", "folder": "bigvgan"},
-    }
-    (folder / "streamflow.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    (beside / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
-    return fill_randomly(folder, seed)
-
-
-def codebook_model(
-    folder: Path, sizes: Mapping[str, int], count: int = 8, vocab_size: int = 2048, merge: str = "sum", seed: int = 0
-) -> Path:
-    """Writes a model folder with random weights that takes 12.5 tokens of several codes a second, and returns it.
-
-    Args:
-        folder: path of the new folder.
-        sizes: changed sizes of the model, by their keys.
-        count: number of codes per token.
-        vocab_size: number of codes in each codebook.
-        merge: way to join the embeddings, as `CodebookConfig.merge`.
-        seed: seed of the weights.
-    """
-    text = resized_yaml(sizes)
-    for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", "4"), ("chunk_size", "12")):
-        text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
-    codebooks = f"    codebooks:\n        count: {count}\n        merge: {merge}\n"
-    text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {vocab_size}\n{codebooks}")
-    folder.mkdir(parents=True)
-    (folder / "cosyvoice3.yaml").write_text(text)
-    return fill_randomly(folder, seed)
 
 
 def fill_randomly(folder: Path, seed: int = 0) -> Path:

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import ROOT, describe
+from benchmarks.listening import quantiles
 from benchmarks.models import SIZES, random_model
-from benchmarks.perf_export import ExportError, quantiles, read_export, stripped, summary
+from benchmarks.perf_export import ExportError, read_export, stripped, summary
 from benchmarks.serving_load import AT_ONCE, DEMO, Load, Utterances, run_load
 from token2wav.config import load_server_config
 from token2wav_client import cli
@@ -44,17 +45,11 @@ class PerfError(Exception):
 
 @dataclass(frozen=True)
 class PerfLoad:
-    """Load that perf_analyzer puts on.
-
-    Attributes:
-        concurrency: requests that are open at any time; 0 where a rate is given.
-        rate: requests per second.
-        distribution: law of the times between them.
-    """
+    """Load that perf_analyzer puts on: so many open requests at any time, or else so many a second."""
 
     concurrency: int = 0
-    rate: float = 0.0
-    distribution: str = ""
+    rate: float = 0.0  # requests per second
+    distribution: str = ""  # law of the times between them
 
     @property
     def label(self) -> str:
@@ -77,20 +72,13 @@ class PerfLoad:
 def run_perf_analyzer(
     url: str, data: Path, load: PerfLoad, requests: int, patience_s: float
 ) -> tuple[bytes, dict[str, Any]]:
-    """Runs perf_analyzer under one load.
-
-    Args:
-        url: host:port of the server.
-        data: file from `token2wav-client perf-data`.
-        load: load to put on.
-        requests: number of requests to send.
-        patience_s: seconds after which it has hung.
+    """Runs perf_analyzer under one load, on data of `token2wav-client perf-data`.
 
     Returns:
         Its profile export, stripped of tensors, and what it reports itself.
 
     Raises:
-        PerfError: it failed, or hung.
+        PerfError: it failed, or was not done after `patience_s`.
     """
     with tempfile.TemporaryDirectory() as temporary:
         export, report = Path(temporary) / "export.json", Path(temporary) / "report.csv"

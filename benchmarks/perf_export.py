@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.listening import silences
+from benchmarks.listening import quantiles, silences
 from token2wav_client.audio import SAMPLE_RATE
 
 _TENSOR = re.compile(rb'"(audio|tokens|prompt_tokens|prompt_mel|speaker_embedding)":\[([^\]]*)\]')
@@ -29,17 +29,11 @@ class ExportError(Exception):
 
 @dataclass(frozen=True)
 class HeardUtterance:
-    """Utterance as its listener heard it: one request and its responses with audio.
+    """Utterance as its listener heard it: one request and its responses with audio."""
 
-    Attributes:
-        sent_s: time of the request, in seconds on perf_analyzer's clock.
-        arrivals_s: arrival of each chunk, in seconds since then.
-        samples: number of samples of each chunk.
-    """
-
-    sent_s: float
-    arrivals_s: tuple[float, ...]
-    samples: tuple[int, ...]
+    sent_s: float  # time of the request, on perf_analyzer's clock
+    arrivals_s: tuple[float, ...]  # of each chunk, since then
+    samples: tuple[int, ...]  # of each chunk
 
     @property
     def audio_s(self) -> float:
@@ -98,12 +92,7 @@ def _heard(request: dict[str, Any]) -> HeardUtterance:
 
 
 def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
-    """Computes the figures of one load.
-
-    Args:
-        heard: utterances under that load.
-        buffer_s: seconds of audio that a player waits for before it starts.
-    """
+    """Computes the figures of one load, for a player that waits for so many seconds of audio before it starts."""
     silences = [utterance.silences_s(buffer_s) for utterance in heard]
     ends_s = [utterance.sent_s + utterance.arrivals_s[-1] for utterance in heard]
     audio_s = sum(utterance.audio_s for utterance in heard)
@@ -119,11 +108,3 @@ def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
         "silent_seconds": round(sum(map(sum, silences), 0.0), 3),
         "audio_seconds_per_second": round(audio_s / (max(ends_s) - heard[0].sent_s), 2),
     }
-
-
-def quantiles(values: list[float], digits: int = 1) -> dict[str, float] | None:
-    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
-    if not values:
-        return None
-    named = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
-    return {name: round(value, digits) for name, value in {**named, "max": max(values)}.items()}

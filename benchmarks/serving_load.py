@@ -27,12 +27,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from benchmarks.environment import RESULTS, ROOT, describe, save
-from benchmarks.listening import PACE, silences
+from benchmarks.listening import PACE, quantiles, silences
 from benchmarks.models import SIZES, random_model
-from token2wav_client import Client, ClientError, ClientVoice
+from token2wav_client import Client, ClientError, ClientVoice, token_source
 from token2wav_client.audio import SAMPLE_RATE
 from token2wav_client.stats import ChunkTiming
 from token2wav_server import Ports, TritonServer
@@ -58,17 +57,11 @@ _MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for
 
 @dataclass(frozen=True)
 class Load:
-    """Load that clients put on.
+    """Load that clients put on."""
 
-    Attributes:
-        clients: number of clients in a closed loop; 0 for an open one.
-        arrivals_per_s: utterances per second in an open loop.
-        rate: tokens per second.
-    """
-
-    clients: int
-    arrivals_per_s: float
-    rate: float
+    clients: int  # in a closed loop; 0 for an open one
+    arrivals_per_s: float  # utterances in an open loop
+    rate: float  # tokens per second
 
     @property
     def label(self) -> str:
@@ -88,18 +81,11 @@ class Heard:
 
 @dataclass(frozen=True)
 class Utterances:
-    """Utterances to speak: random portions of the demo's tokens, in its voice.
+    """Utterances to speak, all alike: the demo's tokens in its voice."""
 
-    Attributes:
-        seconds: duration of each.
-        tokens_per_request: number of tokens that travel together.
-        buffer_s: seconds of audio that a player waits for before it starts.
-        model: name of the model that speaks.
-    """
-
-    seconds: float
+    seconds: float  # duration of each
     tokens_per_request: int
-    buffer_s: float
+    buffer_s: float  # of audio, that a player waits for before it starts
     model: str = "token2wav"
 
     def speak(self, url: str, rate: float) -> Heard:
@@ -107,22 +93,14 @@ class Utterances:
         tokens = np.resize(np.load(DEMO / "tokens.npy"), round(PACE * self.seconds))
         try:
             with Client(url, model=self.model) as client:
-                batches = paced(tokens, rate, self.tokens_per_request)
-                chunks = [ChunkTiming.of(chunk) for chunk in client.synthesize(batches, voice)]
+                portions = token_source.batches([tokens.tolist()], self.tokens_per_request)
+                spoken = client.synthesize(token_source.paced(portions, rate), voice)
+                chunks = [ChunkTiming.of(chunk) for chunk in spoken]
         except ClientError as error:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
         gap_s = max(silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s), default=0.0)
         return Heard(chunks[0].latency_s, gap_s, audio_s)
-
-
-def paced(tokens: NDArray[np.int32], rate: float, per_request: int) -> Iterator[NDArray[np.int32]]:
-    """Yields tokens as a language model emits them: batch k is there once all its tokens are."""
-    start = time.monotonic()
-    for at in range(0, len(tokens), per_request):
-        batch = tokens[at : at + per_request]
-        time.sleep(max(0.0, start + (at + len(batch)) / rate - time.monotonic()))
-        yield batch
 
 
 def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tuple[list[Heard], float]:
@@ -168,14 +146,13 @@ def batch_sizes(metrics: str) -> dict[str, float]:
 
 def row(mode: str, load: Load, heard: list[Heard], seconds: float, batches: dict[str, float]) -> dict[str, Any]:
     good = [one for one in heard if one.error is None]
-    first = [1000 * one.first_s for one in good] or [float("nan")]
     return {
         "mode": mode,
         "load": load.label,
         **asdict(load),
         "utterances": len(good),
         "failed": sorted({one.error for one in heard if one.error}),
-        "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 90, 99)},
+        "first_audio_ms": quantiles([1000 * one.first_s for one in good] or [float("nan")]),
         "share_without_gaps": {f"{gap:g} s": share(good, gap) for gap in GAPS_S},
         "audio_seconds_per_second": round(sum(one.audio_s for one in good) / seconds, 2),
         "mean_batch": round(batches["sum"] / batches["count"], 2) if batches["count"] else None,
@@ -196,47 +173,33 @@ def as_line(result: dict[str, Any]) -> str:
     )
 
 
-def server_settings(mode: str, common: Mapping[str, Mapping[str, Any]], buffer_s: float) -> dict[str, Any]:
-    """Returns the server's settings in a mode, laid over those that all modes have in common."""
-    layers: list[Mapping[str, Mapping[str, Any]]] = [
-        {"limits": {"player_buffer_seconds": buffer_s}},
-        common,
-        MODES[mode][0],
-    ]
-    parts = dict.fromkeys(part for layer in layers for part in layer)
-    return {part: {key: value for layer in layers for key, value in layer.get(part, {}).items()} for part in parts}
-
-
 def measure(
     folder: Path,
     mode: str,
     loads: Iterable[Load],
     options: argparse.Namespace,
     common: Mapping[str, Mapping[str, Any]] | None = None,
-    log_file: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures all loads on one server, each when the row of the one before has been used.
+    """Measures all loads on one server in a mode, each when the row of the one before has been used.
 
     Args:
         folder: model folder.
-        mode: key of `MODES`.
+        mode: key of `MODES`, whose settings of the server come before those in common.
         loads: loads to put on.
         options: command-line options on utterances and time.
-        common: settings of the server beside those of the mode.
-        log_file: file for the server's output, instead of the terminal.
+        common: settings of the server in all modes.
     """
-    _, model = MODES[mode]
+    own, model = MODES[mode]
+    limits = {"player_buffer_seconds": options.buffer_seconds}
+    layers: list[Mapping[str, Mapping[str, Any]]] = [{"limits": limits}, common or {}, own]
+    parts = dict.fromkeys(part for layer in layers for part in layer)
+    settings = {part: {key: value for layer in layers for key, value in layer.get(part, {}).items()} for part in parts}
     utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "server.yaml"
-        config.write_text(yaml.safe_dump(server_settings(mode, common or {}, options.buffer_seconds)))
+        config.write_text(yaml.safe_dump(settings))
         with TritonServer(
-            folder,
-            config=config,
-            model_repository=REPOSITORIES[model],
-            ports=Ports.free(),
-            log_file=log_file,
-            verbose=False,
+            folder, config=config, model_repository=REPOSITORIES[model], ports=Ports.free(), verbose=False
         ) as server:
             utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
             for load in loads:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
-import statistics
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -100,30 +98,6 @@ def median_run(runs: list[Run]) -> Run:
     return middle
 
 
-def first_packet(folder: Path, prompt_tokens: int) -> dict[str, Any]:
-    """Measures how many tokens a first chunk waits for, and what it costs once they are there."""
-    model = Token2Wav.load(folder)
-    voice, tokens = (
-        a_voice(model.config, prompt_tokens=prompt_tokens),
-        np.random.default_rng(0).integers(0, 6561, 100),
-    )
-    waited, costs = 0, []
-    for _ in range(7):
-        with model.stream(voice) as stream:
-            for waited in range(1, 101):
-                start = time.perf_counter()
-                if stream.push(tokens[waited - 1 : waited]):
-                    costs.append(time.perf_counter() - start)
-                    break
-    compute = statistics.median(costs[1:])
-    return {
-        "prompt_tokens": prompt_tokens,
-        "tokens_needed": waited,
-        "compute_ms": round(1000 * compute, 1),
-        "latency_at_25_tokens_per_second_ms": round(1000 * (waited / 25 + compute)),
-    }
-
-
 HEAD = f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} {'last chunk ms':>13} {'peak MiB':>8}"
 
 
@@ -181,9 +155,8 @@ def main() -> None:
         jobs = [
             (folders[name], name, mode, seconds) for name in folders for seconds in options.seconds for mode in MODES
         ]
-        first, last = options.models[0], options.models[-1]
+        first = options.models[0]
         jobs.append((folders[first], f"{first}, endless", WINDOWED, options.endless))
-        cases = [(folders[last], tokens) for tokens in (75, 80, 99)]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             print(HEAD, flush=True)
             repetitions: list[list[Run]] = [[] for _ in jobs]
@@ -192,11 +165,8 @@ def main() -> None:
                 repetitions[index % len(jobs)].append(run)
                 print(row(run), flush=True)
             runs = [median_run(repeated) for repeated in repetitions]
-            packets = processes.starmap(first_packet, cases, chunksize=1)
-    save(options.name, {"environment": describe(), "first_packet": packets, "runs": [asdict(run) for run in runs]})
+    save(options.name, {"environment": describe(), "runs": [asdict(run) for run in runs]})
     plot(runs, RESULTS / f"{options.name}.png")
-    for packet in packets:
-        print(packet)
 
 
 if __name__ == "__main__":

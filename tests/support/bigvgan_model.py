@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.models import SIZES, bigvgan_model
+from benchmarks.models import SIZES, fill_randomly, resized_yaml
 from tests.families.bigvgan.rig import changed, random_bigvgan
 from token2wav import Voice
+from token2wav.networks.configs import BigVGANConfig
 
 BANDS, RATIO = 20, 3
 VOCODER = changed(
@@ -28,9 +32,23 @@ SAMPLES_PER_TOKEN = RATIO * 160
 
 def write_model(folder: Path) -> Path:
     """Writes it and returns its folder; the audio is neither silent nor at its limits."""
-    bigvgan_model(folder, SIZES["tiny"], VOCODER, RATIO)
+    write_folder(folder, VOCODER, RATIO)
     save_file(random_bigvgan(VOCODER).state_dict(), folder / "bigvgan" / "generator.safetensors")
     return folder
+
+
+def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
+    """Writes a BigVGAN and the flow that fits it, both random, with so many mel frames a token; returns the folder."""
+    text = resized_yaml(SIZES["tiny"]).partition("\nhift:")[0]
+    text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)
+    frame_rate = f"!ref <sample_rate> / {ratio * vocoder.hop_size}"
+    for key, value in (("sample_rate", vocoder.sampling_rate), ("token_mel_ratio", ratio)):
+        text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
+    text = re.sub(r"(?m)^token_frame_rate: .*", f"token_frame_rate: {frame_rate}", text)
+    (folder / "bigvgan").mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n")
+    (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
+    return fill_randomly(folder)
 
 
 def a_voice(prompt_tokens: int = 30) -> Voice:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.models import SIZES, codebook_model
+from benchmarks.models import SIZES, fill_randomly, resized_yaml
 from tests.support.golden import TINY
 from token2wav import Voice
 
@@ -18,7 +19,14 @@ SAMPLES_PER_TOKEN = RATIO * 480
 
 def write_model(folder: Path, merge: str = "sum") -> Path:
     """Writes it and returns its folder; the vocoder is that of the golden data, so that something is heard."""
-    codebook_model(folder, SIZES["tiny"], CODEBOOKS, VOCABULARY, merge)
+    text = resized_yaml(SIZES["tiny"])
+    for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", str(RATIO)), ("chunk_size", "12")):
+        text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
+    codebooks = f"    codebooks:\n        count: {CODEBOOKS}\n        merge: {merge}\n"
+    text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {VOCABULARY}\n{codebooks}")
+    folder.mkdir(parents=True)
+    (folder / "cosyvoice3.yaml").write_text(text)
+    fill_randomly(folder)
     shutil.copy(TINY / "hift.safetensors", folder)
     return folder
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
+import yaml
 from safetensors.torch import load_file, save_file
 
-from benchmarks.models import streamflow_model
+from benchmarks.models import fill_randomly
 from tests.families.bigvgan.rig import changed, random_bigvgan
 from token2wav import Voice
 
@@ -36,7 +39,15 @@ BLOCK_TOKENS = 6
 
 def write_model(folder: Path) -> Path:
     """Writes it and returns its folder; attention matters, and the audio is neither silent nor at its limits."""
-    streamflow_model(folder, FLOW, VOCODER)
+    (folder / "bigvgan").mkdir(parents=True)
+    document = {
+        "sample_rate": SAMPLE_RATE,
+        "flow": {"type": "streamflow", **FLOW},
+        "vocoder": {"type": "bigvgan", "folder": "bigvgan"},
+    }
+    (folder / "streamflow.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(VOCODER)))
+    fill_randomly(folder)
     weights = load_file(folder / "flow.safetensors")
     # All of them are new tensors: what was read may be a view of the file that is written.
     scaled = {name: value * (3 if "attn.to_" in name else 1) for name, value in weights.items()}

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.families.bigvgan.rig import GOLDEN
+from tests.families.bigvgan.rig import GOLDEN, changed
 from tests.support.batches import WHOLE_BLOCKS
-from tests.support.bigvgan_model import SAMPLES_PER_TOKEN, VOCODER, a_voice, write_model
+from tests.support.bigvgan_model import SAMPLES_PER_TOKEN, VOCODER, a_voice, write_folder, write_model
 from tests.support.recomputing import recomputing
 from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
@@ -59,9 +59,9 @@ def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
 
 def test_a_public_folder_beside_the_yaml(tmp_path: Path) -> None:
     """The golden files, with weight norm and public names, in the model folder itself."""
-    from benchmarks.models import SIZES, bigvgan_model
-
-    folder = bigvgan_model(tmp_path / "model", SIZES["tiny"])
+    rates = {"num_mels": 100, "hop_size": 256, "sampling_rate": 24_000}
+    vocoder = changed(upsample_rates=(16, 16), upsample_kernel_sizes=(32, 32), **rates)
+    folder = write_folder(tmp_path / "model", vocoder, 2)
     shutil.rmtree(folder / "bigvgan")
     edit_yaml(folder, "    folder: bigvgan\n", "")
     for name in ("config.json", "generator.safetensors"):
