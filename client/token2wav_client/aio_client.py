@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from tenacity import AsyncRetrying
 
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import SENDER_GRACE_S, BaseClient, retry_policy
-from token2wav_client.health import Examination, Health, tokens_for, voice_of
+from token2wav_client.health import Examination, Health
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
@@ -70,11 +71,9 @@ class AsyncUtterance(BaseUtterance):
             await self._retrying(self._attempt)
 
     async def _attempt(self) -> None:
-        rpc = self._start_attempt()
-        if rpc is not None:
-            with self._attempt_errors():
-                async for message in rpc:
-                    self._accept(message)
+        with self._attempting() as rpc:
+            async for message in rpc:
+                self._accept(message)
 
     def _new_outbox(self) -> asyncio.Queue[Any]:
         return asyncio.Queue()
@@ -106,21 +105,24 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     utterance, on the server too.
     """
 
+    _kind = AsyncUtterance
+
     def _connect(self) -> Any:
         return self._endpoint.channel(grpc.aio)
 
     async def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
         """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""
-        began = time.monotonic()
-        voice = voice_of(await self._metadata())
-        utterance = await self._open(Opening(voice, audio_format), retries=0)
-        examination = Examination(timeout_s - (time.monotonic() - began))
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(examination.timeout_s, utterance.fail, examination.timed_out())
+        began, metadata = time.monotonic(), None
+        await self._await_ready(retries=0)
+        with suppress(grpc.RpcError):
+            metadata = await self._ask_metadata()
+        examination = Examination(metadata, timeout_s - (time.monotonic() - began))
+        utterance = self._new_utterance(Opening(examination.voice, audio_format), retries=0)
+        deadline = asyncio.get_running_loop().call_later(examination.timeout_s, utterance.fail, examination.timeout)
         try:
-            with examination:
+            with examination.judging():
                 async with utterance:
-                    utterance.finish(tokens_for(voice))
+                    utterance.finish(examination.tokens)
                     async for chunk in utterance:
                         examination.hear(chunk)
         finally:
@@ -137,7 +139,9 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         sample_rate: int | None = None,
     ) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
-        return await self._open(Opening(voice, audio_format, keep_open, steps, sample_rate), self._retries)
+        opening = Opening(voice, audio_format, keep_open, steps, sample_rate)
+        await self._await_ready(self._retries)
+        return self._new_utterance(opening, self._retries)
 
     async def synthesize(
         self,
@@ -172,7 +176,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     async def close(self) -> None:
         """Cancel what still runs and disconnect."""
         self._closed.set()
-        for utterance in self._open_utterances():
+        for utterance in self._utterances.copy():
             await utterance.close()
         await self._channel.close()
 
@@ -182,25 +186,13 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _open(self, opening: Opening, retries: int) -> AsyncUtterance:
-        call = self._new_call(opening, retries)
+    async def _await_ready(self, retries: int) -> None:
         if not self._model_seen_ready:
             await AsyncRetrying(**retry_policy(retries))(self._check_ready)
-        return self._new_utterance(AsyncUtterance, call, retries)
 
     async def _check_ready(self) -> None:
         with self._grpc_errors():
             self._note_ready(await self._ask_ready())
-
-    async def _metadata(self) -> Any | None:
-        """Read what the server says of the model's inputs; None if it does not say it."""
-        self._check_open()
-        if not self._model_seen_ready:
-            await self._check_ready()
-        try:
-            return await self._ask_metadata()
-        except grpc.RpcError:
-            return None
 
 
 async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> None:

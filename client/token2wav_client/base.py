@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -14,17 +14,13 @@ import grpc
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from token2wav_client.audio import AUDIO_FORMATS
 from token2wav_client.call import Call
 from token2wav_client.connection import Endpoint, Tls
-from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError
-from token2wav_client.grpc_errors import error_of_rpc
+from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError, error_of_rpc
 from token2wav_client.utterance import BaseUtterance
-from token2wav_client.voice import check_known_voice
 from token2wav_client.wire import Opening
 
 SENDER_GRACE_S = 0.5  # for whatever iterates over batches to notice that its utterance is over
-_LARGEST = 2**31 - 1  # a server allows a few numbers, which it names
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 4.0
 _JITTER_S = 0.5  # so that clients who lost the same server do not all come back in the same moment
@@ -55,6 +51,8 @@ class BaseClient(ABC, Generic[UtteranceT]):
         InputError: naming the argument.
     """
 
+    _kind: type[UtteranceT]
+
     def __init__(
         self,
         url: str = "localhost:8001",
@@ -77,8 +75,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
         self._retries = retries
         self._model_seen_ready = False
         self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._utterances: set[UtteranceT] = set()
+        self._utterances: set[UtteranceT] = set()  # open ones; threads need no lock for what is one step of a set's
         self._channel = self._connect()
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -90,42 +87,21 @@ class BaseClient(ABC, Generic[UtteranceT]):
         if self._closed.is_set():
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _new_call(self, opening: Opening, retries: int) -> Call:
+    def _new_utterance(self, opening: Opening, retries: int) -> UtteranceT:
         self._check_open()
-        for name in ("steps", "sample_rate"):
-            number = getattr(opening, name)
-            if number is not None and not 1 <= number <= _LARGEST:
-                raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
-        if opening.audio_format not in AUDIO_FORMATS:
-            raise InputError(f"audio_format: {opening.audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
-        if isinstance(opening.voice, str):
-            check_known_voice(opening.voice)
-        return Call(self._model, opening, repeatable=retries > 0)
-
-    def _new_utterance(self, kind: Callable[..., UtteranceT], call: Call, retries: int) -> UtteranceT:
-        utterance = kind(
+        utterance = self._kind(
             partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
-            call,
+            Call(self._model, opening, repeatable=retries > 0),
             url=self._endpoint.url,
             response_timeout_s=self._response_timeout_s,
             retries=retries,
-            on_close=self._forget,
+            on_close=self._utterances.discard,
         )
-        with self._lock:
-            self._utterances.add(utterance)
+        self._utterances.add(utterance)
         return utterance
-
-    def _forget(self, utterance: UtteranceT) -> None:
-        with self._lock:
-            self._utterances.discard(utterance)
-
-    def _open_utterances(self) -> list[UtteranceT]:
-        with self._lock:
-            return list(self._utterances)
 
     def _ask_ready(self) -> Any:
         """Ask whether the model is ready; return the answer, or what an event loop awaits it from."""
-        self._check_open()
         return self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=self._model))
 
     def _ask_metadata(self) -> Any:
@@ -133,6 +109,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
         return self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=self._model))
 
     def _ask(self, rpc: Any, question: Any) -> Any:
+        self._check_open()
         return rpc(question, timeout=self._connect_timeout_s, metadata=self._endpoint.metadata)
 
     def _note_ready(self, answer: Any) -> None:

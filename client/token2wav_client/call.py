@@ -1,24 +1,26 @@
-"""Call of an utterance, over all attempts at it: makes requests, reads responses; no connection, clock or lock."""
+"""Call of an utterance: makes requests, checks and times responses, over all attempts; no connection, clock or lock."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import numpy.typing as npt
 
 from token2wav_client.audio import AudioChunk
-from token2wav_client.errors import InputError, TokenError, UtteranceClosedError
-from token2wav_client.protocol_state import Delivered, ProtocolState
+from token2wav_client.errors import InputError, ProtocolError, TokenError, UtteranceClosedError
 from token2wav_client.tokens import TokenArray, as_tokens
 from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """Call of one utterance: makes its requests, reads the responses, and repeats both for another attempt.
+    """Call of one utterance: numbers its requests, checks and times its chunks, and repeats both for another attempt.
 
     A further attempt sends the same tokens in the same portions, under an id of its own: the server may still hold
-    the utterance of the earlier one.
+    the utterance of the earlier one. The server repeats its audio then, which is not delivered twice. Times are seconds
+    on a clock of the caller's that only runs forward.
 
     Args:
         model: name of the model.
@@ -27,34 +29,39 @@ class Call:
 
     Attributes:
         id: sequence id of the utterance on the server; every attempt has another one.
-        opening: as given.
-        state: protocol state of the attempt that runs.
+        tokens: tokens that the attempt sent.
+        ended: it sent the last request.
+        complete: its final chunk came, with all samples.
+        owed_since: since when the server owes an answer and was silent; None while it owes none, or no attempt runs.
     """
 
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
-        self.id = str(uuid4())
-        self.opening = opening
         self._model = model
+        self._opening = opening
         self._repeatable = repeatable
         # Of one token: what a voice's prompt shows, else what comes first. Messages without tokens need it too.
         self._token_shape = () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
         self._said: list[tuple[TokenArray, bool]] = []
-        self._delivered = Delivered()
-        self.state = ProtocolState(opening.keep_open, self._delivered)
-        self._interrupted = False
+        self._started_at: float | None = None  # when the first tokens were sent for the first time
+        self._rates: tuple[int, int] | None = None  # samples per second and per token, of all chunks
+        self._delivered_samples = self._delivered_chunks = 0
+        self._delivered_at: float | None = None
+        self._begin()
 
-    @property
-    def owed_since(self) -> float | None:
-        """Time since which the server owes an answer and was silent; None while it owes none, or no attempt runs."""
-        return None if self._interrupted else self.state.owed_since
+    def _begin(self) -> None:
+        """Set what belongs to one attempt."""
+        self.id = str(uuid4())
+        self.tokens = 0
+        self.ended = self.complete = False
+        self.owed_since: float | None = None
+        self._interrupted = False
+        self._samples = self._trimmed = self._chunks = 0
+        self._sent_at: list[float] = []
+        self._tokens_after: list[int] = []  # tokens sent up to and with request i: sorted
+        self._unanswered: set[str] = set()
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
-        """Make the next request.
-
-        Args:
-            values: tokens, integers, shape (tokens,).
-            now: seconds on a clock that only runs forward.
-            end: whether there are no more.
+        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are no more.
 
         Raises:
             TokenError: these are no tokens.
@@ -64,39 +71,108 @@ class Call:
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
             tokens = tokens.reshape(0, *self._token_shape)
-        elif self.state.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
+        elif self.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
             raise TokenError(f"tokens: shape {tokens.shape} after others of {self._token_shape} each")
         self._token_shape = tokens.shape[1:]
-        if self.state.ended:
+        if self.ended:
             raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
-        if end and not self.state.tokens + len(tokens):
+        if end and not self.tokens + len(tokens):
             raise InputError("tokens: none, an utterance needs at least 1")
         if self._repeatable:
             self._said.append((tokens, end))
         return self._next(tokens, now, end)
 
-    def accept(self, message: Any, now: float) -> AudioChunk | None:
-        """Read a response; return the part of its audio that was not delivered before.
-
-        Raises:
-            ServerError, ProtocolError: as `read_response` and `ProtocolState.received` do.
-        """
-        return self.state.received(read_response(message, self.opening.audio_format), now)
-
     def interrupt(self) -> None:
         """Note that the attempt is over without its audio: the server owes nothing until `again`."""
-        self._interrupted = True
+        self._interrupted, self.owed_since = True, None
 
     def again(self, now: float) -> list[Any]:
         """Begin another attempt; return all requests made so far, to be sent first."""
-        self.id = str(uuid4())
-        self.state = ProtocolState(self.opening.keep_open, self._delivered)
-        self._interrupted = False
+        self._begin()
         return [self._next(tokens, now, end) for tokens, end in self._said]
 
     def _next(self, tokens: TokenArray, now: float, end: bool) -> Any:
-        number = self.state.requests
-        opening = self.opening if number == 0 else None
-        request = build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
-        self.state.sent(len(tokens), now, end=end)
-        return request
+        number = len(self._sent_at)
+        opening = self._opening if number == 0 else None
+        self._sent_at.append(now)
+        self._unanswered.add(str(number))
+        self.tokens += len(tokens)
+        self._tokens_after.append(self.tokens)
+        self.ended = end
+        if self._started_at is None and len(tokens):
+            self._started_at = now
+        if self.owed_since is None and self._owes():
+            self.owed_since = now
+        return build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
+
+    def _owes(self) -> bool:
+        # A first request that is kept open is answered to the end only when the utterance ends.
+        kept_open = {"0"} if self._opening.keep_open and not self.ended else set()
+        return bool(self._unanswered - kept_open) and not self._interrupted
+
+    def accept(self, message: Any, now: float) -> AudioChunk | None:
+        """Read a response; return what is new of its chunk, timed.
+
+        Raises:
+            ServerError: it is an error.
+            ProtocolError: a chunk out of order, after the final one, with more or fewer samples than the tokens make,
+                or an utterance that ends without a final chunk.
+        """
+        response = read_response(message, self._opening.audio_format)
+        chunk = None
+        if response.chunk is not None:
+            self._check(response.chunk)
+            chunk = self._timed(response.chunk, response.request_id, now)
+        if response.last_of_request:
+            self._unanswered.discard(response.request_id)
+        self.owed_since = now if self._owes() else None
+        if self.ended and not self._unanswered and not self.complete:
+            raise ProtocolError(
+                f"final: the server ended the utterance after {self._chunks} chunks, none of them final"
+            )
+        return chunk
+
+    def _check(self, chunk: AudioChunk) -> None:
+        if self.complete:
+            raise ProtocolError(f"chunk_index: the server sent chunk {chunk.index} after the final one")
+        if chunk.index != self._chunks:
+            raise ProtocolError(f"chunk_index: the server sent {chunk.index}, expected {self._chunks}")
+        self._chunks += 1
+        self._samples += len(chunk.audio)
+        self._trimmed = chunk.samples_trimmed
+        rates = (chunk.sample_rate, chunk.samples_per_token)
+        if self._rates not in (None, rates):
+            raise ProtocolError(f"sample_rate, samples_per_token: the server sent {rates} after {self._rates}")
+        self._rates = rates
+        expected = chunk.samples_per_token * self.tokens - self._trimmed
+        if self._samples > expected or (chunk.final and self._samples != expected):
+            raise ProtocolError(
+                f"audio: the server sent {self._samples} samples for {self.tokens} tokens, expected {expected}"
+            )
+        if chunk.final and not self.ended:
+            raise ProtocolError("final: the server ended the utterance before its last request was sent")
+        self.complete = chunk.final
+
+    def _timed(self, chunk: AudioChunk, request_id: str, now: float) -> AudioChunk | None:
+        repeated = max(self._delivered_samples - (self._samples - len(chunk.audio)), 0)
+        if repeated and repeated >= len(chunk.audio) and not chunk.final:
+            return None
+        timed = replace(
+            chunk,
+            audio=chunk.audio[repeated:],
+            index=self._delivered_chunks,
+            arrival_s=0.0 if self._started_at is None else now - self._started_at,
+            latency_s=now - self._sent_at[self._made_possible_by(request_id, chunk.samples_per_token)],
+            gap_s=None if self._delivered_at is None else now - self._delivered_at,
+        )
+        self._delivered_samples += len(timed.audio)
+        self._delivered_chunks += 1
+        self._delivered_at = now
+        return timed
+
+    def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
+        """The later of two requests: the one with the last token heard so far, the one being answered."""
+        tokens_heard = -(-(self._samples + self._trimmed) // samples_per_token)
+        carrier = bisect_left(self._tokens_after, tokens_heard)
+        answered = int(request_id) if request_id in self._unanswered else 0
+        return max(carrier, answered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +13,9 @@ from types import FrameType
 from typing import NoReturn
 
 from token2wav_client import __version__
-from token2wav_client.arguments import add_connection, add_retry, at_least_one, not_negative, positive
 from token2wav_client.audio import AUDIO_FORMATS
-from token2wav_client.commands import health, synth, voice_id
+from token2wav_client.commands import TOKEN_VARIABLE, health, perf_data, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, INTERRUPTED, TERMINATED, ClientError
-from token2wav_client.perf_data import add_perf_data
 from token2wav_client.writer import FILE_FORMATS
 
 PROGRAM = "token2wav-client"
@@ -82,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_synth(commands.add_parser, f"{_DEFINITIONS}\n{exit_codes}")
     _add_voice_id(commands.add_parser)
-    add_perf_data(commands.add_parser)
+    _add_perf_data(commands.add_parser)
     _add_health(commands.add_parser, exit_codes)
     return parser
 
@@ -104,7 +103,7 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     )
     parser.add_argument(
         "--codebooks",
-        type=at_least_one,
+        type=_integer(1),
         default=1,
         metavar="N",
         help="codes of each token in text, where they follow one another; .npy and .json say it by their shape "
@@ -134,14 +133,14 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
     parser.add_argument(
         "--rate",
-        type=not_negative,
+        type=_not_negative,
         default=0.0,
         metavar="TOKENS/S",
         help="send tokens at the pace of a language model, such as 25 (default: 0, as fast as they come)",
     )
     parser.add_argument(
         "--tokens-per-request",
-        type=at_least_one,
+        type=_integer(1),
         default=5,
         metavar="N",
         help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
@@ -149,27 +148,34 @@ def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) 
     _add_audio_format(parser, "int16")
     parser.add_argument(
         "--sample-rate",
-        type=at_least_one,
+        type=_integer(1),
         metavar="HZ",
         help="8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)",
     )
     parser.add_argument(
         "--steps",
-        type=at_least_one,
+        type=_integer(1),
         metavar="N",
         help="of the ODE, one of the numbers that the server allows: fewer are faster (default: its usual number)",
     )
     parser.add_argument("--json", action="store_true", help="report as one JSON object instead of a table")
     parser.add_argument("--quiet", action="store_true", help="no progress bar and no table")
-    add_connection(parser)
+    _add_connection(parser)
     parser.add_argument(
         "--timeout",
-        type=positive,
+        type=_positive,
         default=30.0,
         metavar="S",
         help="seconds of silence allowed while the server owes an answer (default: %(default)g)",
     )
-    add_retry(parser)
+    parser.add_argument(
+        "--retry",
+        type=_integer(0),
+        default=0,
+        metavar="N",
+        help="when no server answers, or it is lost, silent or full, try again that often, after 0.5, 1, 2, then "
+        "4 s; no audio comes twice (default: %(default)s)",
+    )
     parser.set_defaults(run=synth, refuse=parser.error)
 
 
@@ -183,6 +189,27 @@ def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=voice_id)
 
 
+def _add_perf_data(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
+    parser = add_parser(
+        "perf-data",
+        help="write an utterance as input data for perf_analyzer",
+        description="Write an utterance and its voice as JSON for perf_analyzer's option --input-data. Each request "
+        "that perf_analyzer makes of it is a whole utterance.",
+    )
+    parser.add_argument(
+        "--tokens", metavar="FILE", required=True, help=".npy, .json or text, as for synth; - for standard input"
+    )
+    parser.add_argument("--voice", metavar="FILE", required=True, help=".npz or .safetensors")
+    parser.add_argument("--out", metavar="JSON", required=True, help="file to write")
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        metavar="S",
+        help="of audio in the utterance: the tokens are cut, or repeated, to that length (default: all, once)",
+    )
+    parser.set_defaults(run=perf_data)
+
+
 def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
     parser = add_parser(
         "health",
@@ -193,9 +220,9 @@ def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str)
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_audio_format(parser, "float32")
-    add_connection(parser)
+    _add_connection(parser)
     parser.add_argument(
-        "--timeout", type=positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
+        "--timeout", type=_positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
     )
     parser.set_defaults(run=health)
 
@@ -207,3 +234,81 @@ def _add_audio_format(parser: argparse.ArgumentParser, default: str) -> None:
         default=default,
         help="of samples on the wire and in WAV and raw files; mulaw and alaw are G.711 (default: %(default)s)",
     )
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument(
+        "--url", default="localhost:8001", metavar="HOST:PORT", help="gRPC endpoint (default: %(default)s)"
+    )
+    server.add_argument("--model", default="token2wav", metavar="NAME", help="default: %(default)s")
+    server.add_argument(
+        "--connect-timeout",
+        type=_positive,
+        default=5.0,
+        metavar="S",
+        help="seconds in which the server must say that it is there (default: %(default)g)",
+    )
+    server.add_argument(
+        "--max-message-mib",
+        type=_integer(1),
+        default=64,
+        metavar="N",
+        help="MiB that a request or a response may have (default: %(default)s)",
+    )
+    access = parser.add_argument_group("access", "any of --ca, --cert, --key and --server-name turns TLS on")
+    access.add_argument("--tls", action="store_true", help="encrypt; the server's certificate must be a trusted one")
+    access.add_argument("--ca", metavar="FILE", help="PEM of the authorities to trust, instead of the public ones")
+    access.add_argument("--cert", metavar="FILE", help="PEM of this client's certificate, for mutual TLS")
+    access.add_argument("--key", metavar="FILE", help="PEM of its private key")
+    access.add_argument("--server-name", metavar="NAME", help="in the server's certificate, if the address has another")
+    access.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"a token, sent as authorization: Bearer; also from the variable {TOKEN_VARIABLE}. "
+        "Only with TLS or to this machine",
+    )
+    access.add_argument(
+        "--header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="to send with every call; may be repeated. Others on this machine can see it in the process list",
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    """Make a reader of integers that has a bound."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
+        return int(text)
+
+    return read
+
+
+def _positive(text: str) -> float:
+    value = _not_negative(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    """Read a finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value

@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 from weakref import WeakSet
@@ -16,7 +17,7 @@ from tenacity import Retrying, sleep_using_event
 
 from token2wav_client.audio import AudioChunk, AudioFormat
 from token2wav_client.base import SENDER_GRACE_S, BaseClient, retry_policy
-from token2wav_client.health import Examination, Health, tokens_for, voice_of
+from token2wav_client.health import Examination, Health
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
@@ -69,11 +70,9 @@ class Utterance(BaseUtterance):
             self._retrying(self._attempt)
 
     def _attempt(self) -> None:
-        rpc = self._start_attempt()
-        if rpc is not None:
-            with self._attempt_errors():
-                for message in rpc:
-                    self._accept(message)
+        with self._attempting() as rpc:
+            for message in rpc:
+                self._accept(message)
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
@@ -104,6 +103,8 @@ class Client(BaseClient[Utterance]):
     Arguments are those of `BaseClient`.
     """
 
+    _kind = Utterance
+
     def _connect(self) -> Any:
         _open_clients.add(self)
         return self._endpoint.channel()
@@ -125,16 +126,18 @@ class Client(BaseClient[Utterance]):
             ProtocolError: the audio has not the samples that its tokens make, or is not finite.
             ServerError: the server failed to speak.
         """
-        began = time.monotonic()
-        voice = voice_of(self._metadata())
-        utterance = self._open(Opening(voice, audio_format), retries=0)
-        examination = Examination(timeout_s - (time.monotonic() - began))
-        deadline = threading.Timer(examination.timeout_s, utterance.fail, [examination.timed_out()])
+        began, metadata = time.monotonic(), None
+        self._await_ready(retries=0)
+        with suppress(grpc.RpcError):
+            metadata = self._ask_metadata()
+        examination = Examination(metadata, timeout_s - (time.monotonic() - began))
+        utterance = self._new_utterance(Opening(examination.voice, audio_format), retries=0)
+        deadline = threading.Timer(examination.timeout_s, utterance.fail, [examination.timeout])
         deadline.daemon = True
         deadline.start()
         try:
-            with examination, utterance:
-                utterance.finish(tokens_for(voice))
+            with examination.judging(), utterance:
+                utterance.finish(examination.tokens)
                 for chunk in utterance:
                     examination.hear(chunk)
         finally:
@@ -166,7 +169,9 @@ class Client(BaseClient[Utterance]):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        return self._open(Opening(voice, audio_format, keep_open, steps, sample_rate), self._retries)
+        opening = Opening(voice, audio_format, keep_open, steps, sample_rate)
+        self._await_ready(self._retries)
+        return self._new_utterance(opening, self._retries)
 
     def synthesize(
         self,
@@ -187,9 +192,7 @@ class Client(BaseClient[Utterance]):
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
-            keep_open: as in `open`.
-            steps: as in `open`.
-            sample_rate: as in `open`.
+            keep_open, steps, sample_rate: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
@@ -212,7 +215,7 @@ class Client(BaseClient[Utterance]):
     def close(self) -> None:
         """Cancel what still runs and disconnect."""
         self._closed.set()
-        for utterance in self._open_utterances():
+        for utterance in self._utterances.copy():
             utterance.close()
         self._channel.close()
         _open_clients.discard(self)
@@ -223,25 +226,13 @@ class Client(BaseClient[Utterance]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _open(self, opening: Opening, retries: int) -> Utterance:
-        call = self._new_call(opening, retries)
+    def _await_ready(self, retries: int) -> None:
         if not self._model_seen_ready:
             Retrying(sleep=sleep_using_event(self._closed), **retry_policy(retries))(self._check_ready)
-        return self._new_utterance(Utterance, call, retries)
 
     def _check_ready(self) -> None:
         with self._grpc_errors():
             self._note_ready(self._ask_ready())
-
-    def _metadata(self) -> Any | None:
-        """Read what the server says of the model's inputs; None if it does not say it."""
-        self._check_open()
-        if not self._model_seen_ready:
-            self._check_ready()
-        try:
-            return self._ask_metadata()
-        except grpc.RpcError:
-            return None
 
 
 def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> None:

@@ -1,50 +1,40 @@
-"""Commands of `token2wav-client`: synthesize, check the server's health, print a voice's id."""
+"""Commands of `token2wav-client`: speak, check the server, print a voice's id, write data for perf_analyzer."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from contextlib import ExitStack
-from typing import NoReturn, Protocol
+from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 from tqdm import tqdm
 
-from token2wav_client.arguments import client_of
-from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray
-from token2wav_client.errors import OK, VoiceError
+from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
+from token2wav_client.client import Client
+from token2wav_client.connection import Tls
+from token2wav_client.errors import OK, InputError, OutputError, TokenError, VoiceError
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_json, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
-from token2wav_client.voice import ClientVoice, is_voice_id
+from token2wav_client.tokens import as_tokens
+from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
 from token2wav_client.writer import STANDARD_OUTPUT, AudioWriter
 
-
-class Sink(Protocol):
-    """Output of audio: a file, a pipe or a loudspeaker takes samples."""
-
-    @property
-    def samples(self) -> int:
-        """Samples that were taken."""
-
-    def write(self, audio: AudioArray, sample_rate: int) -> None:
-        """Take samples, shape (samples,), at `sample_rate` per second."""
+TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
 
 
 def synth(options: argparse.Namespace) -> int:
-    """Speak one utterance into a file, a pipe or a loudspeaker, and report.
-
-    Args:
-        options: of the command `synth`.
-
-    Raises:
-        ClientError: anything that went wrong; audio received before that is kept, and said to be.
-    """
+    """Speak one utterance into a file, a pipe or a loudspeaker, and report; what was received of it is kept."""
     out: str | None = options.out
     if out is None and not options.play:
         options.refuse("one of the arguments --out --play is required")
-    with client_of(options, retries=options.retry) as client, ExitStack() as stack:
+    with _client(options, retries=options.retry) as client, ExitStack() as stack:
         speaker = _speaker(options.voice, options.voice_id, options.voice_name)
-        sinks: list[Sink] = []
+        sinks: list[AudioWriter | Player] = []
         if out is not None:
             sinks.append(stack.enter_context(AudioWriter(out, options.audio_format, options.format)))
         if options.play:
@@ -70,8 +60,8 @@ def synth(options: argparse.Namespace) -> int:
                         bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
         except BaseException:
-            if out is not None and sinks[0].samples:
-                kept_s = sinks[0].samples / timings[0].sample_rate
+            if out is not None and (kept := sinks[0].samples):
+                kept_s = kept / timings[0].sample_rate
                 print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise
     stats = summarize(timings)
@@ -94,28 +84,45 @@ def _speaker(file: str | None, voice_id: str | None, name: str | None) -> Client
 
 
 def voice_id(options: argparse.Namespace) -> int:
-    """Print the id of a voice file.
-
-    Raises:
-        VoiceError: it cannot be read.
-    """
+    """Print the id of a voice file."""
     print_report(ClientVoice.load(options.voice).id)
     return OK
 
 
 def health(options: argparse.Namespace) -> int:
-    """Speak three tokens and print in one line how long it took.
-
-    Raises:
-        ClientError: the server does not work; the class says in which way.
-    """
+    """Speak three tokens and print in one line how long it took."""
     options.connect_timeout = min(options.connect_timeout, options.timeout)
-    with client_of(options) as client:
+    with _client(options) as client:
         state = client.health(timeout_s=options.timeout, audio_format=options.audio_format)
     if state.first_audio_s is None:
         print_report(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
     else:
         print_report(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+    return OK
+
+
+def perf_data(options: argparse.Namespace) -> int:
+    """Write an utterance as input data for NVIDIA's perf_analyzer, in its JSON format: one stream of one step.
+
+    perf_analyzer has no tensors of its own that this server would take: tokens must be in the vocabulary, and the
+    prompt's mel must fit its tokens.
+    """
+    pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
+    if not (count := sum(map(len, pieces))):
+        raise TokenError("tokens: none; an utterance has at least 1")
+    tokens = np.concatenate(pieces)
+    if options.seconds is not None:
+        count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
+        tokens = np.resize(tokens, (count, *tokens.shape[1:]))
+    voice = ClientVoice.load(options.voice)
+    arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
+    # perf_analyzer reads flat lists; the shapes are dynamic, so each has to be said.
+    step = {name: {"content": array.ravel().tolist(), "shape": list(array.shape)} for name, array in arrays.items()}
+    try:
+        Path(options.out).write_text(json.dumps({"data": [step]}) + "\n")
+    except OSError as error:
+        raise OutputError(f"{options.out}: cannot be written ({error})") from None
+    print_report(f"{options.out}: an utterance of {count} tokens, {count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s")
     return OK
 
 
@@ -127,3 +134,37 @@ def _progress_bar(tokens: int | None, quiet: bool) -> tqdm[NoReturn]:
         bar_format=None if tokens is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]",
         disable=True if quiet else None,  # None: off where standard error is no terminal
     )
+
+
+def _client(options: argparse.Namespace, retries: int = 0) -> Client:
+    return Client(
+        options.url,
+        model=options.model,
+        connect_timeout_s=options.connect_timeout,
+        response_timeout_s=options.timeout,
+        retries=retries,
+        tls=_tls(options),
+        headers=dict(options.header),
+        token=_token(options.token_file),
+        max_message_mib=options.max_message_mib,
+    )
+
+
+def _tls(options: argparse.Namespace) -> Tls | None:
+    files = {name: getattr(options, name) for name in ("ca", "cert", "key", "server_name")}
+    if options.tls or any(value is not None for value in files.values()):
+        return Tls(**files)
+    return None
+
+
+def _token(file: str | None) -> str | None:
+    """Read the access token from its file or the environment; everybody on a machine could read an argument."""
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        token = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"token-file: cannot read {file} ({error})") from None
+    if not token:
+        raise InputError(f"token-file: {file} is empty")
+    return token

@@ -71,14 +71,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Endpoint of a server: holds its address, TLS and headers, and makes channels to it.
-
-    Args:
-        url: host:port of the gRPC endpoint.
-        tls: without it, everything travels in the clear.
-        headers: to send with every call.
-        token: to send as `authorization: Bearer ...`; only with TLS, or to this machine itself.
-        max_message_mib: MiB that a message may have, in either direction.
+    """Endpoint of a server: checks its address, TLS and headers as `Client` takes them, and makes channels to it.
 
     Attributes:
         metadata: headers and token as every call takes them.
@@ -110,11 +103,7 @@ class Endpoint:
         object.__setattr__(self, "metadata", tuple(metadata.items()))
 
     def channel(self, library: Any = grpc) -> Any:
-        """Make a channel, which connects when it is first used.
-
-        Args:
-            library: grpc, or grpc.aio for the event loop that runs.
-        """
+        """Make a channel, which connects when it is first used; `library` is grpc.aio for the event loop that runs."""
         limit = self.max_message_mib * _MIB
         options: list[tuple[str, str | int]] = [
             *_CHANNEL_OPTIONS,
@@ -141,16 +130,14 @@ def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
 def _check(what: str, shown: object, load: Any) -> None:
     try:
         load()
-    except OSError as error:  # ssl.SSLError is one
-        raise InputError(f"{what}: cannot use {shown} ({_reason(error)})") from None
+        return
+    except ssl.SSLError as error:
+        reason = (error.reason or "not PEM").lower().replace("_", " ")
+    except OSError as error:
+        reason = error.strerror or str(error)
     except ValueError:
-        raise InputError(f"{what}: cannot use {shown} (the key is encrypted)") from None
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "not PEM").lower().replace("_", " ")
-    return error.strerror or str(error)
+        reason = "the key is encrypted"
+    raise InputError(f"{what}: cannot use {shown} ({reason})")
 
 
 def _no_password() -> str:

@@ -1,9 +1,14 @@
-"""Errors that the package raises, each with a class, a sentence and an exit code.
+"""Errors that the package raises, each with a class, a sentence and an exit code, and what gRPC's own errors become.
 
 Messages are one sentence: what is wrong, what was expected, and where it helps, what to do.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Any
+
+from grpc import StatusCode
 
 OK = 0
 UNEXPECTED = 1
@@ -28,6 +33,17 @@ EXIT_CODES: dict[int, str] = {
     INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
     TERMINATED: "terminated (SIGTERM); audio received so far is kept",
 }
+
+# Sentences of servers that work: answers in a stream carry no status code (docs/architecture.md).
+SHUTTING_DOWN = "server: it is shutting down"
+FULL = "try again later"
+_TRANSIENT = re.compile(  # with Triton's own
+    f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no available versions"
+)
+_TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
+_HUNG_UP = re.compile("^failed to connect .*Socket closed")  # also how a server refuses one without a certificate
+# HTTP/2's words for a connection that a proxy gave up, which gRPC reports as INTERNAL, UNKNOWN or CANCELLED.
+_CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
 
 class ClientError(Exception):
@@ -104,3 +120,29 @@ class ResponseTimeoutError(ClientError):
 
 class UtteranceClosedError(ClientError):
     """State error: tokens were pushed after the end of an utterance, or a closed client was to open one."""
+
+
+def error_of_rpc(error: Any, url: str) -> ClientError:
+    """Translate the grpc.RpcError of a call to `url`."""
+    code = error.code()
+    details = " ".join((error.details() or code.name).split())
+    if code in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
+        return AccessError(f"{url} lets nobody in with this token or certificate ({details})")
+    if code == StatusCode.UNAVAILABLE and _TLS_FAILED.search(details):
+        return AccessError(f"no secure connection to {url} ({details})")
+    if code == StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
+        return ServerUnavailable(f"what answers at {url} hangs up: does it want TLS, or a certificate? ({details})")
+    if code == StatusCode.UNAVAILABLE or _CONNECTION_LOST.search(details):
+        return ServerUnavailable(f"no server at {url}, or it went away ({details})")
+    if code == StatusCode.DEADLINE_EXCEEDED:
+        return ServerUnavailable(f"the server at {url} accepts connections but does not answer ({details})")
+    if code == StatusCode.UNIMPLEMENTED:
+        return ServerUnavailable(f"what answers at {url} is no Triton server open to this client ({details})")
+    if code == StatusCode.CANCELLED:
+        return TransientServerError(f"the server at {url} cancelled the utterance ({details})")
+    return ServerError(details)
+
+
+def error_of_response(message: str) -> ServerError:
+    """Translate the sentence of an error response."""
+    return TransientServerError(message) if _TRANSIENT.search(message) else ServerError(message)

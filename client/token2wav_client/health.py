@@ -6,38 +6,26 @@ What a server says of itself is not enough: Triton stays ready when the process 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from token2wav_client.audio import AudioChunk
-from token2wav_client.errors import ModelNotReadyError, ProtocolError, ResponseTimeoutError, ServerError
-from token2wav_client.grpc_errors import is_full, is_shutting_down
+from token2wav_client.errors import (
+    FULL,
+    SHUTTING_DOWN,
+    ModelNotReadyError,
+    ProtocolError,
+    ResponseTimeoutError,
+    ServerError,
+)
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
 
 TOKENS = (0, 1, 2)
-_USUAL = (("prompt_mel", MEL_BINS), ("speaker_embedding", SPEAKER_SIZE))
-
-
-def voice_of(metadata: Any | None) -> ClientVoice:
-    """Make the voice of the tiny utterance for a model.
-
-    It is a speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small
-    one.
-
-    Args:
-        metadata: Triton's ModelMetadataResponse, which says the shapes of inputs; without it, those of CosyVoice3.
-    """
-    shapes = {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
-    bands, size = (shapes.get(name, [usual])[-1] for name, usual in _USUAL)
-    return ClientVoice(
-        prompt_tokens=np.zeros((0, *shapes.get("tokens", [-1])[1:]), np.int32),
-        prompt_mel=np.zeros((0, bands), np.float32),
-        speaker_embedding=np.ones(size, np.float32),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +42,47 @@ class Health:
     total_s: float
 
 
-def tokens_for(voice: ClientVoice) -> TokenArray:
-    """Make three tokens of as many codes as those of a voice's prompt."""
-    return np.broadcast_to(np.array(TOKENS, np.int32), (*voice.prompt_tokens.shape[:0:-1], len(TOKENS))).T
-
-
 class Examination:
-    """Examination of the tiny utterance: times it, checks its audio and judges its failure, as a context around it.
+    """Examination by a tiny utterance that fits the model: times it, checks its audio and judges its failure.
+
+    It has a speaker without a recording: no prompt has to be computed, and a server that keeps voices keeps one small
+    one.
 
     Args:
+        metadata: Triton's ModelMetadataResponse, which says the shapes of inputs; without it, those of CosyVoice3.
         timeout_s: seconds for all of it.
-
-    Raises:
-        ModelNotReadyError: on leaving, where the server said that it is shutting down.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, metadata: Any | None, timeout_s: float) -> None:
+        shapes = {} if metadata is None else {each.name: list(each.shape) for each in metadata.inputs}
+        codes = shapes.get("tokens", [-1])[1:]
+        self.tokens: TokenArray = np.broadcast_to(np.array(TOKENS, np.int32), (*codes[::-1], len(TOKENS))).T
+        self.voice = ClientVoice(
+            prompt_tokens=np.zeros((0, *codes), np.int32),
+            prompt_mel=np.zeros((0, shapes.get("prompt_mel", [MEL_BINS])[-1]), np.float32),
+            speaker_embedding=np.ones(shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1], np.float32),
+        )
         self.timeout_s = timeout_s
+        self.timeout = ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {timeout_s:.2g} s")
         self._began = time.monotonic()
         self._first_audio_s: float | None = None
 
-    def timed_out(self) -> ResponseTimeoutError:
-        """Make the error of an utterance that was not done in time."""
-        return ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {self.timeout_s:.2g} s")
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Raise for a server that shuts down as for one whose model is not ready; let it be if it is full.
+
+        Both are answers of a model process that works.
+        """
+        try:
+            yield
+        except ServerError as error:
+            if str(error).startswith(SHUTTING_DOWN):
+                raise ModelNotReadyError(str(error)) from None
+            if not str(error).endswith(FULL):
+                raise
 
     def hear(self, chunk: AudioChunk) -> None:
-        """Check a chunk of audio.
-
-        Raises:
-            ProtocolError: its samples are not finite.
-        """
+        """Check that the samples of a chunk are finite; raises a ProtocolError else."""
         if not np.isfinite(chunk.audio).all():
             raise ProtocolError("audio: the server sent NaN or infinite samples")
         if self._first_audio_s is None:
@@ -92,14 +91,3 @@ class Examination:
     def result(self) -> Health:
         """Return the health that the finished utterance showed."""
         return Health(self._first_audio_s, time.monotonic() - self._began)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if not isinstance(error, ServerError):
-            return False
-        # Both are answers of a model process that works.
-        if is_shutting_down(error):
-            raise ModelNotReadyError(str(error)) from None
-        return is_full(error)

@@ -42,12 +42,7 @@ def reason(error: BaseException) -> str:
 
 
 def content_of(path: Path) -> bytes:
-    """Read the content of a file.
-
-    Raises:
-        OSError: it cannot be opened or read.
-        ValueError: it has more than `MOST_MIB`.
-    """
+    """Read the content of a file, of at most `MOST_MIB`."""
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -56,11 +51,7 @@ def content_of(path: Path) -> bytes:
 
 
 def array_in_npy(content: bytes) -> npt.NDArray[Any]:
-    """Read the array in the content of a `.npy` file; pickled objects are refused.
-
-    Raises:
-        ValueError: no such file, or one that ends before the array that its header announces.
-    """
+    """Read the array in the content of a `.npy` file, if it is as long as its header announces and of numbers."""
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in _NPY_HEADERS:
@@ -78,12 +69,7 @@ def array_in_npy(content: bytes) -> npt.NDArray[Any]:
 
 
 def arrays_in_npz(content: bytes, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Read those arrays in the content of a `.npz` file that have one of the names.
-
-    Raises:
-        BadZipFile: no archive.
-        ValueError: one of the arrays cannot be used.
-    """
+    """Read those arrays in the content of a `.npz` file that have one of the names."""
     with ZipFile(BytesIO(content)) as archive:
         members = {member.filename: member for member in archive.infolist()}
         found = {name: members[f"{name}.npy"] for name in names if f"{name}.npy" in members}

@@ -14,12 +14,9 @@ _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 
 
 class Player:
-    """Player of samples on the default audio device.
+    """Player of samples in one format on the default audio device.
 
     As a context it stops when all was heard, and at once when an exception leaves it.
-
-    Args:
-        audio_format: of the samples that it will be given.
 
     Raises:
         OutputError: sounddevice, PortAudio or an audio device is missing.
@@ -32,7 +29,6 @@ class Player:
             raise OutputError(_MISSING) from None
         except OSError:  # the library is there, what it wraps is not
             raise OutputError("play: sounddevice finds no PortAudio: apt-get install libportaudio2") from None
-        self.samples = 0
         self._audio_format = audio_format
         self._error: type[Exception] = sounddevice.PortAudioError
         dtype = "float32" if audio_format == "float32" else "int16"
@@ -63,7 +59,6 @@ class Player:
             self._stream.write(decoded(audio, self._audio_format).reshape(-1, 1))
         except self._error as error:
             raise OutputError(f"play: the audio device failed ({error})") from None
-        self.samples += len(audio)
 
     def __enter__(self) -> Player:
         return self

@@ -14,8 +14,6 @@ import numpy as np
 from token2wav_client.audio import SAMPLE_RATE, AudioChunk, decoded
 from token2wav_client.errors import OutputError
 
-_HEAD = f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}"
-
 _PLAYER_BUFFER_S = 0.2  # what the server assumes too, where its settings don't say another
 _WINDOW_S = 0.01
 _AUDIBLE = 10 ** (-50 / 10)  # mean square
@@ -46,16 +44,9 @@ class ChunkTiming:
     @classmethod
     def of(cls, chunk: AudioChunk) -> ChunkTiming:
         """Take the timing of a chunk, without its audio."""
-        return cls(
-            chunk.index,
-            len(chunk.audio),
-            chunk.arrival_s,
-            chunk.latency_s,
-            chunk.gap_s,
-            chunk.sample_rate,
-            chunk.samples_trimmed,
-            _sound_s(chunk),
-        )
+        kept = ("index", "arrival_s", "latency_s", "gap_s", "sample_rate", "samples_trimmed")
+        values = {name: getattr(chunk, name) for name in kept}
+        return cls(samples=len(chunk.audio), sound_s=_sound_s(chunk), **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +145,12 @@ def as_table(stats: UtteranceStats) -> str:
     trimmed = f", {_number(stats.trimmed_s)} s of silence trimmed" if stats.trimmed_s else ""
     return "\n".join(
         [
-            _HEAD,
-            *map(_line, stats.chunks),
+            f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}",
+            *(
+                f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.duration_s):>8}  {_number(chunk.arrival_s):>9}  "
+                f"{_number(chunk.latency_s):>9}  {_number(chunk.gap_s):>8}"
+                for chunk in stats.chunks
+            ),
             f"time to first audio  {first} s",
             f"time to first sound  {sound} s{trimmed}",
             f"total                {total} s for {_number(stats.audio_s)} s of audio",
@@ -163,11 +158,6 @@ def as_table(stats: UtteranceStats) -> str:
             f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds {_PLAYER_BUFFER_S} s",
         ]
     )
-
-
-def _line(chunk: ChunkTiming) -> str:
-    times = f"{_number(chunk.arrival_s):>9}  {_number(chunk.latency_s):>9}  {_number(chunk.gap_s):>8}"
-    return f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.duration_s):>8}  {times}"
 
 
 def _number(value: float | None) -> str:

@@ -8,10 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from token2wav_client.errors import TokenError
 from token2wav_client.input_file import UNREADABLE, array_in_npy, content_of, reason
@@ -24,17 +23,11 @@ _READ_BYTES = 65_536
 logger = logging.getLogger("token2wav_client")
 
 
-@dataclass(frozen=True)
-class TokenSource:
-    """Token source: yields tokens in the pieces in which they become known.
-
-    Attributes:
-        pieces: iterated once; each piece is a sequence of tokens, which are integers or lists of codes.
-        count: how many tokens there will be, or None if only the end of the text tells.
-    """
+class TokenSource(NamedTuple):
+    """Token source: yields tokens in the pieces in which they become known, and counts them if it can beforehand."""
 
     pieces: Iterator[Sequence[Token]]
-    count: int | None
+    count: int | None  # None if only the end of the text tells
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:

@@ -64,14 +64,19 @@ class TokenParser:
         tokens: list[int] = []
         at = 0
         while found := _COMPLETE.match(data, at):
-            digits = found[1] or found[2]
-            if digits:
-                tokens.append(self._token(digits, self._offset + at))
-            elif found[3]:
-                self._skip(found[3])
+            if digits := found[1] or found[2]:
+                tokens.append(_token(digits, self._offset + at))
+            elif special := found[3]:
+                if not self.skipped:
+                    mark = special == _BYTE_ORDER_MARK
+                    self.first_skipped = "a byte-order mark" if mark else _excerpt(special, 80)
+                self.skipped += 1
             at = found.end()
         if at < len(data) and not _BEGUN.fullmatch(data, at):
-            raise self._not_a_token(data[at:], self._offset + at)
+            raise TokenError(
+                f"tokens: {_excerpt(data[at:])} at byte {self._offset + at} is neither <|s_NUMBER|> nor an integer "
+                f"from 0 to {MAX_TOKEN}"
+            )
         self._rest = data[at:]
         self._offset += at
         return tokens
@@ -87,25 +92,14 @@ class TokenParser:
             return []
         if not rest.isdigit():
             raise TokenError(f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}")
-        return [self._token(rest, self._offset)]
+        return [_token(rest, self._offset)]
 
-    def _skip(self, special: bytes) -> None:
-        if not self.skipped:
-            self.first_skipped = "a byte-order mark" if special == _BYTE_ORDER_MARK else _excerpt(special, 80)
-        self.skipped += 1
 
-    @staticmethod
-    def _token(digits: bytes, position: int) -> int:
-        token = int(digits)
-        if token > MAX_TOKEN:
-            raise TokenError(f"tokens: {token} at byte {position} is above {MAX_TOKEN}")
-        return token
-
-    @staticmethod
-    def _not_a_token(rest: bytes, position: int) -> TokenError:
-        return TokenError(
-            f"tokens: {_excerpt(rest)} at byte {position} is neither <|s_NUMBER|> nor an integer from 0 to {MAX_TOKEN}"
-        )
+def _token(digits: bytes, position: int) -> int:
+    token = int(digits)
+    if token > MAX_TOKEN:
+        raise TokenError(f"tokens: {token} at byte {position} is above {MAX_TOKEN}")
+    return token
 
 
 def _excerpt(text: bytes, length: int = 20) -> str:

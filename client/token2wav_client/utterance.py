@@ -28,8 +28,8 @@ from token2wav_client.errors import (
     ResponseTimeoutError,
     ServerUnavailable,
     UtteranceClosedError,
+    error_of_rpc,
 )
-from token2wav_client.grpc_errors import error_of_rpc
 
 CLOSE_GRACE_S = 2.0  # for the server to end its side of a complete utterance before it is cancelled
 
@@ -40,9 +40,7 @@ class BaseUtterance(ABC):
     Args:
         start_rpc: starts the stream on an iterator of requests.
         call: makes the requests and reads the responses.
-        url: of the server, for messages.
-        response_timeout_s: seconds of silence allowed while the server owes an answer.
-        retries: attempts after the first one.
+        url, response_timeout_s, retries: as `BaseClient` takes them.
         on_close: called with the utterance when it is closed.
     """
 
@@ -80,12 +78,12 @@ class BaseUtterance(ABC):
     @property
     def complete(self) -> bool:
         """Whether the final chunk has arrived, with exactly the samples that the tokens make."""
-        return self._call.state.complete
+        return self._call.complete
 
     @property
     def tokens(self) -> int:
         """Number of tokens sent so far."""
-        return self._call.state.tokens
+        return self._call.tokens
 
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens; never waits for the server.
@@ -151,7 +149,7 @@ class BaseUtterance(ABC):
 
     @property
     def _over(self) -> bool:
-        return bool(self._failure or self._cancelled or self._call.state.complete)
+        return bool(self._failure or self._cancelled or self._call.complete)
 
     def _send(self, values: npt.ArrayLike, *, end: bool) -> None:
         with self._guard:
@@ -170,7 +168,7 @@ class BaseUtterance(ABC):
             return self._chunks.popleft()
         if self._failure:
             raise self._failure
-        if self._cancelled or self._call.state.complete:
+        if self._cancelled or self._call.complete:
             raise end
         return None
 
@@ -187,22 +185,6 @@ class BaseUtterance(ABC):
         self._call.interrupt()
         self._hang_up()
 
-    def _start_attempt(self) -> Any:
-        """Start an attempt, which sends all earlier requests again; None if the utterance is over."""
-        with self._guard:
-            if self._over:
-                return None
-            if self._attempts:
-                self._outbox = self._new_outbox()
-                for request in self._call.again(time.monotonic()):
-                    self._outbox.put_nowait(request)
-                if self._call.state.ended:
-                    self._outbox.put_nowait(None)
-            self._attempts += 1
-            self._rpc = self._start_rpc(self._requests(self._outbox))
-            self._notify()
-            return self._rpc
-
     def _accept(self, message: Any) -> None:
         with self._guard:
             chunk = self._call.accept(message, time.monotonic())
@@ -211,10 +193,25 @@ class BaseUtterance(ABC):
             self._notify()
 
     @contextmanager
-    def _attempt_errors(self) -> Iterator[None]:
-        """End an attempt without an error if the utterance is over, else with one that says whether to try again."""
+    def _attempting(self) -> Iterator[Any]:
+        """Start a stream, which repeats all earlier requests, and end it with an error that says whether to try again.
+
+        There is no error if the utterance is over by then.
+        """
+        with self._guard:
+            if self._over:
+                raise UtteranceClosedError("the utterance was over before an attempt at it")
+            if self._attempts:
+                self._outbox = self._new_outbox()
+                for request in self._call.again(time.monotonic()):
+                    self._outbox.put_nowait(request)
+                if self._call.ended:
+                    self._outbox.put_nowait(None)
+            self._attempts += 1
+            self._rpc = self._start_rpc(self._requests(self._outbox))
+            self._notify()
         try:
-            yield
+            yield self._rpc
             error: ClientError = ServerUnavailable(
                 f"the server at {self._url} closed the stream before the final chunk"
             )

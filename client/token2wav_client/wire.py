@@ -9,18 +9,22 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from token2wav_client.audio import DTYPES, SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioArray, AudioFormat
-from token2wav_client.errors import ProtocolError
-from token2wav_client.grpc_errors import error_of_response
+from token2wav_client.audio import AUDIO_FORMATS, DTYPES, SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk, AudioFormat
+from token2wav_client.errors import InputError, ProtocolError, error_of_response
 from token2wav_client.tokens import TokenArray
-from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
+from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
+_LARGEST = 2**31 - 1  # a server allows a few numbers, which it names
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Opening of an utterance, sent with its first request; a voice that the server knows goes by its id or name."""
+    """Opening of an utterance, sent with its first request; a voice that the server knows goes by its id or name.
+
+    Raises:
+        InputError: naming the field.
+    """
 
     voice: ClientVoice | str
     audio_format: AudioFormat = "float32"
@@ -28,18 +32,14 @@ class Opening:
     steps: int | None = None
     sample_rate: int | None = None
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReceivedChunk:
-    """Audio of one response: samples of shape (samples,), their place, whether they are the last, rates and format."""
-
-    audio: AudioArray
-    index: int
-    final: bool
-    sample_rate: int = SAMPLE_RATE
-    samples_per_token: int = SAMPLES_PER_TOKEN
-    samples_trimmed: int = 0
-    audio_format: AudioFormat = "float32"
+    def __post_init__(self) -> None:
+        for name, number in (("steps", self.steps), ("sample_rate", self.sample_rate)):
+            if number is not None and not 1 <= number <= _LARGEST:
+                raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
+        if self.audio_format not in AUDIO_FORMATS:
+            raise InputError(f"audio_format: {self.audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
+        if isinstance(self.voice, str):
+            check_known_voice(self.voice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Response:
     """Response of the server: the request that it answers, its audio if any, and whether that request is done."""
 
     request_id: str
-    chunk: ReceivedChunk | None
+    chunk: AudioChunk | None  # without times
     last_of_request: bool
 
 
@@ -111,7 +111,7 @@ def read_response(message: Any, audio_format: AudioFormat) -> Response:
     return Response(response.id, chunk, last)
 
 
-def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
+def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
     audio = _output(result, "audio", DTYPES[audio_format])
     if audio.ndim != 1:
         raise ProtocolError(f"audio: the server sent shape {audio.shape}, expected one dimension")
@@ -121,10 +121,13 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> ReceivedChunk:
         raise ProtocolError(
             f"chunk_index, final: the server sent {index.size} and {final.size} values, expected 1 each"
         )
-    return ReceivedChunk(
+    return AudioChunk(
         audio=audio.copy(),  # because the array that tritonclient hands out is a read-only view of the message
         index=int(index.item()),
         final=bool(final.item()),
+        arrival_s=0.0,
+        latency_s=0.0,
+        gap_s=None,
         sample_rate=_number(result, "sample_rate", 1, SAMPLE_RATE),
         samples_per_token=_number(result, "samples_per_token", 1, SAMPLES_PER_TOKEN),
         samples_trimmed=_number(result, "samples_trimmed", 0, 0),

@@ -1,73 +1,215 @@
-"""An utterance over several attempts: what is sent again, and what of the answer is new."""
+"""Call of an utterance: latencies, silence, a server held to the protocol, and what another attempt sends again."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tritonclient.grpc import service_pb2
 
-from token2wav_client import ClientVoice, UtteranceClosedError
+from token2wav_client import ClientVoice, ProtocolError, UtteranceClosedError
 from token2wav_client.audio import AudioChunk
 from token2wav_client.call import Call
 from token2wav_client.wire import Opening
 
-SAMPLES = np.arange(960 * 10, dtype=np.int16)
+SAMPLES = np.arange(960 * 12, dtype=np.int16)
+NUMBERS = ("chunk_index", "sample_rate", "samples_per_token", "samples_trimmed")
 
 
 @pytest.fixture
 def call(voice_arrays: dict[str, Any]) -> Call:
-    opening = Opening(ClientVoice(**voice_arrays), "int16", keep_open=True)
-    return Call("token2wav", opening, repeatable=True)
+    """A call that keeps its first request open, and may be tried again."""
+    return Call("token2wav", Opening(ClientVoice(**voice_arrays), "int16"), repeatable=True)
 
 
-def response(index: int, begin: int, end: int, *, final: bool = False) -> Any:
+@pytest.fixture
+def answered() -> Call:
+    """A call whose first request is answered as soon as its tokens are consumed."""
+    return Call("token2wav", Opening("anna", "int16", keep_open=False), repeatable=False)
+
+
+def message(request: int | str, audio: npt.NDArray[Any] | None, *, last: bool, **outputs: Any) -> Any:
+    answer = service_pb2.ModelInferResponse(id=str(request))
+    answer.parameters["triton_final_response"].bool_param = last
+    if audio is not None:
+        arrays = {"audio": ("INT16", audio), "final": ("BOOL", np.array([outputs.pop("final", False)]))}
+        arrays |= {name: ("INT32", np.array([outputs[name]], np.int32)) for name in NUMBERS if name in outputs}
+        for name, (datatype, array) in arrays.items():
+            answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
+            answer.raw_output_contents.append(array.tobytes())
+    return service_pb2.ModelStreamInferResponse(infer_response=answer)
+
+
+def answer(request: int) -> Any:
+    return message(request, None, last=True)
+
+
+def audio(request: int | str, index: int, tokens: int, *, last: bool = False, short: int = 0, **outputs: Any) -> Any:
+    return message(request, SAMPLES[: 960 * tokens - short], last=last, chunk_index=index, **outputs)
+
+
+def part(index: int, begin: int, end: int, *, final: bool = False) -> Any:
     """Tokens `begin` to `end` as samples that tell where they lie."""
-    outputs: dict[str, np.ndarray[Any, np.dtype[Any]]] = {
-        "audio": SAMPLES[960 * begin : 960 * end],
-        "chunk_index": np.array([index], np.int32),
-        "final": np.array([final]),
-    }
-    types = {"int16": "INT16", "int32": "INT32", "bool": "BOOL"}
-    message = service_pb2.ModelInferResponse(id="0")
-    message.parameters["triton_final_response"].bool_param = final
-    for name, array in outputs.items():
-        message.outputs.add(name=name, datatype=types[array.dtype.name], shape=array.shape)
-        message.raw_output_contents.append(array.tobytes())
-    return service_pb2.ModelStreamInferResponse(infer_response=message)
+    return message(0, SAMPLES[960 * begin : 960 * end], last=final, chunk_index=index, final=final)
 
 
-def taken(chunk: AudioChunk | None) -> AudioChunk:
+def take(call: Call, message: Any, now: float) -> AudioChunk:
+    chunk = call.accept(message, now)
     assert chunk is not None
     return chunk
+
+
+def sending(call: Call, *requests: tuple[float, int], end: float | None = None) -> Call:
+    for now, tokens in requests:
+        call.request([1] * tokens, now, end=False)
+    if end is not None:
+        call.request([], end, end=True)
+    return call
+
+
+def test_latency_counts_from_the_request_with_the_last_token_heard(answered: Call) -> None:
+    sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
+    chunk = take(answered, audio(0, 0, 6), 12.5)
+    assert chunk.arrival_s == pytest.approx(2.5)
+    assert chunk.latency_s == pytest.approx(1.5)  # token 6 left at 11.0
+    assert chunk.gap_s is None
+
+
+def test_latency_counts_from_a_later_request_if_the_server_answers_that_one(answered: Call) -> None:
+    sending(answered, (10.0, 5), (11.0, 5), (12.0, 5))
+    chunk = take(answered, audio(2, 0, 6), 12.5)  # look-ahead: request 2 made it possible
+    assert chunk.latency_s == pytest.approx(0.5)
+
+
+def test_a_request_that_is_unknown_or_done_does_not_shorten_a_latency(answered: Call) -> None:
+    sending(answered, (10.0, 5), (11.0, 5))
+    answered.accept(answer(1), 11.5)
+    assert take(answered, audio(1, 0, 5), 12.0).latency_s == pytest.approx(2.0)
+    assert take(answered, audio("", 1, 0), 12.0).index == 1
+
+
+def test_time_starts_with_the_first_tokens_not_with_the_voice(answered: Call) -> None:
+    sending(answered, (10.0, 0), (15.0, 5))
+    chunks = [take(answered, audio(1, index, 1), 16.0 + index) for index in range(2)]
+    assert [chunk.arrival_s for chunk in chunks] == pytest.approx([1.0, 2.0])
+    assert chunks[1].gap_s == pytest.approx(1.0)
+
+
+def test_a_whole_utterance_completes(call: Call) -> None:
+    sending(call, (0.0, 9), (1.0, 3), end=2.0)
+    take(call, audio(1, 0, 9), 1.1)
+    call.accept(answer(1), 1.1)
+    assert not call.complete
+    assert take(call, audio(2, 1, 3, final=True, last=True), 2.1).final
+    assert call.complete
+    call.accept(answer(0), 2.1)
+    assert call.owed_since is None
+
+
+def test_nothing_is_owed_while_tokens_are_waited_for(call: Call) -> None:
+    sending(call, (0.0, 5))
+    assert call.owed_since is None  # only the first request, which stays open
+    call.request([1] * 5, 1.0, end=False)
+    assert call.owed_since == 1.0
+    call.accept(answer(1), 1.5)
+    assert call.owed_since is None
+
+
+def test_later_requests_do_not_excuse_a_silent_server(answered: Call) -> None:
+    sending(answered, (0.0, 5), (1.0, 5), (2.0, 5))
+    assert answered.owed_since == 0.0
+    answered.accept(answer(0), 2.5)
+    assert answered.owed_since == 2.5  # a sign of life, two answers still owed
+
+
+def test_the_first_request_is_owed_once_the_last_is_sent(call: Call) -> None:
+    sending(call, (0.0, 5), end=3.0)
+    assert call.owed_since == 3.0
+    take(call, audio(1, 0, 5, final=True, last=True), 3.1)
+    assert call.owed_since == 3.1
+
+
+def test_chunks_must_be_contiguous(answered: Call) -> None:
+    sending(answered, (0.0, 10))
+    take(answered, audio(0, 0, 1), 1.0)
+    with pytest.raises(ProtocolError, match="chunk_index: the server sent 2, expected 1"):
+        answered.accept(audio(0, 2, 1), 2.0)
+
+
+@pytest.mark.parametrize(("tokens", "short"), [(9, 0), (10, 1), (11, 0)])
+def test_the_final_chunk_must_complete_960_samples_per_token(answered: Call, tokens: int, short: int) -> None:
+    sending(answered, (0.0, 10), end=1.0)
+    with pytest.raises(ProtocolError, match=r"samples for 10 tokens, expected 9600"):
+        answered.accept(audio(0, 0, tokens, final=True, short=short), 2.0)
+
+
+def test_audio_for_tokens_never_sent_is_refused_at_once(answered: Call) -> None:
+    sending(answered, (0.0, 10))
+    with pytest.raises(ProtocolError, match="expected 9600"):
+        answered.accept(audio(0, 0, 11), 1.0)
+
+
+def test_a_chunk_after_the_final_one_is_refused(answered: Call) -> None:
+    sending(answered, (0.0, 10), end=1.0)
+    take(answered, audio(1, 0, 10, final=True), 2.0)
+    with pytest.raises(ProtocolError, match="chunk 1 after the final one"):
+        answered.accept(audio(1, 1, 0), 2.1)
+
+
+def test_a_final_chunk_before_the_last_request_is_refused(answered: Call) -> None:
+    sending(answered, (0.0, 10))
+    with pytest.raises(ProtocolError, match="before its last request"):
+        answered.accept(audio(0, 0, 10, final=True), 1.0)
+
+
+def test_an_end_without_a_final_chunk_is_refused(answered: Call) -> None:
+    sending(answered, (0.0, 10), end=1.0)
+    answered.accept(answer(0), 1.1)
+    with pytest.raises(ProtocolError, match="after 0 chunks, none of them final"):
+        answered.accept(answer(1), 1.2)
+
+
+def test_rates_are_those_of_the_answers_and_never_change(answered: Call) -> None:
+    answered.request([1] * 4, 10.0, end=True)
+    chunk = take(answered, audio(0, 0, 1, sample_rate=16_000, samples_per_token=480), 11.0)
+    assert (chunk.sample_rate, chunk.samples_per_token, chunk.duration_s) == (16_000, 480, 0.06)
+    with pytest.raises(ProtocolError, match=r"the server sent \(24000, 960\) after \(16000, 480\)"):
+        answered.accept(audio(0, 1, 1, final=True), 12.0)
+
+
+def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
+    answered.request([1] * 4, 10.0, end=False)
+    answered.request([1], 11.0, end=True)
+    chunk = take(answered, audio(0, 0, 3, samples_trimmed=960), 12.0)
+    assert (chunk.samples_trimmed, chunk.latency_s) == (960, 2.0)
+    with pytest.raises(ProtocolError, match="the server sent 3840 samples for 5 tokens, expected 3839"):
+        answered.accept(audio(1, 1, 1, samples_trimmed=961), 13.0)
 
 
 def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     """However the next server cuts it."""
     call.request(np.arange(10), 100.0, end=True)
-    first = [taken(call.accept(response(index, index, index + 1), 101.0)) for index in range(4)]
+    first = [take(call, part(index, index, index + 1), 101.0) for index in range(4)]
     call.interrupt()
     call.again(105.0)
-    assert call.accept(response(0, 0, 3), 106.0) is None
-    rest = [
-        taken(call.accept(response(1, 3, 6), 107.0)),
-        taken(call.accept(response(2, 6, 10, final=True), 108.0)),
-    ]
-    assert np.array_equal(np.concatenate([chunk.audio for chunk in first + rest]), SAMPLES)
+    assert call.accept(part(0, 0, 3), 106.0) is None
+    rest = [take(call, part(1, 3, 6), 107.0), take(call, part(2, 6, 10, final=True), 108.0)]
+    assert np.array_equal(np.concatenate([chunk.audio for chunk in first + rest]), SAMPLES[: 10 * 960])
     assert [chunk.index for chunk in first + rest] == [0, 1, 2, 3, 4, 5]
     assert [len(chunk.audio) for chunk in rest] == [2 * 960, 4 * 960]
     assert [chunk.arrival_s for chunk in rest] == [7.0, 8.0]  # since the first tokens of all
     assert [chunk.gap_s for chunk in rest] == [6.0, 1.0]
-    assert call.state.complete
+    assert call.complete
 
 
 def test_a_final_chunk_is_delivered_though_nothing_in_it_is_new(call: Call) -> None:
     call.request([1, 2], 0.0, end=False)
-    call.accept(response(0, 0, 2), 1.0)
+    call.accept(part(0, 0, 2), 1.0)
     call.again(2.0)
     call.request([], 3.0, end=True)
-    last = taken(call.accept(response(0, 0, 2, final=True), 4.0))
+    last = take(call, part(0, 0, 2, final=True), 4.0)
     assert (len(last.audio), last.final) == (0, True)
 
 
@@ -86,9 +228,10 @@ def test_another_attempt_says_the_same_under_another_id(call: Call) -> None:
 
 
 def test_nothing_is_owed_between_attempts(call: Call) -> None:
-    call.request([1], 1.0, end=True)
-    assert call.owed_since == 1.0
+    call.request([1], 1.0, end=False)
     call.interrupt()
+    assert call.owed_since is None
+    call.request([2], 2.0, end=True)
     assert call.owed_since is None
     call.again(5.0)
     assert call.owed_since == 5.0

@@ -22,7 +22,7 @@ from token2wav_client import (
 )
 from token2wav_client.cli import main
 from token2wav_client.connection import Endpoint
-from token2wav_client.grpc_errors import error_of_response, error_of_rpc
+from token2wav_client.errors import error_of_response, error_of_rpc
 
 NOBODY = "127.0.0.1:1"
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from benchmarks.perf_export import ExportError, HeardUtterance, read_export, str
 from tests.support.golden import TINY
 from token2wav_client import ClientVoice
 from token2wav_client.cli import main
-from token2wav_client.perf_data import perf_data
 from token2wav_server import Ports, TritonServer
 
 DATA = TINY.parent / "perf_analyzer"
@@ -156,7 +154,7 @@ def test_a_real_run_against_a_real_server(program: Path, tmp_path: Path) -> None
             assert summary(heard, 0.3)["utterances"] == 4
             slowest = max(1000 * utterance.arrivals_s[-1] for utterance in heard)
             assert figures["latency_ms"]["p99"] == pytest.approx(slowest, abs=0.1)
-        document: dict[str, Any] = perf_data(np.array([5, 9999], np.int32), ClientVoice.load(VOICE))
-        data.write_text(json.dumps(document))
+        np.save(tmp_path / "unknown.npy", np.array([5, 9999], np.int32))
+        make(tmp_path, "--tokens", str(tmp_path / "unknown.npy"))
         with pytest.raises(PerfError, match=r"1 at once: .*tokens: 9999 at index 1 is outside the vocabulary"):
             run_perf_analyzer(server.grpc_url, data, PerfLoad(concurrency=1), 1, patience_s=120)
