@@ -33,6 +33,8 @@ class AsyncUtterance(BaseUtterance):
     or after `cancel`, and raises what went wrong otherwise. Chunks that wait to be taken are kept in memory.
     """
 
+    _new_outbox = asyncio.Queue
+
     async def close(self) -> None:
         """End the utterance, gracefully if it is complete, else by cancelling. The server is told before this waits."""
         try:
@@ -75,9 +77,6 @@ class AsyncUtterance(BaseUtterance):
             async for message in rpc:
                 self._accept(message)
 
-    def _new_outbox(self) -> asyncio.Queue[Any]:
-        return asyncio.Queue()
-
     async def _requests(self, outbox: asyncio.Queue[Any]) -> AsyncIterator[Any]:
         while (request := await outbox.get()) is not None:
             yield request
@@ -105,10 +104,7 @@ class AsyncClient(BaseClient[AsyncUtterance]):
     utterance, on the server too.
     """
 
-    _kind = AsyncUtterance
-
-    def _connect(self) -> Any:
-        return self._endpoint.channel(grpc.aio)
+    _library, _kind = grpc.aio, AsyncUtterance
 
     async def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
         """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import grpc
 from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.call import Call
-from token2wav_client.connection import Endpoint, Tls
+from token2wav_client.connection import Tls, checked_metadata, open_channel
 from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError, error_of_rpc
 from token2wav_client.utterance import BaseUtterance
 from token2wav_client.wire import Opening
@@ -26,11 +26,12 @@ _LONGEST_PAUSE_S = 4.0
 _JITTER_S = 0.5  # so that clients who lost the same server do not all come back in the same moment
 
 logger = logging.getLogger("token2wav_client")
+living_clients: WeakSet[Any] = WeakSet()
 
 UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
-class BaseClient(ABC, Generic[UtteranceT]):
+class BaseClient(Generic[UtteranceT]):
     """Client before it knows of threads or of an event loop: holds settings, connection and open utterances.
 
     Args:
@@ -51,6 +52,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
         InputError: naming the argument.
     """
 
+    _library: Any  # of channels
     _kind: type[UtteranceT]
 
     def __init__(
@@ -66,7 +68,8 @@ class BaseClient(ABC, Generic[UtteranceT]):
         token: str | None = None,
         max_message_mib: int = 64,
     ) -> None:
-        self._endpoint = Endpoint(url, tls, headers or {}, token, max_message_mib)
+        self._metadata = checked_metadata(url, tls, headers or {}, token)
+        self._url = url
         self._model = model
         self._connect_timeout_s = connect_timeout_s
         self._response_timeout_s = response_timeout_s
@@ -76,12 +79,9 @@ class BaseClient(ABC, Generic[UtteranceT]):
         self._model_seen_ready = False
         self._closed = threading.Event()
         self._utterances: set[UtteranceT] = set()  # open ones; threads need no lock for what is one step of a set's
-        self._channel = self._connect()
+        self._channel = open_channel(self._library, url, tls, max_message_mib)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    @abstractmethod
-    def _connect(self) -> Any:
-        """Make the channel; called once, when all arguments are known to be right."""
+        living_clients.add(self)
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -90,9 +90,9 @@ class BaseClient(ABC, Generic[UtteranceT]):
     def _new_utterance(self, opening: Opening, retries: int) -> UtteranceT:
         self._check_open()
         utterance = self._kind(
-            partial(self._stub.ModelStreamInfer, metadata=self._endpoint.metadata),
+            partial(self._stub.ModelStreamInfer, metadata=self._metadata),
             Call(self._model, opening, repeatable=retries > 0),
-            url=self._endpoint.url,
+            url=self._url,
             response_timeout_s=self._response_timeout_s,
             retries=retries,
             on_close=self._utterances.discard,
@@ -110,13 +110,11 @@ class BaseClient(ABC, Generic[UtteranceT]):
 
     def _ask(self, rpc: Any, question: Any) -> Any:
         self._check_open()
-        return rpc(question, timeout=self._connect_timeout_s, metadata=self._endpoint.metadata)
+        return rpc(question, timeout=self._connect_timeout_s, metadata=self._metadata)
 
     def _note_ready(self, answer: Any) -> None:
         if not answer.ready:
-            raise ModelNotReadyError(
-                f"model {self._model!r} at {self._endpoint.url} is missing, loading or failed to load"
-            )
+            raise ModelNotReadyError(f"model {self._model!r} at {self._url} is missing, loading or failed to load")
         self._model_seen_ready = True
 
     @contextmanager
@@ -125,7 +123,7 @@ class BaseClient(ABC, Generic[UtteranceT]):
         try:
             yield
         except grpc.RpcError as error:
-            raise error_of_rpc(error, self._endpoint.url) from None
+            raise error_of_rpc(error, self._url) from None
 
 
 def retry_policy(retries: int) -> dict[str, Any]:
@@ -133,9 +131,6 @@ def retry_policy(retries: int) -> dict[str, Any]:
 
     Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a second more. Each
     time it logs a warning.
-
-    Args:
-        retries: attempts after the first one.
     """
 
     def tell(attempt: RetryCallState) -> None:

@@ -61,13 +61,7 @@ class Call:
         self._unanswered: set[str] = set()
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
-        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are no more.
-
-        Raises:
-            TokenError: these are no tokens.
-            UtteranceClosedError: the last request was made.
-            InputError: the utterance would have no tokens at all.
-        """
+        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are no more."""
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
             tokens = tokens.reshape(0, *self._token_shape)
@@ -111,13 +105,7 @@ class Call:
         return bool(self._unanswered - kept_open) and not self._interrupted
 
     def accept(self, message: Any, now: float) -> AudioChunk | None:
-        """Read a response; return what is new of its chunk, timed.
-
-        Raises:
-            ServerError: it is an error.
-            ProtocolError: a chunk out of order, after the final one, with more or fewer samples than the tokens make,
-                or an utterance that ends without a final chunk.
-        """
+        """Read a response; return what is new of its chunk, timed, or raise what is wrong with it."""
         response = read_response(message, self._opening.audio_format)
         chunk = None
         if response.chunk is not None:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from token2wav_client import __version__
 from token2wav_client.audio import AUDIO_FORMATS
 from token2wav_client.commands import TOKEN_VARIABLE, health, perf_data, synth, voice_id
-from token2wav_client.errors import EXIT_CODES, INTERRUPTED, TERMINATED, ClientError
+from token2wav_client.errors import EXIT_CODES, ClientError
 from token2wav_client.writer import FILE_FORMATS
 
 PROGRAM = "token2wav-client"
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClientError as error:
         return _give_up(f"error: {error}", error.exit_code)
     except _Terminated:
-        return _give_up("terminated", TERMINATED)
+        return _give_up("terminated", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        return _give_up("interrupted", INTERRUPTED)
+        return _give_up("interrupted", 128 + signal.SIGINT)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
-from weakref import WeakSet
 
 import grpc
 import numpy.typing as npt
 from tenacity import Retrying, sleep_using_event
 
 from token2wav_client.audio import AudioChunk, AudioFormat
-from token2wav_client.base import SENDER_GRACE_S, BaseClient, retry_policy
+from token2wav_client.base import SENDER_GRACE_S, BaseClient, living_clients, retry_policy
 from token2wav_client.health import Examination, Health
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
@@ -31,6 +30,8 @@ class Utterance(BaseUtterance):
     Iterating ends after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that
     wait to be taken are kept in memory.
     """
+
+    _new_outbox = SimpleQueue
 
     def close(self) -> None:
         """End the utterance, gracefully if it is complete, else by cancelling, and wait for its threads."""
@@ -78,9 +79,6 @@ class Utterance(BaseUtterance):
         with self._changed:
             self._changed.wait_for(lambda: self._over, seconds)
 
-    def _new_outbox(self) -> SimpleQueue[Any]:
-        return SimpleQueue()
-
     def _requests(self, outbox: SimpleQueue[Any]) -> Iterator[Any]:
         return iter(outbox.get, None)
 
@@ -103,11 +101,7 @@ class Client(BaseClient[Utterance]):
     Arguments are those of `BaseClient`.
     """
 
-    _kind = Utterance
-
-    def _connect(self) -> Any:
-        _open_clients.add(self)
-        return self._endpoint.channel()
+    _library, _kind = grpc, Utterance
 
     def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
         """Check that the server works, by speaking three tokens with a voice that has no prompt.
@@ -218,7 +212,6 @@ class Client(BaseClient[Utterance]):
         for utterance in self._utterances.copy():
             utterance.close()
         self._channel.close()
-        _open_clients.discard(self)
 
     def __enter__(self) -> Client:
         return self
@@ -244,11 +237,9 @@ def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> N
         utterance.fail(error)
 
 
-_open_clients: WeakSet[Client] = WeakSet()
-
-
 @atexit.register
 def _close_forgotten() -> None:
     """Close the clients that a program left open while gRPC's threads still run: later, cancelling would hang."""
-    for client in list(_open_clients):
-        client.close()
+    for client in list(living_clients):
+        if isinstance(client, Client):
+            client.close()

@@ -8,7 +8,6 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 from tqdm import tqdm
@@ -16,7 +15,7 @@ from tqdm import tqdm
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from token2wav_client.client import Client
 from token2wav_client.connection import Tls
-from token2wav_client.errors import OK, InputError, OutputError, TokenError, VoiceError
+from token2wav_client.errors import InputError, OutputError, TokenError, VoiceError
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_json, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
@@ -45,7 +44,10 @@ def synth(options: argparse.Namespace) -> int:
             pieces = paced(pieces, options.rate)
         timings: list[ChunkTiming] = []
         try:
-            with _progress_bar(source.count, options.quiet) as bar:
+            expected_s = None if source.count is None else source.count * SAMPLES_PER_TOKEN / SAMPLE_RATE
+            shown = None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
+            silent = True if options.quiet else None  # None: off where standard error is no terminal
+            with tqdm(total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent) as bar:
                 for chunk in client.synthesize(
                     pieces,
                     speaker,
@@ -70,7 +72,7 @@ def synth(options: argparse.Namespace) -> int:
         print_report(as_json(stats), report_to)
     elif not options.quiet:
         print_report(as_table(stats), report_to)
-    return OK
+    return 0
 
 
 def _speaker(file: str | None, voice_id: str | None, name: str | None) -> ClientVoice | str:
@@ -86,7 +88,7 @@ def _speaker(file: str | None, voice_id: str | None, name: str | None) -> Client
 def voice_id(options: argparse.Namespace) -> int:
     """Print the id of a voice file."""
     print_report(ClientVoice.load(options.voice).id)
-    return OK
+    return 0
 
 
 def health(options: argparse.Namespace) -> int:
@@ -98,7 +100,7 @@ def health(options: argparse.Namespace) -> int:
         print_report(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
     else:
         print_report(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
-    return OK
+    return 0
 
 
 def perf_data(options: argparse.Namespace) -> int:
@@ -123,17 +125,7 @@ def perf_data(options: argparse.Namespace) -> int:
     except OSError as error:
         raise OutputError(f"{options.out}: cannot be written ({error})") from None
     print_report(f"{options.out}: an utterance of {count} tokens, {count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s")
-    return OK
-
-
-def _progress_bar(tokens: int | None, quiet: bool) -> tqdm[NoReturn]:
-    return tqdm(
-        total=None if tokens is None else tokens * SAMPLES_PER_TOKEN / SAMPLE_RATE,
-        unit="s",
-        desc="audio",
-        bar_format=None if tokens is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]",
-        disable=True if quiet else None,  # None: off where standard error is no terminal
-    )
+    return 0
 
 
 def _client(options: argparse.Namespace, retries: int = 0) -> Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,52 +69,42 @@ class Tls:
         )
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Endpoint of a server: checks its address, TLS and headers as `Client` takes them, and makes channels to it.
-
-    Attributes:
-        metadata: headers and token as every call takes them.
+def checked_metadata(
+    url: str, tls: Tls | None, headers: Mapping[str, str], token: str | None
+) -> tuple[tuple[str, str], ...]:
+    """Check an address and what is to be sent to it, as `Client` takes them; return what every call carries.
 
     Raises:
         InputError: naming the argument.
     """
+    host, _, port = url.rpartition(":")
+    if not host or not port.isdigit() or "/" in url:
+        raise InputError(f"url: {url!r} is not host:port, as in localhost:8001")
+    metadata = dict(_header(name, value) for name, value in headers.items())
+    if token is not None:
+        if "authorization" in metadata:
+            raise InputError("headers: authorization and a token at once; one replaces the other")
+        if tls is None and not _LOOPBACK.fullmatch(host):
+            raise InputError(f"token: it would travel to {host} in the clear; use TLS")
+        metadata |= [_header("authorization", f"Bearer {token}", shown="token")]
+    return tuple(metadata.items())
 
-    url: str
-    tls: Tls | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    token: str | None = field(default=None, repr=False)
-    max_message_mib: int = 64
-    metadata: tuple[tuple[str, str], ...] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        host, _, port = self.url.rpartition(":")
-        if not host or not port.isdigit() or "/" in self.url:
-            raise InputError(f"url: {self.url!r} is not host:port, as in localhost:8001")
-        if not 1 <= self.max_message_mib <= _MAX_MESSAGE_MIB:
-            raise InputError(f"max_message_mib: {self.max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
-        metadata = dict(_header(name, value) for name, value in self.headers.items())
-        if self.token is not None:
-            if "authorization" in metadata:
-                raise InputError("headers: authorization and a token at once; one replaces the other")
-            if self.tls is None and not _LOOPBACK.fullmatch(host):
-                raise InputError(f"token: it would travel to {host} in the clear; use TLS")
-            metadata |= [_header("authorization", f"Bearer {self.token}", shown="token")]
-        object.__setattr__(self, "metadata", tuple(metadata.items()))
-
-    def channel(self, library: Any = grpc) -> Any:
-        """Make a channel, which connects when it is first used; `library` is grpc.aio for the event loop that runs."""
-        limit = self.max_message_mib * _MIB
-        options: list[tuple[str, str | int]] = [
-            *_CHANNEL_OPTIONS,
-            ("grpc.max_send_message_length", limit),
-            ("grpc.max_receive_message_length", limit),
-        ]
-        if self.tls is None:
-            return library.insecure_channel(self.url, options=options)
-        if self.tls.server_name is not None:
-            options.append(("grpc.ssl_target_name_override", self.tls.server_name))
-        return library.secure_channel(self.url, self.tls.credentials(), options=options)
+def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) -> Any:
+    """Make a channel of grpc, or of grpc.aio for the event loop that runs; it connects when it is first used."""
+    if not 1 <= max_message_mib <= _MAX_MESSAGE_MIB:
+        raise InputError(f"max_message_mib: {max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
+    limit = max_message_mib * _MIB
+    options: list[tuple[str, str | int]] = [
+        *_CHANNEL_OPTIONS,
+        ("grpc.max_send_message_length", limit),
+        ("grpc.max_receive_message_length", limit),
+    ]
+    if tls is None:
+        return library.insecure_channel(url, options=options)
+    if tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return library.secure_channel(url, tls.credentials(), options=options)
 
 
 def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:

@@ -10,28 +10,17 @@ from typing import Any
 
 from grpc import StatusCode
 
-OK = 0
-UNEXPECTED = 1
-BAD_INPUT = 2
-UNAVAILABLE = 3
-REFUSED = 4
-TIMED_OUT = 5
-NOT_READY = 6
-DENIED = 7
-INTERRUPTED = 130
-TERMINATED = 143
-
 EXIT_CODES: dict[int, str] = {
-    OK: "the whole utterance was received (health: the server speaks, or says that it has no room now)",
-    UNEXPECTED: "an error that this program does not know; please report it",
-    BAD_INPUT: "wrong usage, or a token, voice or output file that cannot be used",
-    UNAVAILABLE: "no server at the address, or it went away",
-    REFUSED: "the server refused or failed the utterance, or sent a wrong answer",
-    TIMED_OUT: "the server did not answer within --timeout",
-    NOT_READY: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
-    DENIED: "no access: a certificate or a token was not accepted, by this side or the other",
-    INTERRUPTED: "interrupted (Ctrl-C); audio received so far is kept",
-    TERMINATED: "terminated (SIGTERM); audio received so far is kept",
+    0: "the whole utterance was received (health: the server speaks, or says that it has no room now)",
+    1: "an error that this program does not know; please report it",
+    2: "wrong usage, or a token, voice or output file that cannot be used",
+    3: "no server at the address, or it went away",
+    4: "the server refused or failed the utterance, or sent a wrong answer",
+    5: "the server did not answer within --timeout",
+    6: "the server answers, but the model is missing, loading or failed to load (health: or shutting down)",
+    7: "no access: a certificate or a token was not accepted, by this side or the other",
+    130: "interrupted (Ctrl-C); audio received so far is kept",
+    143: "terminated (SIGTERM); audio received so far is kept",
 }
 
 # Sentences of servers that work: answers in a stream carry no status code (docs/architecture.md).
@@ -54,14 +43,14 @@ class ClientError(Exception):
         transient: whether the same utterance may succeed when it is sent again, as it is.
     """
 
-    exit_code: int = UNEXPECTED
+    exit_code: int = 1
     transient: bool = False
 
 
 class InputError(ClientError):
     """Input error: an argument or a file of the caller cannot be used."""
 
-    exit_code = BAD_INPUT
+    exit_code = 2
 
 
 class TokenError(InputError):
@@ -79,26 +68,26 @@ class OutputError(InputError):
 class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, named as users speak of it
     """Connection error: no server answers at the address, or it went away in the middle of a call."""
 
-    exit_code = UNAVAILABLE
+    exit_code = 3
     transient = True
 
 
 class ModelNotReadyError(ServerUnavailable):
     """Readiness error: the model is missing, still loading or failed to load, or its server is shutting down."""
 
-    exit_code = NOT_READY
+    exit_code = 6
 
 
 class AccessError(ClientError):
     """Access error: TLS failed, or the server or a proxy before it wants another token or certificate."""
 
-    exit_code = DENIED
+    exit_code = 7
 
 
 class ServerError(ClientError):
     """Server error: the server refused or failed the utterance; the message is the server's."""
 
-    exit_code = REFUSED
+    exit_code = 4
 
 
 class TransientServerError(ServerError):
@@ -114,7 +103,7 @@ class ProtocolError(ServerError):
 class ResponseTimeoutError(ClientError):
     """Time-out error: the server owed an answer and gave none in time."""
 
-    exit_code = TIMED_OUT
+    exit_code = 5
     transient = True
 
 

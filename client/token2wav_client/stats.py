@@ -119,11 +119,7 @@ def _sound_s(chunk: AudioChunk) -> float | None:
 
 
 def print_report(text: str, file: TextIO | None = None) -> None:
-    """Print a report, by default on standard output.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
+    """Print a report, by default on standard output; raises an OutputError if it cannot be written."""
     try:
         print(text, file=file, flush=True)
     except OSError as error:

@@ -31,17 +31,17 @@ class TokenSource(NamedTuple):
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
-    """Open a token source.
+    """Open a token source: an array in `*.npy`, a list in `*.json`, or text in any other file, a FIFO, or `-`.
+
+    Text is read while it is used, so its errors come from iterating `pieces`; how much of it was skipped is logged at
+    its end.
 
     Args:
-        name: `-` for text on standard input, `*.npy` (integers, one dimension, or two: tokens by codebooks), `*.json`
-            (list of integers, or of lists of them), or any other file (a FIFO too) as text for `TokenParser`; how
-            much of that was skipped is logged at its end.
-        codebooks: codes of a token in text, where they follow one another.
+        name: of the file; `-` for standard input.
+        codebooks: codes of a token in text, where they follow one another; arrays and lists say it by their shape.
 
     Raises:
-        TokenError: the file cannot be opened or holds no tokens. Text is read while it is used, so its errors
-            come from iterating `pieces`.
+        TokenError: the file cannot be opened or holds no tokens.
     """
     if name == "-":
         # Without buffers of Python's own between the pipe and the parser.

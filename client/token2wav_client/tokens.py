@@ -108,13 +108,10 @@ def _excerpt(text: bytes, length: int = 20) -> str:
 
 
 def as_tokens(values: npt.ArrayLike) -> TokenArray:
-    """Check a sequence of tokens and convert it to the array that is sent.
+    """Check a sequence of tokens and convert it to the array that is sent, of the same shape.
 
     Args:
         values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per token; may be empty.
-
-    Returns:
-        int32, of the same shape.
 
     Raises:
         TokenError: not integers, of another number of dimensions, or outside 0 .. 2**31 - 1.

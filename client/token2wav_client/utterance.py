@@ -45,6 +45,7 @@ class BaseUtterance(ABC):
     """
 
     _guard: AbstractContextManager[Any] = nullcontext()  # held while the state is read or changed
+    _new_outbox: Any  # makes a queue for requests to an attempt; None in it ends them
 
     def __init__(
         self,
@@ -126,10 +127,6 @@ class BaseUtterance(ABC):
     @abstractmethod
     def _begin(self, retries: int) -> None:
         """Start the thread or task that receives; called once, at the end of the constructor."""
-
-    @abstractmethod
-    def _new_outbox(self) -> Any:
-        """Make a queue for requests to an attempt; None in it ends them."""
 
     @abstractmethod
     def _requests(self, outbox: Any) -> Any:

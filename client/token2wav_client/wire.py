@@ -96,12 +96,7 @@ def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -
 
 
 def read_response(message: Any, audio_format: AudioFormat) -> Response:
-    """Read one ModelStreamInferResponse.
-
-    Raises:
-        ServerError: it is an error response; the message is the server's.
-        ProtocolError: it is none that the protocol allows.
-    """
+    """Read one ModelStreamInferResponse; raises the server's error, or a ProtocolError for what is not allowed."""
     if message.error_message:
         raise error_of_response(message.error_message)
     response = message.infer_response

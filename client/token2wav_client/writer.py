@@ -35,7 +35,7 @@ class AudioWriter:
         file_format: of the file; by default what its name ends in, and bare samples (raw) for standard output.
 
     Raises:
-        OutputError: the format is unknown, or nothing can be written there; found out before any work is done.
+        OutputError: it cannot write there, found out before any work is done, or not any more.
     """
 
     def __init__(
@@ -63,11 +63,7 @@ class AudioWriter:
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1] may be clipped.
 
-        The first ones say the sample rate of the file.
-
-        Raises:
-            OutputError: the file system refused, nobody reads standard output any more, or the format does not know
-                that sample rate.
+        The first ones say the sample rate of the file, which its format may not know.
         """
         try:
             self._write(audio, sample_rate)
@@ -77,11 +73,7 @@ class AudioWriter:
         self._samples += len(audio)
 
     def close(self) -> None:
-        """Complete the file. Closing twice is harmless.
-
-        Raises:
-            OutputError: as `write` does.
-        """
+        """Complete the file. Closing twice is harmless."""
         encoder, self._encoder = self._encoder, None
         try:
             if encoder is not None:

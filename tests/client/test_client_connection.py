@@ -21,7 +21,7 @@ from token2wav_client import (
     UtteranceClosedError,
 )
 from token2wav_client.cli import main
-from token2wav_client.connection import Endpoint
+from token2wav_client.connection import checked_metadata
 from token2wav_client.errors import error_of_response, error_of_rpc
 
 NOBODY = "127.0.0.1:1"
@@ -54,15 +54,15 @@ def test_arguments_that_cannot_be(arguments: dict[str, Any], sentence: str) -> N
 
 @pytest.mark.parametrize("url", ["localhost:1", "127.0.0.1:1", "127.1.2.3:1", "[::1]:1"])
 def test_a_token_may_go_to_this_machine_in_the_clear(url: str) -> None:
-    assert Endpoint(url, token="s3cret", headers={"X-Key": "v"}).metadata == (
-        ("x-key", "v"),
-        ("authorization", "Bearer s3cret"),
-    )
+    sent = checked_metadata(url, None, {"X-Key": "v"}, "s3cret")
+    assert sent == (("x-key", "v"), ("authorization", "Bearer s3cret"))
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "s3cret" not in repr(Endpoint("localhost:1", token="s3cret"))
-    assert "s3cret" not in repr(Endpoint("localhost:1", headers={"x-key": "s3cret"}))
+    with Client("localhost:1", token="s3cret") as client:
+        assert "s3cret" not in repr(client)
+    with Client("localhost:1", headers={"x-key": "s3cret"}) as client:
+        assert "s3cret" not in repr(client)
 
 
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:
