@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from benchmarks.models import SIZES, fill_randomly, resized_yaml
 from tests.families.bigvgan.rig import changed, random_bigvgan
 from token2wav import Voice
-from token2wav.networks.configs import BigVGANConfig
+from token2wav.families.bigvgan.config import BigVGANConfig
 
 BANDS, RATIO = 20, 3
 VOCODER = changed(
