@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,6 +47,7 @@ class AudioWriter:
         self._format = file_format or _format_of(self._path)
         self._samples = 0
         self._begun = False
+        self._files = ExitStack()  # closed with the writer, an encoder before what it writes to
         self._bytes: FileIO | None = None
         self._encoder: soundfile.SoundFile | None = None
         if self._path is not None:
@@ -74,15 +76,10 @@ class AudioWriter:
 
     def close(self) -> None:
         """Complete the file. Closing twice is harmless."""
-        encoder, self._encoder = self._encoder, None
         try:
-            if encoder is not None:
-                encoder.close()
+            self._files.close()
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
-        finally:
-            if self._bytes is not None:
-                self._bytes.close()
 
     def __enter__(self) -> AudioWriter:
         return self
@@ -105,17 +102,16 @@ class AudioWriter:
 
     def _open(self) -> FileIO:
         # No buffer, which would be flushed into a closed pipe.
-        return FileIO(sys.stdout.fileno(), "w", closefd=False) if self._path is None else FileIO(self._path, "w")
+        file = FileIO(sys.stdout.fileno(), "w", closefd=False) if self._path is None else FileIO(self._path, "w")
+        return self._files.enter_context(file)
 
     def _new_encoder(self, sample_rate: int) -> soundfile.SoundFile:
         kind, subtype = _ENCODED[self._format]
         if self._format == "flac" and self._audio_format == "float32":
             subtype = "PCM_24"
-        target: Any = self._path
-        if target is None:
-            self._bytes = self._open()
-            target = _Forward(self._bytes)
-        return soundfile.SoundFile(target, "w", samplerate=sample_rate, channels=1, format=kind, subtype=subtype)
+        target: Any = self._path or _Forward(self._open())
+        file = soundfile.SoundFile(target, "w", samplerate=sample_rate, channels=1, format=kind, subtype=subtype)
+        return self._files.enter_context(file)
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
         if self._begun:
