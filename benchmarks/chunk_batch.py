@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
 from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.serving.pipeline import Pipeline
 
 _RESERVED_PAGES = 3  # that a stream takes when it opens
 
@@ -24,35 +22,6 @@ def synchronize(device: torch.device) -> None:
     """Waits for everything that was launched."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-class Clocked:
-    """Engine whose calls of `advance` are timed."""
-
-    def __init__(self, engine: Any, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
-        self.seconds: list[float] = []
-
-    def advance(self, batch: Any) -> Any:
-        start = self._clock()
-        result = self._engine.advance(batch)
-        self.seconds.append(self._clock() - start)
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-
-@contextmanager
-def clocked(pipeline: Pipeline, clock: Callable[[], float]) -> Iterator[tuple[Clocked, Clocked]]:
-    """Times flow and vocoder of a model for a while."""
-    engines = pipeline.flow, pipeline.vocoder
-    clocks = Clocked(engines[0], clock), Clocked(engines[1], clock)
-    pipeline.flow, pipeline.vocoder = clocks
-    try:
-        yield clocks
-    finally:
-        pipeline.flow, pipeline.vocoder = engines
 
 
 class ChunkBatch:

@@ -15,12 +15,12 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.chunk_batch import clocked
 from benchmarks.environment import RESULTS, describe, save
 from benchmarks.models import SIZES, a_voice, random_model
 from token2wav import StreamConfig, Token2Wav
@@ -67,6 +67,20 @@ def rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
+def timed(engine: Any) -> list[float]:
+    """Returns a list that every call of the engine's `advance` adds its seconds to, from now on."""
+    seconds, advance = list[float](), engine.advance
+
+    def measured(batch: Any) -> Any:
+        start = time.perf_counter()
+        result = advance(batch)
+        seconds.append(time.perf_counter() - start)
+        return result
+
+    engine.advance = measured
+    return seconds
+
+
 def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     """Speaks `seconds` of random tokens, handed over one second at a time."""
     model = Token2Wav.load(folder, stream=MODES[mode])
@@ -74,15 +88,16 @@ def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
     model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
-    with clocked(model.pipeline, time.perf_counter) as (flow, vocoder), model.stream(voice) as stream:
+    flow_s, vocoder_s = timed(model.pipeline.flow), timed(model.pipeline.vocoder)
+    with model.stream(voice) as stream:
         for batch in [*np.split(tokens, seconds), None]:
             for chunk in stream.finish() if batch is None else stream.push(batch):
                 samples += len(chunk.audio)
                 run.position_s.append(round(samples / model.config.sample_rate, 2))
                 run.rss_mib.append(round(rss_mib() - before, 1))
     run.peak_mib = round(peak_mib() - before, 1)
-    run.flow_s = [round(value, 5) for value in flow.seconds]
-    run.vocoder_s = [round(value, 5) for value in vocoder.seconds]
+    run.flow_s = [round(value, 5) for value in flow_s]
+    run.vocoder_s = [round(value, 5) for value in vocoder_s]
     return run
 
 
