@@ -186,7 +186,9 @@ class Client(BaseClient[Utterance]):
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
             audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
-            keep_open, steps, sample_rate: as in `open`.
+            keep_open: as in `open`.
+            steps: as in `open`.
+            sample_rate: as in `open`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.

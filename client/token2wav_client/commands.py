@@ -33,11 +33,11 @@ def synth(options: argparse.Namespace) -> int:
         options.refuse("one of the arguments --out --play is required")
     with _client(options, retries=options.retry) as client, ExitStack() as stack:
         speaker = _speaker(options.voice, options.voice_id, options.voice_name)
-        sinks: list[AudioWriter | Player] = []
+        writer = player = None
         if out is not None:
-            sinks.append(stack.enter_context(AudioWriter(out, options.audio_format, options.format)))
+            writer = stack.enter_context(AudioWriter(out, options.audio_format, options.format))
         if options.play:
-            sinks.append(stack.enter_context(Player(options.audio_format)))
+            player = stack.enter_context(Player(options.audio_format))
         source = open_tokens(options.tokens, options.codebooks)
         pieces = batches(source.pieces, options.tokens_per_request)
         if options.rate:
@@ -56,13 +56,15 @@ def synth(options: argparse.Namespace) -> int:
                     sample_rate=options.sample_rate,
                 ):
                     timings.append(ChunkTiming.of(chunk))
-                    for sink in sinks:
-                        sink.write(chunk.audio, chunk.sample_rate)
+                    if writer is not None:
+                        writer.write(chunk.audio, chunk.sample_rate)
+                    if player is not None:
+                        player.write(chunk.audio, chunk.sample_rate)
                     if source.count is not None:
                         bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
         except BaseException:
-            if out is not None and (kept := sinks[0].samples):
+            if writer is not None and (kept := writer.samples):
                 kept_s = kept / timings[0].sample_rate
                 print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
             raise

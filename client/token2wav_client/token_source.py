@@ -8,9 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from token2wav_client.errors import TokenError
 from token2wav_client.input_file import UNREADABLE, array_in_npy, content_of, reason
@@ -23,7 +24,8 @@ _READ_BYTES = 65_536
 logger = logging.getLogger("token2wav_client")
 
 
-class TokenSource(NamedTuple):
+@dataclass(frozen=True)
+class TokenSource:
     """Token source: yields tokens in the pieces in which they become known, and counts them if it can beforehand."""
 
     pieces: Iterator[Sequence[Token]]

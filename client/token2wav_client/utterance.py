@@ -40,7 +40,9 @@ class BaseUtterance(ABC):
     Args:
         start_rpc: starts the stream on an iterator of requests.
         call: makes the requests and reads the responses.
-        url, response_timeout_s, retries: as `BaseClient` takes them.
+        url: of the server, for messages.
+        response_timeout_s: as `BaseClient` takes it.
+        retries: as `BaseClient` takes them.
         on_close: called with the utterance when it is closed.
     """
 
