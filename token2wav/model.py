@@ -47,11 +47,7 @@ class Token2Wav:
 
     @classmethod
     def load(
-        cls,
-        folder: str | Path,
-        *,
-        stream: StreamConfig | None = None,
-        runtime: RuntimeConfig | None = None,
+        cls, folder: str | Path, *, stream: StreamConfig | None = None, runtime: RuntimeConfig | None = None
     ) -> Token2Wav:
         """Loads a model folder of any family, as its authors published it.
 

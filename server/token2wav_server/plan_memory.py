@@ -85,16 +85,9 @@ def stream_needs(
     with _META:
         made = networks(model, storage)
     noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
-    engine = CachedFlow(
-        model,
-        made.flow,
-        noise,
-        {steps: runner},
-        PagedKVCache(made.layout, room, _META),
-        RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)),
-        left_blocks=model.window(stream),
-        longest_hop=longest_hop,
-    )
+    recompute = RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream))
+    cache = PagedKVCache(made.layout, room, _META)
+    engine = CachedFlow(recompute, {steps: runner}, cache, longest_hop=longest_hop)
     voice = Voice(
         np.zeros((prompt_tokens, *model.token_shape), np.int32),
         np.zeros((model.token_mel_ratio * prompt_tokens, model.mel_bands)),

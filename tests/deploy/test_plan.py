@@ -74,13 +74,13 @@ def test_as_many_streams_fit_as_planned_and_not_one_more(parts: Parts, monkeypat
 def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many of so many streams had to go on without a cache of 60 pages."""
     engine, seen = parts.incremental(60, solver=CheapSolver()), []
-    start_over = engine._start_over
+    resume = engine._recompute.resume
 
     def noted(*arguments: Any) -> int:
         seen.append(arguments)
-        return start_over(*arguments)
+        return resume(*arguments)
 
-    monkeypatch.setattr(engine, "_start_over", noted)
+    monkeypatch.setattr(engine._recompute, "resume", noted)
     speak_side_by_side(parts, engine, StreamConfig(), 80, 260, streams)
     return len(seen)
 

@@ -70,9 +70,9 @@ class LayerView:
     scales: torch.Tensor | None
 
     @property
-    def scale_parts(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Scales of keys and of values."""
-        return (None, None) if self.scales is None else (self.scales[0], self.scales[1])
+    def parts(self) -> tuple[torch.Tensor | None, ...]:
+        """Keys, values, and the scales of both or None."""
+        return *self.data.unbind(), *((None, None) if self.scales is None else self.scales.unbind())
 
     def write(self, pages: Pages, k: torch.Tensor, v: torch.Tensor) -> None:
         """Stores k and v (branches, n, block_frames, heads * dim_head) in n pages."""

@@ -23,10 +23,8 @@ from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput, in_groups
 from token2wav.execution.recompute import RecomputeFlow, stream_mask
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
-from token2wav.model_config import ModelConfig
+from token2wav.execution.stages import CacheUsage, FlowChunk, FlowStage, HandleTable
 from token2wav.networks.masks import BlockMask
-from token2wav.networks.noise import FlowNoise
 from token2wav.voice import Voice
 
 _PREFILL_BLOCKS = 4  # of a prompt computed at once: bounds memory, costs nothing
@@ -62,7 +60,7 @@ class _Stream:
     closed: bool = False
 
 
-class CachedFlow:
+class CachedFlow(FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
@@ -70,38 +68,26 @@ class CachedFlow:
     number of pages, all taken when it opens.
 
     Args:
-        config: of the model.
-        encoder: of the flow, on the device that is to be used.
-        noise: of the flow.
+        recompute: the same flow, for streams that the pool has no room for, and for whole utterances.
         runners: compute chunks, by number of ODE steps; the usual number comes first.
         cache: of keys and values, the same that all of them use.
-        recompute: for streams that the pool has no room for, and for whole utterances.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
         longest_hop: tokens of the longest hop that streams will take.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
-        encoder: Encoder,
-        noise: FlowNoise,
+        recompute: RecomputeFlow,
         runners: Mapping[int, Runner],
         cache: PagedKVCache,
-        recompute: RecomputeFlow,
         *,
-        left_blocks: int = -1,
         longest_hop: int = 100,
     ) -> None:
-        self._config = config
-        self._encoder = encoder
-        self._device = encoder.device
-        self._noise = noise.to(self._device)
+        self._config, self._encoder, self._device = recompute.config, recompute.encoder, recompute.device
+        self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
+        self._recompute = recompute
         self._runners = dict(runners)
         self._usual = next(iter(runners))
-        self._recompute = recompute
-        self._left_blocks = left_blocks
         self._longest_hop = longest_hop
-        self._keeps_tokens = left_blocks < 0
         self._layout = cache.layout
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
@@ -129,7 +115,7 @@ class CachedFlow:
         prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         prompt = prefix.content
         assert prompt is not None
-        mask = stream_mask(self._config, len(voice.prompt_tokens), self._left_blocks)
+        mask = stream_mask(self._config, voice, self._left_blocks)
         try:
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
         except BaseException:
@@ -195,24 +181,23 @@ class CachedFlow:
         mels = []
         for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
             mel = self._recomputed(stream, chunk) if given is None else next(computed)
-            if chunk.provisional:
-                if given is not None:
-                    stream.blocks.retract(len(given.tables))
-                mels.append(mel)
-                continue
-            stream.next_frame += mel.shape[1]
-            if given is not None:
-                stream.blocks.forget_unseen()
-                if self._keeps_tokens:
-                    stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
             mels.append(mel)
+            if not chunk.provisional:
+                stream.next_frame += mel.shape[1]
+            if given is None:
+                continue
+            if chunk.provisional:
+                stream.blocks.retract(len(given.tables))
+                continue
+            stream.blocks.forget_unseen()
+            if self._left_blocks < 0:  # else the stream never needs to start over
+                stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
         return mels
 
     def _encoder_state(self, stream: _Stream, chunk: FlowChunk) -> Any:
         if not chunk.provisional:
             return stream.encoder_state
-        mask = stream_mask(self._config, len(stream.voice.prompt_tokens), self._left_blocks)
-        return self._encoder.fork(stream.encoder_state, mask)
+        return self._encoder.fork(stream.encoder_state, stream_mask(self._config, stream.voice, self._left_blocks))
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Mels of chunks with as many steps."""
@@ -251,7 +236,7 @@ class CachedFlow:
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
         config, size, count = self._config, self._config.block_tokens, len(voice.prompt_tokens)
-        mask = stream_mask(config, count)
+        mask = stream_mask(config, voice)
         prompt = _Prompt(
             conv_state=torch.zeros(self._layout.steps, *self._layout.conv_state, device=self._device),
             encoder_state=self._encoder.start(voice, mask),
@@ -276,18 +261,15 @@ class CachedFlow:
         return prompt
 
     def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
+        """Mel of a chunk without the cache; a stream's first one gives up its pages."""
         if stream.recomputing is None:
-            stream.recomputing = self._start_over(stream)
+            stream.blocks.release()
+            prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
+            tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
+            stream.tokens.clear()
+            stream.recomputing = self._recompute.resume(stream.voice, tokens, stream.steps)
         [mel] = self._recompute.advance([(stream.recomputing, chunk)])
         return mel
-
-    def _start_over(self, stream: _Stream) -> int:
-        """Gives up a stream's pages; returns its handle in the recompute engine, which goes on at this chunk."""
-        stream.blocks.release()
-        prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
-        tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
-        stream.tokens.clear()
-        return self._recompute.resume(stream.voice, tokens, stream.steps)
 
     def _release(self, stream: _Stream) -> None:
         """Gives back all that a stream holds: its one end."""

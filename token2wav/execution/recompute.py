@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable, MelChunk, Solver
+from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable, MelChunk, Solver, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise
@@ -27,27 +27,20 @@ class _History:
     tokens: NDArray[np.int32]  # the prompt's first
 
 
-def stream_mask(config: ModelConfig, prompt_tokens: int, left_blocks: int = -1) -> BlockMask:
-    """Mask of the frames of a stream, whose positions count from the start of the prompt's first block.
-
-    Args:
-        config: of the model.
-        prompt_tokens: of the voice.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all.
-    """
-    prefix = -(-config.prefix_tokens(prompt_tokens) // config.block_tokens)
+def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> BlockMask:
+    """Mask of the frames of a stream, whose positions count from the start of the prompt's first block."""
+    prefix = -(-config.prefix_tokens(len(voice.prompt_tokens)) // config.block_tokens)
     joined = prefix if config.joined_prompt else 0
     return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
-class RecomputeFlow:
+class RecomputeFlow(FlowStage):
     """Runs every chunk as one call of the estimator on the utterance so far.
 
     Args:
         config: of the model.
-        encoder: of the flow, on the device that is to be used.
-        noise: of the flow.
-        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first.
+        encoder, noise: of its flow, the first on the device that is to be used.
+        solvers: of its estimator, by number of ODE steps; the usual number comes first.
         full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
     """
@@ -62,27 +55,18 @@ class RecomputeFlow:
         full_tail: bool = False,
         left_blocks: int = -1,
     ) -> None:
-        self._config = config
-        self._encoder = encoder
-        self._device = encoder.device
-        self._noise = noise.to(self._device)
+        self.config, self.encoder, self.device, self.left_blocks = config, encoder, encoder.device, left_blocks
+        self.noise = noise.to(self.device)
         self._full_tail = full_tail
-        self._left_blocks = left_blocks
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
         self._streams: HandleTable[_History] = HandleTable()
 
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.resume(voice, voice.prompt_tokens[: self._config.prefix_tokens(len(voice.prompt_tokens))], steps)
+        return self.resume(voice, voice.prompt_tokens[: self.config.prefix_tokens(len(voice.prompt_tokens))], steps)
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
-        """Starts in the middle of an utterance.
-
-        Args:
-            voice: of the speaker.
-            tokens: all tokens before the next chunk, the prompt's first.
-            steps: of the ODE, 0 for the usual number.
-        """
+        """Starts in the middle of an utterance: `tokens` are all before the next chunk, the prompt's first."""
         return self._streams.add(_History(steps or self._usual, voice, tokens))
 
     @torch.inference_mode()
@@ -96,12 +80,8 @@ class RecomputeFlow:
     def open_streams(self) -> int:
         return len(self._streams)
 
-    def usage(self) -> CacheUsage:
-        return CacheUsage()
-
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
-        """Mel of a whole utterance in one call, (bands, 2 * tokens): under the streaming mask or the full one."""
         tokens = np.concatenate((voice.prompt_tokens, tokens))
         chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
         return self._solve(voice, steps or self._usual, chunk, full=not streaming)[:, len(voice.prompt_mel) :]
@@ -114,24 +94,23 @@ class RecomputeFlow:
             history.tokens = tokens[: chunk.stop]
         whole = FlowChunk(tokens, left=0, start=0, stop=chunk.stop, last=chunk.last)
         mel = self._solve(history.voice, history.steps, whole, full=chunk.last and self._full_tail)
-        return mel[:, self._config.token_mel_ratio * chunk.start :]
+        return mel[:, self.config.token_mel_ratio * chunk.start :]
 
     def _solve(self, voice: Voice, steps: int, chunk: FlowChunk, *, full: bool) -> torch.Tensor:
         """(bands, frames) of an utterance's tokens from its start."""
-        config, prompt_tokens = self._config, len(voice.prompt_tokens)
-        mask = None if full else stream_mask(config, prompt_tokens, self._left_blocks)
-        [mu] = self._encoder.encode([(self._encoder.start(voice, mask), chunk)])
+        mask = None if full else stream_mask(self.config, voice, self.left_blocks)
+        [mu] = self.encoder.encode([(self.encoder.start(voice, mask), chunk)])
         frames = mu.shape[1]
         cond = torch.zeros_like(mu)
-        prompt = torch.tensor(voice.prompt_mel, device=self._device).T[:, :frames]
+        prompt = torch.tensor(voice.prompt_mel, device=self.device).T[:, :frames]
         cond[:, : prompt.shape[1]] = prompt
-        speaker = self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
+        speaker = self.encoder.speaker(torch.tensor(voice.speaker_embedding, device=self.device))
         allowed = None
         if mask is not None:
-            absent = config.token_mel_ratio * config.absent_tokens(prompt_tokens)
-            positions = torch.arange(absent, absent + frames, device=self._device)
+            absent = self.config.token_mel_ratio * self.config.absent_tokens(len(voice.prompt_tokens))
+            positions = torch.arange(absent, absent + frames, device=self.device)
             allowed = mask.allows(positions, positions)
-        noise = self._noise.window(0, frames)
+        noise = self.noise.window(0, frames)
         return self._solvers[steps].solve(noise[None], mu[None], speaker[None], cond[None], allowed)[0]
 
 
@@ -141,7 +120,7 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoder:
+class RecomputeVocoder(VocoderStage):
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
@@ -169,7 +148,6 @@ class RecomputeVocoder:
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
         return self._vocode(mel.to(self._net.device))
 
     def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:

@@ -104,6 +104,7 @@ class FlowStage(Protocol):
 
     def usage(self) -> CacheUsage:
         """Of the cache now; all zero for a stage that has none."""
+        return CacheUsage()
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, ratio * tokens): under the streaming mask or the full one."""
@@ -161,12 +162,7 @@ class Solver(Protocol):
     """ODE of a flow over whole sequences that start with their prompt."""
 
     def solve(
-        self,
-        noise: torch.Tensor,
-        mu: torch.Tensor,
-        spk: torch.Tensor,
-        cond: torch.Tensor,
-        mask: torch.Tensor | None,
+        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Noise to mel, see `EulerSolver`."""
 

@@ -124,13 +124,7 @@ class BlockMemory:
         return conv(torch.cat(windows, dim=1).flatten(0, 1))
 
     def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Lets every block attend to the pages of its table.
 

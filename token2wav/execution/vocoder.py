@@ -19,7 +19,7 @@ import torch
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
 from token2wav.errors import ConfigError
 from token2wav.execution.runner import GraphPool
-from token2wav.execution.stages import HandleTable, MelChunk
+from token2wav.execution.stages import HandleTable, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable
 from token2wav.networks.streaming import Piece, VocoderNetwork, state_specs
@@ -155,7 +155,7 @@ class _Batch:
 Run = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
 
 
-class StreamingVocoder:
+class StreamingVocoder(VocoderStage):
     """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
 
     Args:
@@ -203,7 +203,6 @@ class StreamingVocoder:
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
         return self._whole(mel.to(self._device))
 
     def open(self) -> int:

@@ -129,12 +129,7 @@ class HiFT(VocoderNetwork):
 
     @torch.inference_mode()
     def vocode(
-        self,
-        mel: torch.Tensor,
-        noise: SourceNoise,
-        *,
-        final: bool = True,
-        phase: Phase = "exact",
+        self, mel: torch.Tensor, noise: SourceNoise, *, final: bool = True, phase: Phase = "exact"
     ) -> torch.Tensor:
         """Audio of a mel that starts with the utterance.
 

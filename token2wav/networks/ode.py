@@ -109,12 +109,7 @@ class EulerSolver:
 
     @torch.inference_mode()
     def solve(
-        self,
-        noise: torch.Tensor,
-        mu: torch.Tensor,
-        spk: torch.Tensor,
-        cond: torch.Tensor,
-        mask: torch.Tensor | None,
+        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Noise to mel, for whole sequences that start with their prompt.
 

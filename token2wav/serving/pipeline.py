@@ -42,12 +42,7 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        flow: FlowStage,
-        vocoder: VocoderStage,
-        stream: StreamConfig,
-        device: str = "cpu",
+        self, config: ModelConfig, flow: FlowStage, vocoder: VocoderStage, stream: StreamConfig, device: str = "cpu"
     ) -> None:
         self.config = config
         self.flow = flow

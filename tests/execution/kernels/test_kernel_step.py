@@ -76,9 +76,7 @@ def an_engine(
     with torch.inference_mode():
         run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
     recompute = RecomputeFlow(model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
-    return CachedFlow(
-        model, flow, noise, {config.n_timesteps: run}, cache, recompute, left_blocks=left_blocks, longest_hop=LONGEST
-    )
+    return CachedFlow(recompute, {config.n_timesteps: run}, cache, longest_hop=LONGEST)
 
 
 def a_runner(step: KernelStep) -> Runner:

@@ -31,6 +31,16 @@ OF_A_BATCH = ("blocks", "width", "pages")
 _INT8_MAX = tl.constexpr(127.0)  # as cache/paged_kv_cache.py
 
 
+def rows_of(table: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """A block table as kernels take it: with its rows and their width."""
+    return table, *table.shape
+
+
+def sizes_of(view: LayerView) -> dict[str, int]:
+    """Sizes of a page of the cache as kernels take them."""
+    return dict(zip(("BLOCK_FRAMES", "HEADS", "DIM"), view.data.shape[3:], strict=True))
+
+
 @triton.jit
 def _stored(values, data, scales, at, head, column, inside, HEADS: tl.constexpr, DIM: tl.constexpr):
     """Writes the vectors (heads, dim) of a frame to `at`, counted in frames."""
@@ -96,23 +106,10 @@ def store_keys_values(
         table: of the batch, see `execution/batch.py`.
     """
     assert qkv.is_contiguous()
-    keys, values = view.data.unbind()
-    _, pages, block_frames, heads, dim_head = keys.shape
+    pages, block_frames, heads = view.data.shape[2:5]
+    heads_up = triton.next_power_of_2(heads)
     _store_keys_values[(block_frames, len(qkv))](
-        qkv,
-        keys,
-        values,
-        *view.scale_parts,
-        cos,
-        sin,
-        table,
-        len(table),
-        table.shape[1],
-        pages,
-        BLOCK_FRAMES=block_frames,
-        HEADS=heads,
-        HEADS_UP=triton.next_power_of_2(heads),
-        DIM=dim_head,
+        qkv, *view.parts, cos, sin, *rows_of(table), pages, HEADS_UP=heads_up, **sizes_of(view)
     )
 
 
@@ -217,8 +214,7 @@ def paged_attention(
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.
     """
     assert qkv.is_contiguous()
-    keys, values = view.data.unbind()
-    _, pages, block_frames, heads, dim_head = keys.shape
+    pages, block_frames, heads, dim_head = view.data.shape[2:]
     rows = len(qkv)
     out = qkv.new_empty(rows, block_frames, heads * dim_head)
     wide = triton.cdiv(block_frames, _QUERIES) * heads * rows >= _ENOUGH_PROGRAMS
@@ -226,19 +222,13 @@ def paged_attention(
     _paged_attention[(triton.cdiv(block_frames, queries), heads, rows)](
         qkv,
         out,
-        keys,
-        values,
-        *view.scale_parts,
+        *view.parts,
         cos,
         sin,
-        table,
-        len(table),
-        table.shape[1],
+        *rows_of(table),
         pages,
         _LOG2_E / math.sqrt(dim_head),
-        BLOCK_FRAMES=block_frames,
-        HEADS=heads,
-        DIM=dim_head,
+        **sizes_of(view),
         QUERIES=queries,
         KEYS=_KEYS,
         num_warps=_WARPS,

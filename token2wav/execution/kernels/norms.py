@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-_EPSILON = tl.constexpr(1e-6)  # as `modulated_norm` of flow/dit.py
+_EPSILON = tl.constexpr(1e-6)  # as `modulated_norm` of networks/dit.py
 
 
 @triton.jit

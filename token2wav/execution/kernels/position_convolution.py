@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID
+from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID, rows_of
 
 # The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
@@ -128,20 +128,18 @@ class PositionConvolution:
         """
         assert x.is_contiguous()
         rows, frames, channels = x.shape
-        blocks, out = len(table), torch.empty_like(x)
+        out = torch.empty_like(x)
         strides = state.stride()[:2]
+        sizes = {"BLOCK_FRAMES": frames, "TAPS": self._taps}
         _convolve[(triton.cdiv(frames, _TILE), self._groups, rows)](
             x,
             self._weights,
             self._bias,
             state,
             out,
-            table,
-            blocks,
-            table.shape[1],
+            *rows_of(table),
             *strides,
-            BLOCK_FRAMES=frames,
-            TAPS=self._taps,
+            **sizes,
             GROUPS=self._groups,
             WIDTH=self._width,
             WIDTH_UP=max(_NARROWEST, triton.next_power_of_2(self._width)),
@@ -152,13 +150,10 @@ class PositionConvolution:
         _keep[(triton.cdiv(channels, _TILE), rows)](
             x,
             state,
-            table,
-            blocks,
-            table.shape[1],
+            *rows_of(table),
             channels,
             *strides,
-            BLOCK_FRAMES=frames,
-            TAPS=self._taps,
+            **sizes,
             TAPS_UP=triton.next_power_of_2(self._taps - 1),
             WIDTH=_TILE,
         )

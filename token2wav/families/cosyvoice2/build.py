@@ -145,10 +145,9 @@ def cached_flow(
     runners = {
         steps: Runner(ConvolutionalStep(flow.estimator, solver.tables, cache)) for steps, solver in solvers.items()
     }
-    noise, left_blocks = FlowNoise(config.mel_bands), config.window(stream)
-    recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
-    longest = config.hops(stream)[1]
-    return CachedFlow(config, flow, noise, runners, cache, recompute, left_blocks=left_blocks, longest_hop=longest)
+    noise = FlowNoise(config.mel_bands)
+    recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=config.window(stream))
+    return CachedFlow(recompute, runners, cache, longest_hop=config.hops(stream)[1])
 
 
 def vocoder_stage(host: Host, config: ModelConfig, stream: StreamConfig, hift: HiFT) -> StreamingVocoder:

@@ -168,16 +168,12 @@ def cached_flow(
     with torch.inference_mode():
         runners = {
             steps: runner(
-                graphs,
-                DiTSteps(flow.estimator, solver.tables, cache),
-                cache,
-                longest_hop // config.block_tokens,
-                pool,
+                graphs, DiTSteps(flow.estimator, solver.tables, cache), cache, longest_hop // config.block_tokens, pool
             )
             for steps, solver in solvers.items()
         }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
-    return CachedFlow(config, flow, noise, runners, cache, recompute, left_blocks=left_blocks, longest_hop=longest_hop)
+    return CachedFlow(recompute, runners, cache, longest_hop=longest_hop)
 
 
 def vocoder_stage(

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.execution.batch import in_groups
-from token2wav.execution.stages import CacheUsage, Encoder, FlowChunk, HandleTable
+from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable
 from token2wav.model_config import ModelConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.masks import guided_biases
@@ -75,7 +75,7 @@ class GuidedSolver:
         return x
 
 
-class WindowFlow:
+class WindowFlow(FlowStage):
     """Sliding windows on torch.
 
     Args:
@@ -111,9 +111,6 @@ class WindowFlow:
     @property
     def open_streams(self) -> int:
         return len(self._streams)
-
-    def usage(self) -> CacheUsage:
-        return CacheUsage()
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
