@@ -107,8 +107,7 @@ class Token2Wav:
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: prompt and speaker.
-            steps: number of ODE steps, as for `stream`.
+            voice, steps: as for `stream`.
 
         Raises:
             InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
@@ -121,13 +120,8 @@ class Token2Wav:
         """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the reference for streams.
 
         Args:
-            tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice: prompt and speaker.
+            tokens, voice, steps: as for `synthesize`, with its errors.
             streaming: whether to use the streaming attention mask, else the full one.
-            steps: number of ODE steps, as for `stream`.
-
-        Raises:
-            InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
         array = checked_tokens(tokens, self.config)

@@ -59,6 +59,7 @@ FULL_HIFT = HiFTConfig(
     audio_limit=0.99,
     conv_pre_look_right=4,
     f0_channels=512,
+    causal=True,
 )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import SEED, fill
-from token2wav.networks.configs import published_hift
+from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source import SampleSource
 
@@ -17,7 +17,8 @@ TOLERANCE = 1e-4
 
 def published(golden: FamilyGolden) -> HiFT:
     """Vocoder with the published sizes but for its widths."""
-    hift = fill(HiFT(published_hift(*golden.sizes["vocoder"], sample_phase=golden.family == "chatterbox")))
+    sizes = dict(zip(("base_channels", "f0_channels"), golden.sizes["vocoder"], strict=True))
+    hift = fill(HiFT(HiFTConfig(**sizes, sample_phase=golden.family == "chatterbox")))
     hift.freeze()
     return hift
 

@@ -12,7 +12,7 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
 from token2wav.families.cosyvoice2.config import EncoderConfig, FlowConfig, UNetConfig
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.networks.configs import published_hift
+from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
 
@@ -31,7 +31,8 @@ def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]
     encoder = EncoderConfig(*(sizes[f"encoder{of}"] for of in ("", "_heads", "_units")), *sizes["encoder_layers"])
     estimator = UNetConfig(*(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"])
     config = FlowConfig(6561, 192, 80, 3, 0.7, encoder, estimator)
-    hift = HiFT(published_hift(*sizes["vocoder"], sample_phase=True))
+    base, f0_channels = sizes["vocoder"]
+    hift = HiFT(HiFTConfig(base_channels=base, f0_channels=f0_channels, sample_phase=True))
     flow = cosyvoice2_flow(config, mean_flow=mean_flow)
     parts: dict[str, nn.Module] = {"flow": fill(flow), "mel2wav": fill(hift)}
     return {

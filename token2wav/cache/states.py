@@ -44,11 +44,6 @@ class StateStore:
         self._lock = threading.Lock()
 
     @property
-    def stream_bytes(self) -> int:
-        """Size of what one stream keeps."""
-        return sum(width * dtype.itemsize for dtype, width in self._widths.items())
-
-    @property
     def used(self) -> int:
         """Slots that are taken."""
         return self._slots - 1 - len(self._free)

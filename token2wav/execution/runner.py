@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,9 +28,6 @@ class GraphPool:
     Sharing memory is sound as long as graphs run one after another; the engines see to that. The pool belongs to its
     model: one that outlived its graphs would be refused at the next capture. There is one stream, because a library's
     workspace (32 MiB of cuBLAS on a data-centre GPU) is kept for every stream that it was ever called on.
-
-    Args:
-        device: that graphs are captured on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,28 +48,19 @@ class GraphPool:
         return CudaGraph(graph, function)
 
 
+@dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """A recorded function. It reads and writes the same memory at every call and does nothing on the host.
+    """Recorded function, which reads and writes the same memory at every call and does nothing on the host."""
 
-    Args:
-        graph: the recording.
-        function: that was recorded; it keeps the memory alive.
-    """
-
-    def __init__(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
-        self._graph = graph
-        self._function = function
+    graph: torch.cuda.CUDAGraph
+    function: Callable[[], None]  # that was recorded: it keeps the memory alive
 
     def __call__(self) -> None:
-        self._graph.replay()
+        self.graph.replay()
 
 
 class Runner:
-    """Runs batches eagerly, each in tensors of its own, so that threads may share it.
-
-    Args:
-        step: evaluates the estimator.
-    """
+    """Runs batches eagerly, each in tensors of its own, so that threads may share it."""
 
     def __init__(self, step: StepFunction) -> None:
         self.step = step

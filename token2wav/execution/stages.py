@@ -54,12 +54,7 @@ class FlowChunk:
 
 @dataclass(frozen=True, eq=False)
 class MelChunk:
-    """The next mel frames of an utterance, without its prompt.
-
-    Attributes:
-        mel: (bands, frames) float32.
-        last: whether the utterance ends here.
-    """
+    """The next mel frames of an utterance, (bands, frames) float32 without its prompt; the `last` ones end it."""
 
     mel: torch.Tensor
     last: bool
@@ -91,9 +86,7 @@ class FlowStage(Protocol):
     def open(self, voice: Voice, steps: int = 0) -> int:
         """Starts an utterance and computes what depends on its voice alone; returns a handle.
 
-        Args:
-            voice: of the speaker.
-            steps: of the ODE, one of the numbers that the stage was made for; 0 for the usual one.
+        `steps` of the ODE are one of the numbers that the stage was made for; 0 for the usual one.
         """
 
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -141,11 +134,9 @@ class Encoder(Protocol):
     def device(self) -> torch.device: ...
 
     def start(self, voice: Voice, mask: BlockMask | None) -> Any:
-        """State of a stream that begins; None if nothing is kept.
+        """State of a stream that begins with the tokens of its voice's prompt; None if nothing is kept.
 
-        Args:
-            voice: of the stream; its prompt's tokens come first.
-            mask: who sees whom, in frames; None for full attention, under which an utterance is one chunk.
+        The mask says who sees whom, in frames; None stands for full attention, under which an utterance is one chunk.
         """
 
     def fork(self, state: Any, mask: BlockMask) -> Any:

@@ -17,17 +17,9 @@ Velocity = Callable[[int], torch.Tensor]
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches; threads may share it.
+    """Evaluates the estimator on batches; threads may share it."""
 
-    Args:
-        tables: of the ODE's schedule.
-        cache: of keys and values.
-
-    Attributes:
-        aligned: whether all chunks of a batch must have room for as many blocks.
-    """
-
-    aligned = False
+    aligned = False  # whether all chunks of a batch must have room for as many blocks
 
     def __init__(self, tables: OdeTables, cache: PagedKVCache) -> None:
         self.tables = tables
@@ -83,8 +75,7 @@ class BlockMemory:
     call was tried: copying what each sees into one tensor costs more than the calls.
 
     Args:
-        batch: of blocks.
-        cache: of keys and values.
+        batch, cache: whose blocks they are, and where these have their pages.
         tail: finds what a convolution keeps, (branches, channels, positions), in a stream's state at one ODE step.
 
     Attributes:

@@ -144,32 +144,34 @@ class MelSettings:
 class HiFTConfig:
     """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of generations before it.
 
+    The defaults are the latter's published sizes, some of which are in code alone.
+
     Attributes:
         causal: whether only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
             is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
         sample_phase: whether that phase turns sample by sample, each frame's by its own F0.
     """
 
-    in_channels: int
-    base_channels: int
-    nb_harmonics: int
-    sampling_rate: int
-    nsf_alpha: float
-    nsf_sigma: float
-    nsf_voiced_threshold: float
-    upsample_rates: tuple[int, ...]
-    upsample_kernel_sizes: tuple[int, ...]
-    n_fft: int
-    hop_len: int
-    resblock_kernel_sizes: tuple[int, ...]
-    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
-    source_resblock_kernel_sizes: tuple[int, ...]
-    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...]
-    lrelu_slope: float
-    audio_limit: float
-    conv_pre_look_right: int
-    f0_channels: int
-    causal: bool = True
+    in_channels: int = 80
+    base_channels: int = 512
+    nb_harmonics: int = 8
+    sampling_rate: int = 24000
+    nsf_alpha: float = 0.1
+    nsf_sigma: float = 0.003
+    nsf_voiced_threshold: float = 10
+    upsample_rates: tuple[int, ...] = (8, 5, 3)
+    upsample_kernel_sizes: tuple[int, ...] = (16, 11, 7)
+    n_fft: int = 16
+    hop_len: int = 4
+    resblock_kernel_sizes: tuple[int, ...] = (3, 7, 11)
+    resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5),) * 3
+    source_resblock_kernel_sizes: tuple[int, ...] = (7, 7, 11)
+    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5),) * 3
+    lrelu_slope: float = 0.1
+    audio_limit: float = 0.99
+    conv_pre_look_right: int = 3
+    f0_channels: int = 512
+    causal: bool = False
     sample_phase: bool = False
 
     def __post_init__(self) -> None:
@@ -200,36 +202,3 @@ class HiFTConfig:
     @property
     def mel(self) -> MelSettings:
         return MelSettings(self.sampling_rate, self.samples_per_frame, self.in_channels)
-
-
-def published_hift(base_channels: int = 512, f0_channels: int = 512, *, sample_phase: bool = False) -> HiFTConfig:
-    """Makes the configuration of HiFT 8 x 5 x 3 as models before CosyVoice3 have it, some of them in code alone.
-
-    Args:
-        base_channels: of the first convolution.
-        f0_channels: of the F0 predictor.
-        sample_phase: see `HiFTConfig`.
-    """
-    return HiFTConfig(
-        in_channels=80,
-        base_channels=base_channels,
-        nb_harmonics=8,
-        sampling_rate=24000,
-        nsf_alpha=0.1,
-        nsf_sigma=0.003,
-        nsf_voiced_threshold=10,
-        upsample_rates=(8, 5, 3),
-        upsample_kernel_sizes=(16, 11, 7),
-        n_fft=16,
-        hop_len=4,
-        resblock_kernel_sizes=(3, 7, 11),
-        resblock_dilation_sizes=((1, 3, 5),) * 3,
-        source_resblock_kernel_sizes=(7, 7, 11),
-        source_resblock_dilation_sizes=((1, 3, 5),) * 3,
-        lrelu_slope=0.1,
-        audio_limit=0.99,
-        conv_pre_look_right=3,
-        f0_channels=f0_channels,
-        causal=False,
-        sample_phase=sample_phase,
-    )

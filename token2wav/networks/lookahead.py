@@ -13,10 +13,8 @@ class PreLookahead(nn.Module):
     Two convolutions: the first reaches to the right, the second to the left.
 
     Args:
-        channels: width of the embedding.
-        hidden: width between the two convolutions.
-        lookahead: tokens of right context.
-        lookbehind: tokens of left context.
+        channels, hidden: width of the embedding, and between the two convolutions.
+        lookahead, lookbehind: tokens of right and of left context.
     """
 
     def __init__(self, channels: int, hidden: int, lookahead: int, lookbehind: int) -> None:
@@ -41,31 +39,13 @@ class PreLookahead(nn.Module):
         if last:
             h = F.pad(h, (0, self.lookahead))
         count = h.shape[2] - self.lookahead - left
-        h = F.leaky_relu(_convolved(self.conv1, h))  # slope 0.01, as published
+        h = F.leaky_relu(convolved(self.conv1, h))  # slope 0.01, as published
         h = F.pad(h, (self.lookbehind - left, 0))  # zeros before the utterance: of conv1's output, not its input
-        h = _convolved(self.conv2, h)
+        h = convolved(self.conv2, h)
         return h.transpose(1, 2) + x[:, left : left + count]
 
-    def resumed(self, x: torch.Tensor, tail: torch.Tensor, *, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Goes on with a stream that kept what the second convolution saw.
 
-        Args:
-            x: (B, n + right, C) the next embeddings, as for `forward`.
-            tail: (B, hidden, lookbehind) what the second convolution saw last; zeros at the start.
-            last: see `forward`.
-
-        Returns:
-            (B, n, C), and the tail after them.
-        """
-        h = x.transpose(1, 2)
-        if last:
-            h = F.pad(h, (0, self.lookahead))
-        h = torch.cat((tail, F.leaky_relu(_convolved(self.conv1, h))), dim=2)
-        y = _convolved(self.conv2, h).transpose(1, 2)
-        return y + x[:, : y.shape[1]], h[:, :, h.shape[2] - self.lookbehind :]
-
-
-def _convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
+def convolved(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolution (B, C, T) to (B, C', T - taps + 1), computed as a matrix product on a GPU.
 
     Chunks come in many lengths and batches in many sizes, and for every shape that is new cuDNN takes milliseconds to

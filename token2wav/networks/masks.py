@@ -11,16 +11,6 @@ from token2wav.networks.configs import SEES, GuidedAttention, Mask
 _NEVER = -30000.0
 
 
-def allowed_blocks(
-    query: torch.Tensor, key: torch.Tensor, left_blocks: int, prefix_blocks: int | torch.Tensor
-) -> torch.Tensor:
-    """Whether frames of block `query` may look at block `key`; arguments as in `BlockMask`, shapes broadcast."""
-    allowed = key <= query
-    if left_blocks >= 0:
-        allowed &= (key >= query - left_blocks) | (key < prefix_blocks)
-    return allowed
-
-
 @dataclass(frozen=True)
 class BlockMask:
     """Attention mask of a stream, block by block.
@@ -44,7 +34,10 @@ class BlockMask:
         """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""
         query, key = (queries // self.block_frames)[:, None], (keys // self.block_frames)[None, :]
         query = query.clamp(min=self.joined_blocks - 1)
-        return allowed_blocks(query, key, self.left_blocks, self.prefix_blocks)
+        allowed = key <= query
+        if self.left_blocks >= 0:
+            allowed &= (key >= query - self.left_blocks) | (key < self.prefix_blocks)
+        return allowed
 
     def whole(self, frames: int, device: torch.device | None = None) -> torch.Tensor:
         """(frames, frames) mask of a sequence computed at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,14 @@ def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
     """(bands, PAGE_FRAMES). Page 0 is the public buffer; later pages have seeds of their own."""
     generator = torch.Generator().manual_seed(PUBLIC_SEED + index)  # of the CPU: others draw other numbers
     return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0].to(device)
+
+
+def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
+    """Blocks of so many numbers each that those from `start` to `stop` lie in, and which of theirs these are."""
+    while start < stop:
+        block, offset = divmod(start, size)
+        yield block, slice(offset, min(size, offset + stop - start))
+        start += size - offset
 
 
 class FlowNoise:
@@ -46,15 +55,9 @@ class FlowNoise:
 
     def window(self, start: int, stop: int) -> torch.Tensor:
         """(bands, stop - start) float32."""
-        given = self._table.shape[1]
-        parts = [self._table[:, start : min(stop, given)]] if start < given else []
-        at = max(start, given)
-        while at < stop:
-            page, offset = divmod(at, PAGE_FRAMES)
-            take = min(stop - at, PAGE_FRAMES - offset)
-            parts.append(_page(page, self._bands, self._device)[:, offset : offset + take])
-            at += take
-        return torch.cat(parts, dim=1) if parts else self._table[:, :0]
+        drawn = _stretches(max(start, self._table.shape[1]), stop, PAGE_FRAMES)
+        pages = [_page(page, self._bands, self._device)[:, frames] for page, frames in drawn]
+        return torch.cat((self._table[:, start:stop], *pages), dim=1)
 
 
 _BLOCK_SAMPLES = 24000  # drawn at once: 0.9 MB with 9 harmonics
@@ -89,15 +92,8 @@ class SourceNoise:
 
     def window(self, start: int, stop: int) -> torch.Tensor:
         """(stop - start, harmonics) float32 on the CPU."""
-        given = self._table.shape[0]
-        parts = [_unpacked(self._table[start : min(stop, given)])] if start < given else []
-        at = max(start, given)
-        while at < stop:
-            index, offset = divmod(at, _BLOCK_SAMPLES)
-            take = min(stop - at, _BLOCK_SAMPLES - offset)
-            parts.append(self._block(index)[offset : offset + take])
-            at += take
-        return torch.cat(parts) if parts else torch.empty(0, self._harmonics)
+        drawn = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
+        return torch.cat((_unpacked(self._table[start:stop]), *(self._block(block)[part] for block, part in drawn)))
 
     def _block(self, index: int) -> torch.Tensor:
         with self._lock:

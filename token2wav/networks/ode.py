@@ -95,12 +95,8 @@ class EulerSolver:
 
     Args:
         estimator: of any family.
-        steps: ODE steps.
+        steps, schedule: of the ODE: how many, and where they begin.
         guidance: classifier-free guidance rate.
-        schedule: where the steps begin.
-
-    Attributes:
-        tables: made here, once.
     """
 
     def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:

@@ -11,7 +11,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import CosyVoice2Config, EncoderConfig, FlowConfig, UNetConfig
 from token2wav.model_config import Stem
-from token2wav.networks.configs import HiFTConfig, published_hift
+from token2wav.networks.configs import HiFTConfig
 
 # The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
@@ -25,7 +25,7 @@ _HEADS = 8  # in all of its attention
 _PUBLISHED = (
     EncoderConfig(512, _HEADS, 2048, 6, 4),
     UNetConfig(256, _HEADS, 64, 12, 4),
-    published_hift(sample_phase=True),
+    HiFTConfig(sample_phase=True),
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -114,4 +114,5 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
     )
     vocoder = "mel2wav."
     base = size(f"{vocoder}conv_pre.bias")
-    return widths, unet, published_hift(base, size(f"{vocoder}f0_predictor.classifier.weight", 1), sample_phase=True)
+    f0_channels = size(f"{vocoder}f0_predictor.classifier.weight", 1)
+    return widths, unet, HiFTConfig(base_channels=base, f0_channels=f0_channels, sample_phase=True)

@@ -10,7 +10,7 @@ from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice2.config import RATIO, CosyVoice2Config, EncoderConfig, FlowConfig
 from token2wav.families.cosyvoice3.config import hift_from
-from token2wav.networks.configs import published_hift
+from token2wav.networks.configs import HiFTConfig
 
 FILES = ("flow.yaml",)
 SILENCE = 4218  # the token that stands for what follows a prompt
@@ -52,7 +52,7 @@ def read(folder: Path) -> StepAudio2Config:
     path = folder / FILES[0]
     document = HyperYaml.read(path)
     try:
-        hift = hift_from(document, causal=False) if "hift" in document else published_hift()
+        hift = hift_from(document, causal=False) if "hift" in document else HiFTConfig()
         return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

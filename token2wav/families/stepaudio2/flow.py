@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from token2wav.execution.stages import FlowChunk
@@ -13,6 +14,7 @@ from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import EncoderState, Flow, in_tokens
 from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
 from token2wav.networks.conformer import ConformerState
+from token2wav.networks.lookahead import convolved
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.voice import Voice
@@ -24,7 +26,7 @@ class StepAudioState(EncoderState):
 
     Attributes:
         prompt: tokens of it.
-        tail: of the look-ahead layer, see `PreLookahead.resumed`.
+        tail: (1, hidden, lookbehind) what the second convolution of the look-ahead layer saw last.
     """
 
     prompt: int
@@ -66,9 +68,14 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         return self.encoder_proj(hidden)[0].T
 
     def _seen_ahead(self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool) -> torch.Tensor:
-        embedded = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
-        seen, state.tail = self.encoder.pre_lookahead_layer.resumed(embedded, state.tail, last=last)
-        return seen
+        """(1, n, C) what the look-ahead layer makes of the next tokens; it goes on from what its second part saw."""
+        layer = self.encoder.pre_lookahead_layer
+        x = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
+        h = F.pad(x.transpose(1, 2), (0, layer.lookahead if last else 0))
+        h = torch.cat((state.tail, F.leaky_relu(convolved(layer.conv1, h))), dim=2)
+        state.tail = h[:, :, h.shape[2] - layer.lookbehind :]
+        y = convolved(layer.conv2, h).transpose(1, 2)
+        return y + x[:, : y.shape[1]]
 
 
 def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:
