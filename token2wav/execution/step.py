@@ -17,9 +17,17 @@ Velocity = Callable[[int], torch.Tensor]
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches; threads may share it."""
+    """Evaluates the estimator on batches; threads may share it.
 
-    aligned = False  # whether all chunks of a batch must have room for as many blocks
+    Args:
+        tables: of the ODE's schedule.
+        cache: of keys and values.
+
+    Attributes:
+        aligned: whether all chunks of a batch must have room for as many blocks.
+    """
+
+    aligned = False
 
     def __init__(self, tables: OdeTables, cache: PagedKVCache) -> None:
         self.tables = tables
@@ -75,7 +83,8 @@ class BlockMemory:
     call was tried: copying what each sees into one tensor costs more than the calls.
 
     Args:
-        batch, cache: whose blocks they are, and where these have their pages.
+        batch: of blocks.
+        cache: of keys and values.
         tail: finds what a convolution keeps, (branches, channels, positions), in a stream's state at one ODE step.
 
     Attributes:
@@ -115,7 +124,13 @@ class BlockMemory:
         return conv(torch.cat(windows, dim=1).flatten(0, 1))
 
     def attend(
-        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Lets every block attend to the pages of its table.
 

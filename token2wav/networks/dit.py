@@ -58,7 +58,13 @@ class Memory(Protocol):
         """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""
 
     def attend(
-        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
 
@@ -191,7 +197,11 @@ class Attention(nn.Module):
         self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
-        self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None, memory: Memory | None = None
+        self,
+        x: torch.Tensor,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        memory: Memory | None = None,
     ) -> torch.Tensor:
         """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
         x = x.to(self.to_q.weight.dtype)

@@ -59,7 +59,13 @@ class DenseMemory:
         return conv(x)
 
     def attend(
-        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         self.new += [k, v]
         past_k, past_v = self._past[2 * layer], self._past[2 * layer + 1]
@@ -122,7 +128,14 @@ class CachedStep(nn.Module):
         """
         memory = DenseMemory(contexts, frames, past)
         velocity = self.estimator.velocity(
-            x, mu, spks, cond, Modulation(modulation[:, None], modulation_out[None]), (cos, sin), bias, memory
+            x,
+            mu,
+            spks,
+            cond,
+            Modulation(modulation[:, None], modulation_out[None]),
+            (cos, sin),
+            bias,
+            memory,
         )
         return velocity, memory.contexts, *memory.new
 

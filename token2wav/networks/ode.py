@@ -95,8 +95,12 @@ class EulerSolver:
 
     Args:
         estimator: of any family.
-        steps, schedule: of the ODE: how many, and where they begin.
+        steps: ODE steps.
         guidance: classifier-free guidance rate.
+        schedule: where the steps begin.
+
+    Attributes:
+        tables: made here, once.
     """
 
     def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
@@ -105,7 +109,12 @@ class EulerSolver:
 
     @torch.inference_mode()
     def solve(
-        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        cond: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Noise to mel, for whole sequences that start with their prompt.
 
