@@ -38,7 +38,7 @@ def brute_force(
     """Mel of prompt and tokens in one call under any mask, without an engine."""
     everything = np.concatenate((voice.prompt_tokens, tokens))
     with torch.inference_mode():
-        mu = flow.condition(torch.tensor(everything))
+        mu = flow.conditions(torch.tensor(everything)[None])[0]
         cond = torch.zeros_like(mu)
         cond[:, : len(voice.prompt_mel)] = torch.tensor(voice.prompt_mel).T
         speaker = flow.speaker(torch.tensor(voice.speaker_embedding))

@@ -51,7 +51,7 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     # What follows sees embeddings only, as it does of tokens that are numbers.
     assert flow.pre_lookahead_layer is not None
     hidden = flow.pre_lookahead_layer(wanted[None], left=0, last=True)[0]
-    mu = flow.condition(torch.from_numpy(CODES))
+    mu = flow.conditions(torch.from_numpy(CODES)[None])[0]
     assert float((mu - hidden.repeat_interleave(4, dim=0).T).abs().max()) <= 1e-6
 
 

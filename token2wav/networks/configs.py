@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
@@ -125,18 +125,11 @@ class CodebookConfig:
             raise ConfigError(f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out")
 
 
-@dataclass(frozen=True)
-class MelSettings:
-    """Settings of mel that a flow and a vocoder must agree on.
-
-    Attributes:
-        sample_rate_hz: sample rate of the audio.
-        hop_samples: samples per mel frame.
-        bands: number of mel bands.
-    """
+class MelSettings(NamedTuple):
+    """Settings of mel that a flow and a vocoder must agree on."""
 
     sample_rate_hz: int
-    hop_samples: int
+    hop_samples: int  # of a frame
     bands: int
 
 

@@ -39,13 +39,13 @@ def test_speaker_is_normalised_and_projected(golden: GoldenSet, flow: Flow) -> N
 
 
 def test_lookahead_of_a_finished_utterance(golden: GoldenSet, flow: Flow) -> None:
-    mu = flow.condition(all_tokens(golden, flow))
+    mu = flow.conditions(all_tokens(golden, flow)[None])[0]
     assert off(mu, golden["flow.mu.finalize"][0]) <= tolerances.CONDITIONING
     assert off(mu[:, ::2].T, golden["flow.pre_lookahead.finalize"][0]) <= tolerances.CONDITIONING
 
 
 def test_lookahead_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow) -> None:
-    mu = flow.condition(all_tokens(golden, flow), last=False)
+    mu = flow.conditions(all_tokens(golden, flow)[None], last=False)[0]
     assert off(mu[:, ::2].T, golden["flow.pre_lookahead.nofinalize"][0]) <= tolerances.CONDITIONING
 
 
@@ -54,10 +54,10 @@ def test_a_window_of_tokens_is_conditioned_as_in_the_whole(golden: GoldenSet, fl
     whole = golden["flow.mu.finalize"][0]
     for start, stop in ((0, 25), (1, 26), (2, 27), (25, 75), (75, 100)):
         left = min(2, start)
-        mu = flow.condition(tokens[start - left : stop + 3], left=left, last=False)
+        mu = flow.conditions(tokens[None, start - left : stop + 3], left=left, last=False)[0]
         assert off(mu, whole[:, 2 * start : 2 * stop]) <= tolerances.CONDITIONING
     tail = len(tokens) - 7
-    mu = flow.condition(tokens[tail - 2 :], left=2, last=True)
+    mu = flow.conditions(tokens[None, tail - 2 :], left=2, last=True)[0]
     assert off(mu, whole[:, 2 * tail :]) <= tolerances.CONDITIONING
 
 
@@ -120,7 +120,7 @@ def test_whole_mel(
 
 def test_mel_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]) -> None:
     device = flow.spk_embed_affine_layer.weight.device
-    mu = flow.condition(all_tokens(golden, flow), last=False)
+    mu = flow.conditions(all_tokens(golden, flow)[None], last=False)[0]
     prompt = golden["in.prompt_feat"][0].T.to(device)
     cond = torch.zeros_like(mu)
     cond[:, : prompt.shape[1]] = prompt

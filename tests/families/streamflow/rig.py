@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from token2wav import StreamConfig, Voice
 from token2wav.families.bigvgan.config import BigVGANConfig
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import attention_bias
@@ -33,7 +33,7 @@ Mel = NDArray[np.float32]
 
 def flow_config(
     depth: int = 5, backward: tuple[int, ...] = (2, 4), forward: tuple[int, ...] = (1,), steps: int = 4
-) -> FlowConfig:
+) -> GuidedFlowConfig:
     estimator = EstimatorConfig(
         dim=32,
         depth=depth,
@@ -47,7 +47,7 @@ def flow_config(
         static_chunk_size=BLOCK_FRAMES,
         guided=GuidedAttention.assigned(depth, backward, forward),
     )
-    return FlowConfig(
+    return GuidedFlowConfig(
         vocab_size=VOCABULARY,
         input_size=BANDS,
         spk_embed_dim=6,
@@ -62,7 +62,7 @@ def flow_config(
     )
 
 
-def model_config(flow: FlowConfig) -> CosyVoice3Config:
+def model_config(flow: GuidedFlowConfig) -> CosyVoice3Config:
     """The configuration of a model with a flow and a vocoder that nobody runs."""
     vocoder = BigVGANConfig(
         resblock="1",
@@ -84,13 +84,13 @@ def model_config(flow: FlowConfig) -> CosyVoice3Config:
 class Parts:
     """A flow with random weights, as a service uses it."""
 
-    config: FlowConfig
+    config: GuidedFlowConfig
     flow: Flow
     noise: FlowNoise
     solver: EulerSolver
 
     @classmethod
-    def random(cls, config: FlowConfig) -> Parts:
+    def random(cls, config: GuidedFlowConfig) -> Parts:
         torch.manual_seed(0)
         flow = Flow(config).eval().requires_grad_(False)
         for name, weight in flow.named_parameters():
@@ -107,7 +107,6 @@ class Parts:
         """Mel of tokens that begin with a block, computed as if nothing else were there: one call, masks from loops."""
         frames = RATIO * len(tokens)
         guided = self.config.guided
-        assert guided is not None
         biases = tuple(attention_bias(mask_by_hand(mask, frames)) for mask in guided.layers)
         first = first_block * BLOCK_FRAMES
         with torch.inference_mode():

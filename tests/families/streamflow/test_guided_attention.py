@@ -58,7 +58,6 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
     """Exactly: in the furthest block within reach, and not in the one beyond it."""
     parts = Parts.random(flow_config(backward=backward, forward=forward))
     estimator, guided, blocks, at = parts.flow.estimator, parts.config.guided, 13, 6
-    assert guided is not None
     torch.manual_seed(1)
     x, mu, speaker = torch.randn(1, BANDS, blocks * BLOCK_FRAMES), torch.randn(1, BANDS, blocks * BLOCK_FRAMES), None
     speaker = torch.randn(1, BANDS)
@@ -80,8 +79,7 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
 def test_hops_and_look_ahead_follow_from_the_assignment() -> None:
     for forward, future in (((), 0), ((1,), 1), ((1, 5), 2)):
         config = flow_config(forward=forward)
-        assert config.lookahead_tokens == future * BLOCK
-        assert config.lookbehind_tokens == 2 * BLOCK
+        assert config.context_tokens == (2 * BLOCK, future * BLOCK)
         assert HopSchedule.of(StreamConfig(), model_config(config)) == HopSchedule(
             2 * BLOCK, 2 * BLOCK, BLOCK, adaptive=False
         )

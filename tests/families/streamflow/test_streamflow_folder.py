@@ -12,7 +12,7 @@ import yaml
 from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.families import check_folder
-from token2wav.families.streamflow.config import StreamFlowConfig
+from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.configs import GuidedAttention
 
@@ -42,12 +42,13 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "bigvgan").symlink_to(folder / "bigvgan")
     config = StreamFlowConfig.read(tmp_path)
     flow, estimator = config.flow, config.flow.estimator
+    assert isinstance(flow, GuidedFlowConfig)
     assert flow.guided == GuidedAttention.assigned(22, (7, 14), (1,))
     assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (1024, 22, 16, 24)
     assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (10, 0.5, 80, 4)
     assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (16000, 640, 25)
     assert config.hops(StreamConfig()) == (12, 12)
-    assert (flow.lookbehind_tokens, flow.lookahead_tokens) == (12, 6)
+    assert flow.context_tokens == (12, 6)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

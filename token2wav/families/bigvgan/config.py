@@ -9,10 +9,11 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from token2wav.config.values import from_mapping
+from token2wav.config.hyperyaml import HyperYaml, ModelNode
+from token2wav.config.values import convert, from_mapping, shown
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import MelSettings
 
@@ -112,19 +113,56 @@ def generator_file(folder: Path) -> Path:
     raise CheckpointError(f"{folder}: none of {', '.join(GENERATOR_FILES)} is there")
 
 
+def vocoder_from(
+    document: HyperYaml, folder: Path, token_frame_rate: float, token_mel_ratio: int, bands: int
+) -> tuple[BigVGANConfig, str]:
+    """Reads the section `vocoder` of a model file, and the `config.json` of the BigVGAN that it names.
+
+    Args:
+        document: of the model file.
+        folder: of the model.
+        token_frame_rate, token_mel_ratio, bands: tokens per second, frames of a token, and bands of the flow's mel.
+
+    Returns:
+        The configuration, and the folder below the model folder.
+
+    Raises:
+        ConfigError: the section cannot be used, or the vocoder takes another mel than the flow makes.
+    """
+    section = ModelNode.of(document.resolve("vocoder"), "vocoder")
+    if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
+        raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
+    if (kind := section.get("type", str)) != "bigvgan":
+        raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
+    below = section.get_or("folder", str, ".")
+    if (path := PurePosixPath(below)).is_absolute() or ".." in path.parts:
+        raise ConfigError(f"vocoder.folder: {shown(below)} is not a folder below the model folder")
+    config = read_bigvgan(folder / below)
+    sample_rate = convert(document.resolve("sample_rate"), int, "sample_rate")
+    if token_frame_rate <= 0:
+        raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
+    hop = sample_rate / (token_frame_rate * token_mel_ratio)
+    if not math.isclose(hop, round(hop), rel_tol=1e-6):
+        raise ConfigError(
+            f"sample_rate: {sample_rate} Hz give {hop:.2f} samples to each of {token_frame_rate:g} x "
+            f"{token_mel_ratio} mel frames per second, which must be a whole number"
+        )
+    check_mel(config, MelSettings(sample_rate, round(hop), bands))
+    return config, below
+
+
 def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
     """Compares what a vocoder takes with what a flow makes.
 
     Raises:
         ConfigError: they differ; everything that does is named.
     """
-    names = {"sample_rate_hz": "sampling_rate", "hop_samples": "hop_size", "bands": "num_mels"}
-    differing = [
+    names = ("sampling_rate", "hop_size", "num_mels")
+    if differing := [
         f"{name} is {ours} instead of {wanted}"
-        for field, name in names.items()
-        if (ours := getattr(config.mel, field)) != (wanted := getattr(flow, field))
-    ]
-    if differing:
+        for name, ours, wanted in zip(names, config.mel, flow, strict=True)
+        if ours != wanted
+    ]:
         raise ConfigError(f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow makes them")
 
 

@@ -8,29 +8,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import all_positive, convert, from_mapping, shown
+from token2wav.config.values import all_positive, from_mapping
 from token2wav.errors import ConfigError
 from token2wav.families import read_config
-from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, generator_file, read_bigvgan
+from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
 from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.configs import (
     CodebookConfig,
     EstimatorConfig,
-    GuidedAttention,
     HiFTConfig,
-    MelSettings,
     ScheduleConfig,
 )
 
 MODEL_FILE = "cosyvoice3.yaml"
 
 VocoderConfig = HiFTConfig | BigVGANConfig
-_TOKEN_CONVOLUTIONS = ("pre_lookahead_len", "pre_lookahead_channels", "lookbehind_len")
-_LONGEST_HOP_BLOCKS = 4  # of 25 tokens: 4 s
 _SYMMETRIC_LOOK = 3  # frames that the first convolution of a symmetric HiFT sees ahead, fixed in public code
 
 
@@ -48,12 +44,12 @@ class FlowConfig:
     estimator: EstimatorConfig
     n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
     lookbehind_len: int = 2
-    chunk_blocks: int | None = None  # of a first chunk; None: 1
     codebooks: CodebookConfig | None = None
 
+    ZERO_TOO: ClassVar[tuple[str, ...]] = ("inference_cfg_rate",)  # numbers that need not be positive
+
     def __post_init__(self) -> None:
-        zero_too = ("inference_cfg_rate", *(_TOKEN_CONVOLUTIONS if self.guided else ()))
-        all_positive(self, "flow", zero_too)
+        all_positive(self, "flow", self.ZERO_TOO)
         if self.codebooks and self.codebooks.merge == "concat" and self.input_size % self.codebooks.count:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, the codebooks whose "
@@ -70,22 +66,14 @@ class FlowConfig:
             )
 
     @property
-    def guided(self) -> GuidedAttention | None:
-        return self.estimator.guided
+    def context_tokens(self) -> tuple[int, int]:
+        """Tokens before a chunk that it is given along, and those after it that must be there before it can run."""
+        return self.lookbehind_len, self.pre_lookahead_len
 
     @property
-    def lookahead_tokens(self) -> int:
-        """Tokens after a chunk that it depends on and that must be there before it can run."""
-        if self.guided is None:
-            return self.pre_lookahead_len
-        return self.guided.future_blocks * self.block_tokens
-
-    @property
-    def lookbehind_tokens(self) -> int:
-        """Tokens before a chunk that it is given along."""
-        if self.guided is None:
-            return self.lookbehind_len
-        return self.guided.past_blocks * self.block_tokens
+    def hop_blocks(self) -> tuple[int, int]:
+        """Blocks of the first and of the longest hop; 4 of 25 tokens are 4 s."""
+        return 1, 4
 
     @property
     def mel_bands(self) -> int:
@@ -135,23 +123,22 @@ class CosyVoice3Config(ModelConfig):
         Raises:
             ConfigError: they do not fit each other.
         """
-        first = flow.chunk_blocks or 1
+        lookbehind, lookahead = flow.context_tokens
         return cls(
             vocab_size=flow.vocab_size,
             token_shape=flow.token_shape,
             token_frame_rate=token_frame_rate,
             block_tokens=flow.block_tokens,
-            lookahead_tokens=flow.lookahead_tokens,
-            lookbehind_tokens=flow.lookbehind_tokens,
+            lookahead_tokens=lookahead,
+            lookbehind_tokens=lookbehind,
             token_mel_ratio=flow.token_mel_ratio,
             mel_bands=flow.mel_bands,
             speaker_size=flow.spk_embed_dim,
             sample_rate=vocoder.mel.sample_rate_hz,
             samples_per_token=flow.token_mel_ratio * vocoder.mel.hop_samples,
-            hop_blocks=(first, max(first, 1 if flow.guided else _LONGEST_HOP_BLOCKS)),
+            hop_blocks=flow.hop_blocks,
             ode_steps=flow.n_timesteps,
             fixed_steps=bool(schedule.times),
-            takes_prompt=flow.guided is None,
             flow=flow,
             vocoder=vocoder,
             vocoder_folder=vocoder_folder,
@@ -203,17 +190,8 @@ class CosyVoice3Config(ModelConfig):
         flow, token_frame_rate, schedule = cls._flow_from(document)
         if "vocoder" not in document:
             return cls.of(flow, hift_from(document), token_frame_rate, schedule=schedule)
-        section = ModelNode.of(document.resolve("vocoder"), "vocoder")
-        if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
-            raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
-        if (kind := section.get("type", str)) != "bigvgan":
-            raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
-        vocoder_folder = section.get_or("folder", str, ".")
-        if (path := PurePosixPath(vocoder_folder)).is_absolute() or ".." in path.parts:
-            raise ConfigError(f"vocoder.folder: {shown(vocoder_folder)} is not a folder below the model folder")
-        vocoder = read_bigvgan(folder / vocoder_folder)
-        sample_rate = convert(document.resolve("sample_rate"), int, "sample_rate")
-        check_mel(vocoder, _flow_mel(flow, token_frame_rate, sample_rate))
+        mel = token_frame_rate, flow.token_mel_ratio, flow.mel_bands
+        vocoder, vocoder_folder = vocoder_from(document, folder, *mel)
         return cls.of(flow, vocoder, token_frame_rate, vocoder_folder, schedule)
 
     @classmethod
@@ -240,19 +218,6 @@ def read_cosyvoice3(folder: Path) -> CosyVoice3Config:
     if not isinstance(config, CosyVoice3Config):
         raise ConfigError(f"{folder}: its flow is not that of CosyVoice3 or StreamFlow")
     return config
-
-
-def _flow_mel(flow: FlowConfig, token_frame_rate: float, sample_rate_hz: int) -> MelSettings:
-    """Returns the settings of the mel that a flow makes for audio of a sample rate."""
-    if token_frame_rate <= 0:
-        raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
-    hop = sample_rate_hz / (token_frame_rate * flow.token_mel_ratio)
-    if not math.isclose(hop, round(hop), rel_tol=1e-6):
-        raise ConfigError(
-            f"sample_rate: {sample_rate_hz} Hz give {hop:.2f} samples to each of {token_frame_rate:g} x "
-            f"{flow.token_mel_ratio} mel frames per second, which must be a whole number"
-        )
-    return MelSettings(sample_rate_hz, round(hop), flow.mel_bands)
 
 
 def flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:

@@ -29,8 +29,7 @@ class _Decoder(nn.Module):
 class Flow(nn.Module):
     """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT).
 
-    It is the `Encoder` of its stage. With guided attention (StreamFlow) the look-ahead is that of attention, and tokens
-    are embedded and repeated only.
+    It is the `Encoder` of its stage. Where attention looks ahead (StreamFlow), tokens are embedded and repeated only.
     """
 
     def __init__(self, config: FlowConfig) -> None:
@@ -42,7 +41,7 @@ class Flow(nn.Module):
             PreLookahead(
                 config.input_size, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
             )
-            if config.guided is None
+            if config.pre_lookahead_len
             else None
         )
         self.decoder = _Decoder(DiT(config.estimator))
@@ -72,10 +71,6 @@ class Flow(nn.Module):
     def _encode_alike(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
         tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self.device)
         return list(self.conditions(tokens, left=alike[0].left, last=alike[0].last))
-
-    def condition(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
-        """Conditioning of one window of tokens, (T,) or (T, codebooks), see `conditions`; (mel_bands, ratio * n)."""
-        return self.conditions(tokens[None], left=left, last=last)[0]
 
     def conditions(self, tokens: torch.Tensor, *, left: int = 0, last: bool = True) -> torch.Tensor:
         """Conditioning of windows of tokens, equal to those parts of the whole utterances'.

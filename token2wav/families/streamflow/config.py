@@ -85,12 +85,44 @@ class StreamFlowSection:
             raise ConfigError(f"flow.{error}") from error
 
 
+@dataclass(frozen=True)
+class GuidedFlowConfig(FlowConfig):
+    """Configuration of a flow whose look-ahead is that of attention.
+
+    Attributes:
+        chunk_blocks: blocks of a chunk.
+    """
+
+    chunk_blocks: int = 1
+
+    ZERO_TOO: ClassVar[tuple[str, ...]] = (
+        *FlowConfig.ZERO_TOO,
+        "pre_lookahead_len",
+        "pre_lookahead_channels",
+        "lookbehind_len",
+    )
+
+    @property
+    def guided(self) -> GuidedAttention:
+        assert self.estimator.guided is not None
+        return self.estimator.guided
+
+    @property
+    def context_tokens(self) -> tuple[int, int]:
+        return self.guided.past_blocks * self.block_tokens, self.guided.future_blocks * self.block_tokens
+
+    @property
+    def hop_blocks(self) -> tuple[int, int]:
+        return self.chunk_blocks, self.chunk_blocks
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamFlowConfig(CosyVoice3Config):
     """Configuration of a model whose layers say who sees whom."""
 
     FILE: ClassVar[str] = MODEL_FILE
 
+    takes_prompt: bool = False
     speaks_early: bool = False
     fixed_hops: bool = True
 
@@ -115,7 +147,7 @@ def streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleCon
     except ConfigError as error:
         raise ConfigError(f"flow.{error}") from error
     bands = section.mel_bands
-    config = FlowConfig(
+    config = GuidedFlowConfig(
         vocab_size=section.vocab_size,
         input_size=bands,
         spk_embed_dim=section.spk_embed_dim,
