@@ -53,8 +53,7 @@ class Token2Wav:
 
         Args:
             folder: path of the model folder.
-            stream: settings of chunks and their masks.
-            runtime: settings of device and engine.
+            stream, runtime: settings of chunks, and of device and engine.
 
         Raises:
             ConfigError: the folder's YAML or a setting cannot be used.

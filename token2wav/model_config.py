@@ -15,49 +15,27 @@ _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Configuration of one model. Families derive theirs from it, with what their networks need.
+    """Configuration of one model. Families derive theirs from it, with what their networks need."""
 
-    Attributes:
-        vocab_size: number of different tokens, or of codes in each codebook.
-        token_frame_rate: tokens per second.
-        block_tokens: tokens in one attention block: every chunk but the last ends on a multiple of it.
-        token_mel_ratio: mel frames per token.
-        mel_bands: bands of the mel, between flow and vocoder.
-        speaker_size: length of a speaker embedding.
-        sample_rate: samples per second.
-        samples_per_token: samples that an utterance has for each of its tokens.
-        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
-        lookahead_tokens: tokens after a chunk that it depends on and that must be there before it can run.
-        lookbehind_tokens: tokens before a chunk that it is given along.
-        hop_blocks: blocks of the first and of the longest hop, where settings do not bound it.
-        ode_steps: usual number of ODE steps; 0 for a model without an ODE.
-        fixed_steps: whether it takes no other number.
-        takes_prompt: whether voices may have a prompt.
-        speaks_early: whether the flow computes provisional chunks, which end within a block and are not kept.
-        fixed_hops: whether results depend on where chunks end, so that this must not depend on time.
-        joined_prompt: whether attention takes a prompt as one block, whatever its length, and blocks begin at its end.
-        left_blocks: blocks of the past that stay visible beside the prompt's, where settings do not say it.
-    """
-
-    vocab_size: int
-    token_frame_rate: float
-    block_tokens: int
-    token_mel_ratio: int
-    mel_bands: int
-    speaker_size: int
-    sample_rate: int
-    samples_per_token: int
-    token_shape: tuple[int, ...] = ()
-    lookahead_tokens: int = 0
-    lookbehind_tokens: int = 0
-    hop_blocks: tuple[int, int] = (1, 4)
-    ode_steps: int = 0
-    fixed_steps: bool = False
-    takes_prompt: bool = True
-    speaks_early: bool = False
-    fixed_hops: bool = False
-    joined_prompt: bool = False
-    left_blocks: int = -1
+    vocab_size: int  # different tokens, or codes in each codebook
+    token_frame_rate: float  # tokens per second
+    block_tokens: int  # of one attention block: every chunk but the last ends on a multiple of it
+    token_mel_ratio: int  # mel frames per token
+    mel_bands: int  # between flow and vocoder
+    speaker_size: int  # length of a speaker embedding
+    sample_rate: int  # samples per second
+    samples_per_token: int  # that an utterance has
+    token_shape: tuple[int, ...] = ()  # of one token: () for a number, (codebooks,) for several codes
+    lookahead_tokens: int = 0  # after a chunk, that it depends on and that must be there before it can run
+    lookbehind_tokens: int = 0  # before a chunk, that it is given along
+    hop_blocks: tuple[int, int] = (1, 4)  # of the first and of the longest hop, where settings do not bound it
+    ode_steps: int = 0  # the usual number; 0 for a model without an ODE
+    fixed_steps: bool = False  # it takes no other number
+    takes_prompt: bool = True  # voices may have a prompt
+    speaks_early: bool = False  # the flow computes provisional chunks, which end within a block and are not kept
+    fixed_hops: bool = False  # results depend on where chunks end, so that this must not depend on time
+    joined_prompt: bool = False  # attention takes a prompt of any length as one block, and blocks begin at its end
+    left_blocks: int = -1  # of the past that stay visible beside the prompt's, where settings do not say it
 
     @property
     def block_seconds(self) -> float:
@@ -88,10 +66,7 @@ class ModelConfig:
         self.allowed_steps(stream.steps)
 
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the numbers of ODE steps that streams may have, the usual one first.
-
-        Args:
-            wanted: setting `StreamConfig.steps`.
+        """Returns the numbers of ODE steps that streams may have, the usual one first; `wanted` is the setting.
 
         Raises:
             ConfigError: the model takes its own number alone.

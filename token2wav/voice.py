@@ -151,9 +151,7 @@ def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | No
         if array.ndim not in (1, 2):
             raise InputError(field, f"shape {array.shape}, expected one or two dimensions")
         token_shape = array.shape[1:]
-    if array.shape[1:] != token_shape and (array.size or array.ndim != 1):
-        raise InputError(field, _shape_problem(array.shape, token_shape))
-    if not array.ndim:
+    if not array.ndim or (array.shape[1:] != token_shape and (array.size or array.ndim != 1)):
         raise InputError(field, _shape_problem(array.shape, token_shape))
     if not array.size:
         return np.zeros((0, *token_shape), np.int32)
@@ -186,16 +184,11 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
 
 
 def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = np.inf) -> NDArray[np.float32]:
-    """Copies an argument to float32.
-
-    Args:
-        field: name of the argument for messages.
-        values: array to convert.
-        dimensions: number of dimensions that it must have.
-        bound: largest magnitude of a value.
+    """Copies an argument to float32; `field` is its name for messages.
 
     Raises:
-        InputError: not numbers, another number of dimensions, or a value that is not finite or beyond the bound.
+        InputError: not numbers, another number of dimensions, or a value that is not finite or of a larger magnitude
+            than the bound.
     """
     try:
         with np.errstate(over="ignore"):

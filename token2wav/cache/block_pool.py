@@ -21,9 +21,6 @@ class BlockPool:
 
     The lowest free pages go first and runs are kept together, so that an engine can often read an owner's pages as one
     piece of memory.
-
-    Args:
-        capacity: pages in all.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,11 +60,7 @@ class BlockPool:
 
 
 class Content(Protocol):
-    """Content of a prefix, as whoever asked first has computed it.
-
-    Attributes:
-        pages: of the pool, that it was given.
-    """
+    """Content of a prefix, as whoever asked first has computed it in pages of the pool."""
 
     pages: list[int]
 
@@ -93,10 +86,6 @@ class PrefixCache(Generic[ContentT]):
     Args:
         pool: of all blocks; they are taken here and may be given back there.
         most: prefixes to keep, not counting those that are in use.
-
-    Attributes:
-        acquired: how often a prefix was asked for and was there in the end.
-        computed: how often one was computed.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:
@@ -104,8 +93,7 @@ class PrefixCache(Generic[ContentT]):
         self._most = most
         self._prefixes: OrderedDict[Hashable, Prefix[ContentT]] = OrderedDict()
         self._lock = threading.RLock()
-        self.acquired = 0
-        self.computed = 0
+        self.acquired = self.computed = 0  # how often a prefix was there in the end, and had to be computed
 
     def __len__(self) -> int:
         return len(self._prefixes)

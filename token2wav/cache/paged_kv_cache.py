@@ -24,14 +24,10 @@ class CacheLayout:
     """Sizes of what one model keeps of a stream at every ODE step.
 
     Attributes:
-        steps: ODE steps.
-        layers: of the estimator.
-        heads: of each layer.
-        dim_head: of each head.
-        block_frames: frames in a page.
+        steps, branches: of the ODE and of guidance.
+        layers, heads, dim_head: of the estimator, of a layer, of a head.
+        block_frames, bands: of the mel in a page.
         storage: type in which keys and values are kept; int8 has a scale per token and head.
-        branches: of guidance.
-        bands: of the mel.
         conv_state: shape of what the estimator keeps of a stream beside keys and values, at each step.
     """
 
@@ -99,11 +95,6 @@ class LayerView:
 class PagedKVCache:
     """Key-value cache of all open streams, in pages of one attention block.
 
-    Args:
-        layout: sizes.
-        pages: how many.
-        device: where.
-
     Attributes:
         null: number of a page that is never written, to read where there is only padding.
         scratch: number of a page that is never read, to write padding to. One page for both would carry the NaN of a
@@ -140,10 +131,7 @@ class PagedKVCache:
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Copies pages (n,) of all layers of one step.
 
-        Args:
-            step: ODE step.
-            pages: (n,) their numbers, on the device.
-            out: (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point type.
+        `out` is (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point type.
         """
         if out.dtype == self._data.dtype:
             torch.index_select(self._data[step], 3, pages, out=out)

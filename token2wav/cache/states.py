@@ -20,12 +20,7 @@ class StateStore:
     """Fixed-size states of streams, one slot for each. A batch reads and writes all its streams' rows at once.
 
     A slot is not cleared for its next owner, as nothing is read at the first piece of a stream. It may be used from
-    several threads, by each for streams of its own.
-
-    Args:
-        specs: of all layers, see `state_specs`.
-        device: where.
-        slots: to start with; there will be more when they are needed.
+    several threads, by each for streams of its own. There are more slots when they are needed.
     """
 
     def __init__(self, specs: Mapping[Streaming, StateSpec], device: torch.device, slots: int = _FIRST_SLOTS) -> None:

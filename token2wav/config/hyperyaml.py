@@ -69,12 +69,7 @@ _Loader.add_implicit_resolver(
 
 
 class HyperYaml:
-    """Document of one file, which resolves references in it.
-
-    Args:
-        path: path of the file, for messages.
-        data: top-level mapping of the file.
-    """
+    """Document of one file, which resolves references in it; the file's path is for messages."""
 
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self._path = path

@@ -75,10 +75,7 @@ def shown(value: Any) -> str:
 def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None:
     """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
 
-    Args:
-        config: dataclass to look at.
-        name: path of it for messages.
-        zero_too: fields in which zero is allowed.
+    `name` is its path for messages; in the fields of `zero_too` zero is allowed.
     """
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)

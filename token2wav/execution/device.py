@@ -18,10 +18,7 @@ _CUDA_REST = 4 << 30
 
 
 def device_named(name: str) -> torch.device:
-    """Device of the setting `runtime.device`.
-
-    Args:
-        name: `auto`, `cpu`, `cuda` or `cuda:N`. `auto` takes a GPU where torch sees one.
+    """Device of the setting `runtime.device`; `auto` takes a GPU where torch sees one.
 
     Raises:
         ConfigError: torch sees no such device.
@@ -56,9 +53,6 @@ def keep_arithmetic_exact(device: torch.device) -> None:
     Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and products of float16
     matrices are summed in float32, also between the parts that a library splits them into. docs/parity.md says
     what each is worth.
-
-    Args:
-        device: that a model is to be loaded on.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False

@@ -29,18 +29,11 @@ _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream 
 
 @dataclass(frozen=True, order=True)
 class PieceShape:
-    """Room in a batch of pieces that are at the same place in their streams.
+    """Room in a batch of pieces that are at the same place in their streams."""
 
-    Attributes:
-        first: whether the streams start with them.
-        inside: whether they go on after them; else the last frames lie behind the end, as many as are held back.
-        frames: of mel in each.
-        streams: pieces.
-    """
-
-    first: bool
-    inside: bool
-    frames: int
+    first: bool  # the streams start with them
+    inside: bool  # they go on after them; else the last frames lie behind the end, as many as are held back
+    frames: int  # of mel in each
     streams: int = 1
 
     def fits(self, other: PieceShape) -> bool:
@@ -79,19 +72,12 @@ def likely_pieces(
 
 @dataclass(eq=False)
 class _Stream:
-    """One utterance.
+    """One utterance."""
 
-    Attributes:
-        slot: of its state.
-        frames: that were computed.
-        held: (bands, n) mel of its start, until there is more than is held back.
-        ahead: samples that were given before they were exact.
-    """
-
-    slot: int
-    held: torch.Tensor
-    frames: int = 0
-    ahead: int = 0
+    slot: int  # of its state
+    held: torch.Tensor  # (bands, n) mel of its start, until there is more than is held back
+    frames: int = 0  # that were computed
+    ahead: int = 0  # samples that were given before they were exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +97,8 @@ class _Batch:
     """Tensors of one shape: S streams, T frames.
 
     Attributes:
-        mel: (S, bands, T).
-        noise: (S * T, frame_samples) of the source.
-        rows: states of the streams.
-        slots: (S,) where these are kept.
+        mel, noise: (S, bands, T), and (S * T, frame_samples) of the source.
+        rows, slots: states of the streams, and (S,) where these are kept.
         audio: (S, samples) what comes out.
     """
 

@@ -21,11 +21,7 @@ SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forwa
 
 @dataclass(frozen=True)
 class GuidedAttention:
-    """Masks of an estimator.
-
-    Attributes:
-        layers: mask of each layer, first to last.
-    """
+    """Masks of an estimator's layers, first to last."""
 
     layers: tuple[Mask, ...]
 
@@ -110,11 +106,9 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class CodebookConfig:
-    """Codebooks of tokens that have several codes each.
+    """Codebooks of tokens that have `count` codes each, from a vocabulary of its own.
 
-    Attributes:
-        count: number of codes per token, each from a vocabulary of its own.
-        merge: way to join their embeddings: `sum`, or `concat` one behind the other, each as wide as its share.
+    Their embeddings are added (`sum`), or stand one behind the other, each as wide as its share (`concat`).
     """
 
     count: int

@@ -135,9 +135,8 @@ class HiFT(VocoderNetwork):
 
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
-            noise: of the source.
+            noise, phase: of the source, see `frame_sines` for the latter.
             final: whether the utterance ends here; else the last `delay` samples are missing.
-            phase: rounding of the source's phase, see `frame_sines`.
 
         Returns:
             (B, samples): samples_per_frame for every frame, less the delay.
@@ -154,17 +153,13 @@ class HiFT(VocoderNetwork):
         phase: Phase = "exact",
         decode: Decode | None = None,
     ) -> torch.Tensor:
-        """Audio of a piece of mel.
+        """Audio (B, samples), `delay` late, of a piece of mel (B, bands, T).
 
         Args:
-            mel: (B, bands, T) the next frames.
+            mel, piece: the next frames, and their place in the utterances.
             noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as late as F0.
-            piece: its place in the utterances.
             phase: rounding of the source's phase, see `frame_sines`.
             decode: in place of the method.
-
-        Returns:
-            (B, samples), `delay` late.
         """
         source = self.m_source(self.f0_predictor(mel, piece), noise, phase, piece)
         return (decode or self.decode)(mel, source, piece)

@@ -70,13 +70,9 @@ class ResBlock(nn.Module):
     """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
 
     Args:
-        channels: throughout.
-        kernel, dilations: of the convolutions.
+        channels, kernel, dilations: of the convolutions.
         causal: whether these see only the past; else as much on both sides.
-        delay, more: of the input, see `Streaming`.
-
-    Attributes:
-        delayed: positions that the output is late.
+        delay, more: of the input, see `Streaming`, as is `delayed`.
     """
 
     def __init__(
@@ -194,12 +190,7 @@ def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Analysis(Streaming):
-    """STFT of a signal with half a window mirrored at both ends.
-
-    Args:
-        n_fft, hop: samples of a window, and from one to the next.
-        delay: of the signal.
-    """
+    """STFT of a signal with half a window mirrored at both ends; a window has n_fft samples, `hop` apart."""
 
     kernels: torch.Tensor
 
@@ -219,12 +210,7 @@ class Analysis(Streaming):
 
 
 class Synthesis(nn.Module):
-    """Inverse STFT of log-magnitudes and phases.
-
-    Args:
-        n_fft, hop: samples of a window, and from one to the next.
-        delay: of the input, in windows.
-    """
+    """Inverse STFT of log-magnitudes and phases, which are `delay` windows late."""
 
     kernels: torch.Tensor
     weights: torch.Tensor

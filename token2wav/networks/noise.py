@@ -38,10 +38,7 @@ class FlowNoise:
     A stock CosyVoice3 seeds all generators with 0 and draws 300 s; the same numbers are drawn here when first needed.
     Past their end the noise goes on with other seeds instead of failing.
 
-    Args:
-        bands: mel bands.
-        table: (bands, T) that replaces the first T frames, for models that were built with other noise.
-        device: where it is kept.
+    A table (bands, T) replaces the first T frames, for models that were built with other noise.
     """
 
     def __init__(self, bands: int, table: torch.Tensor | None = None, device: torch.device | str = "cpu") -> None:
@@ -130,12 +127,7 @@ class SourceNoise:
 
 
 class NormalNoise(SourceNoise):
-    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any will do.
-
-    Args:
-        harmonics: sines per sample, the fundamental included.
-        table: (N, harmonics) that replaces the first N samples.
-    """
+    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any will do."""
 
     def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
         super().__init__(harmonics, 0, table)
@@ -166,10 +158,6 @@ class NoiseTable:
     The numbers come from torch's generator on the CPU, which no device can repeat; so they are drawn there, in order,
     and copied once. Which rows a chunk needs is told in numbers of rows: the device looks them up by itself.
 
-    Args:
-        noise: of every harmonic.
-        source: that merges them; on the device where the table is to be.
-
     Attributes:
         late: frames by which the source's F0 is late in pieces, and its noise with it.
         rows: (blocks * 50, samples_per_frame) float32. It may be another tensor after `find`.
@@ -194,14 +182,9 @@ class NoiseTable:
 
     @torch.inference_mode()
     def find(self, starts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Finds where the noise of some stretches stands; until the next call it stays there.
+        """Finds the rows (B, width) where the noise of some stretches stands; until the next call it stays there.
 
-        Args:
-            starts: (B,) first frames, counted from the start of the utterance; any row stands for one before it.
-            width: frames of each.
-
-        Returns:
-            (B, width) rows of the table.
+        `starts` (B,) are their first frames from the start of the utterance on; any row stands for one before it.
         """
         self._calls += 1
         frames = np.maximum(starts[:, None] + np.arange(width), 0)

@@ -61,9 +61,7 @@ Phase = Literal["exact", "reference"]
 class HarmonicSource(Streaming):
     """Sines of F0 and its harmonics with noise, merged into one channel. It keeps their phases.
 
-    Args:
-        config: of the vocoder.
-        delay: frames that F0 is late in pieces.
+    In pieces F0 is `delay` frames late.
     """
 
     def __init__(self, config: HiFTConfig, delay: int) -> None:
@@ -211,13 +209,12 @@ def frame_sines(
     with the sum. `exact` sums in double precision and keeps the phase modulo one cycle, so that it never drifts.
 
     Args:
-        increments: (B, T, harmonics) cycles per sample, float32.
-        samples_per_frame: samples that an increment lasts.
-        phase: see above.
+        increments: (B, T, harmonics) cycles per sample, float32, each for `samples_per_frame`.
+        samples_per_frame, phase: see above.
         carry: (B, harmonics) double: the phase in cycles before the first frame.
 
     Returns:
-        (B, T, harmonics) float32, and the carry after the last frame, (B, harmonics) double.
+        (B, T, harmonics) float32, and the carry after the last frame.
     """
     if carry is None:
         carry = increments.new_zeros(increments.shape[0], increments.shape[2], dtype=torch.float64)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,15 +25,8 @@ class Activation(Protocol):
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True)
-class StateSpec:
-    """Tensor that a layer keeps for every stream.
-
-    Attributes:
-        name: of the layer in its network.
-        shape: for one stream.
-        dtype: of its numbers.
-    """
+class StateSpec(NamedTuple):
+    """Tensor that a layer keeps for every stream, under the layer's name in its network."""
 
     name: str
     shape: tuple[int, ...]
@@ -172,11 +165,9 @@ class StreamConv(nn.Conv1d, Streaming):
     """Convolution over a stream.
 
     Args:
-        inputs, outputs: channels.
-        kernel, dilation, stride: as for any convolution.
+        inputs, outputs, kernel, dilation, stride, bias: as for any convolution.
         left, right: zeros at the start and at the end of a stream.
         delay, more: of the input, see `Streaming`.
-        bias: whether there is one.
     """
 
     def __init__(
@@ -240,8 +231,7 @@ class Overlap(Streaming):
     """Stream of a transposed convolution, whose kernels overlap: what it is run on, and what of its outputs is ready.
 
     Args:
-        channels: of the input.
-        kernel, stride: of the convolution.
+        channels, kernel, stride: of the convolution's input, and its own.
         cut: outputs that are dropped at the start and at the end of a stream.
         pad: times that the edges of the input are repeated before the convolution.
         delay, more: of the input, see `Streaming`.
@@ -274,11 +264,7 @@ class Overlap(Streaming):
 class StreamConvTranspose(nn.ConvTranspose1d):
     """Transposed convolution over a stream that makes `stride` outputs of every input.
 
-    Args:
-        inputs, outputs: channels.
-        kernel: longer than the stride by an even number, or as long.
-        stride: outputs of an input.
-        delay: of the input.
+    The kernel is longer than the stride by an even number, or as long; `delay` is that of the input.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, delay: int = 0) -> None:
@@ -298,10 +284,7 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 class Delay(Streaming):
     """Lets a signal wait for another one that comes later: gives it `length` positions later than it comes.
 
-    Args:
-        channels: of the signal.
-        length: positions; 0 changes nothing.
-        delay: of the signal.
+    Length 0 changes nothing; channels and delay are those of the signal.
     """
 
     def __init__(self, channels: int, length: int, *, delay: int = 0) -> None:

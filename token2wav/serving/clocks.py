@@ -25,11 +25,9 @@ class Playback:
 
     Attributes:
         now: the clock.
-        started: time at which the first audio was sent; None before.
+        started, plays_until: times at which the first audio was sent, and the listener runs out of it; None before.
         sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
-        plays_until: time at which the listener runs out of audio; None before the first.
-        seconds_sent: audio sent so far.
-        seconds_trimmed: audio left out before the first that was sent.
+        seconds_sent, seconds_trimmed: audio sent so far, and left out before it.
         underruns: number of chunks that came after the audio before them had ended.
     """
 

@@ -28,13 +28,6 @@ Timed = Callable[[float, float], None]
 class Pipeline:
     """Pipeline of flow and vocoder, through which every chunk of every request passes.
 
-    Args:
-        config: sizes and rates of the model.
-        flow: engine that turns tokens into mel.
-        vocoder: engine that turns mel into audio.
-        stream: settings of chunks, their hops in tokens.
-        device: device that the engines are on.
-
     Attributes:
         steps: numbers of ODE steps that requests may have, the usual one first.
         clock: returns the monotonic seconds by which listeners hear.
@@ -119,11 +112,7 @@ class Pipeline:
     def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
         """Runs the next chunk of every request, in one batch. Each must be open and have one.
 
-        Several threads may do so at once, for different requests.
-
-        Args:
-            requests: requests of the batch.
-            timed: takes the seconds that flow and vocoder took.
+        Several threads may do so at once, for different requests. `timed` takes the seconds of flow and vocoder.
 
         Returns:
             For every request the audio to send, None where nothing of it is to be sent yet, or why it cannot go on: its

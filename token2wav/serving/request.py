@@ -32,19 +32,12 @@ class Reply(Protocol):
 
 
 class Message(NamedTuple):
-    """Message of a client: tokens of a request that arrived together.
+    """Message of a client: tokens of a request that arrived together."""
 
-    Attributes:
-        received: position after its last token, as `Chunker.received`.
-        end: whether the utterance ends with it.
-        reply: takes the chunks that its tokens make possible.
-        keep_open: whether `reply` is finished with the request only.
-    """
-
-    received: int
-    end: bool
-    reply: Reply
-    keep_open: bool
+    received: int  # position after its last token, as `Chunker.received`
+    end: bool  # the utterance ends with it
+    reply: Reply  # takes the chunks that its tokens make possible
+    keep_open: bool  # `reply` is finished with the request only
 
 
 class Status(Enum):
@@ -66,47 +59,26 @@ class Slots(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """Request for one utterance: all that is known of it. Times are seconds of one monotonic clock.
+    """Request for one utterance: all that is known of it. Times are seconds of one monotonic clock."""
 
-    Attributes:
-        voice: prompt and speaker as the model uses them.
-        ode_steps: number of its ODE steps.
-        chunker: its tokens, and the chunk that runs next.
-        playback: clock of its listener.
-        output: makes of its audio what is sent.
-        slots: what it holds in the engines; None before it is opened, and when it is closed.
-        number: 1, 2, 3 ... in the order of admission, for logs.
-        client: name of the client it belongs to, or empty.
-        on_close: is called once when it is over.
-        admitted: time of its admission.
-        status: what it waits for, or how it ended.
-        owner: thread id of the worker it belongs to; then only that one touches or releases its slots.
-        messages: queue of those that are not consumed yet.
-        kept_open: replies that stay unfinished until the end.
-        last_progress: time at which tokens came, or audio was sent.
-        ready_since: time at which it became ready.
-        compute_seconds: time of the batches that it was in.
-        why_closed: a sentence for messages that come too late. No exception: it would keep alive all that its traceback
-            refers to.
-    """
-
-    voice: Voice
+    voice: Voice  # prompt and speaker as the model uses them
     ode_steps: int
-    chunker: Chunker
-    playback: Playback
-    output: AudioOutput
-    slots: Slots | None = None
-    number: int = 0
-    client: str = ""
-    on_close: Callable[[], None] = lambda: None
+    chunker: Chunker  # its tokens, and the chunk that runs next
+    playback: Playback  # clock of its listener
+    output: AudioOutput  # makes of its audio what is sent
+    slots: Slots | None = None  # what it holds in the engines; None before it is opened, and when it is closed
+    number: int = 0  # 1, 2, 3 ... in the order of admission, for logs
+    client: str = ""  # name of the client it belongs to, or empty
+    on_close: Callable[[], None] = lambda: None  # called once when it is over
     admitted: float = 0.0
-    status: Status = Status.WAITING
-    owner: int | None = None
-    messages: deque[Message] = field(default_factory=deque)
-    kept_open: list[Reply] = field(default_factory=list)
-    last_progress: float = 0.0
+    status: Status = Status.WAITING  # what it waits for, or how it ended
+    owner: int | None = None  # thread id of the worker it belongs to: only that one touches or releases its slots
+    messages: deque[Message] = field(default_factory=deque)  # those that are not consumed yet
+    kept_open: list[Reply] = field(default_factory=list)  # replies that stay unfinished until the end
+    last_progress: float = 0.0  # when tokens came, or audio was sent
     ready_since: float = 0.0
-    compute_seconds: float = 0.0
+    compute_seconds: float = 0.0  # of the batches that it was in
+    # A sentence for messages that come too late. No exception: it would keep alive all that its traceback refers to.
     why_closed: str = "stream: it has ended; tokens after the end are not taken"
 
     @property

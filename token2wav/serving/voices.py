@@ -21,13 +21,10 @@ class VoiceRegistry:
 
     Those that have a name stay. When there are too many others, the one goes first that was registered or asked for
     least recently. Streams hold their voice themselves, so that losing it here does not touch them.
-
-    Args:
-        most_voices: largest number of voices that are kept, those with a name apart.
     """
 
     def __init__(self, most_voices: int) -> None:
-        self._most_voices = most_voices
+        self._most_voices = most_voices  # those with a name apart
         self._voices: OrderedDict[str, Voice] = OrderedDict()
         self._kept: dict[str, Voice] = {}  # for good, by their ids
         self._ids: dict[str, str] = {}  # of these, by their names

@@ -108,11 +108,9 @@ class WorkerPool:
         """Admits a request; nothing is computed yet.
 
         Args:
-            voice: prompt and speaker, checked against the model.
+            voice, steps, audio_format: see `Pipeline.request`.
             on_close: is called once, from any thread, when the request is over for any reason.
-            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
             client: name of the client it belongs to; empty if that is not known.
-            audio_format: of what is sent; None for float32 at the model's rate.
 
         Raises:
             InputError: steps are not allowed, or the model cannot have that sample rate.
