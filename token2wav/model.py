@@ -53,7 +53,8 @@ class Token2Wav:
 
         Args:
             folder: path of the model folder.
-            stream, runtime: settings of chunks, and of device and engine.
+            stream: settings of chunks and their masks.
+            runtime: settings of device and engine.
 
         Raises:
             ConfigError: the folder's YAML or a setting cannot be used.
@@ -106,7 +107,8 @@ class Token2Wav:
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
-            voice, steps: as for `stream`.
+            voice: prompt and speaker.
+            steps: number of ODE steps, as for `stream`.
 
         Raises:
             InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
@@ -119,8 +121,13 @@ class Token2Wav:
         """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the reference for streams.
 
         Args:
-            tokens, voice, steps: as for `synthesize`, with its errors.
+            tokens: (n,) integers, n >= 1, or (n, codebooks).
+            voice: prompt and speaker.
             streaming: whether to use the streaming attention mask, else the full one.
+            steps: number of ODE steps, as for `stream`.
+
+        Raises:
+            InputError: a token or the voice does not fit the model, or there are no tokens.
         """
         voice.check(self.config)
         array = checked_tokens(tokens, self.config)

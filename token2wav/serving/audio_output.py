@@ -52,15 +52,25 @@ ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """Chunk of audio, as it is sent."""
+    """Chunk of audio, as it is sent.
 
-    audio: NDArray[Any]  # (samples,) mono; float32, or what a server's client asked for
-    index: int  # 0, 1, 2 ... within the utterance
-    final: bool  # the utterance ends with it
-    sample_rate: int  # samples per second
-    samples_per_token: int  # that an utterance has for each of its tokens, once it is over
-    samples_trimmed: int = 0  # of silence, that were dropped before the first one, and are missing in that sum
-    sound_s: float | None = None  # seconds into this chunk at which the utterance is first heard; None in all others
+    Attributes:
+        audio: (samples,) mono; float32, or what a server's client asked for.
+        index: 0, 1, 2 ... within the utterance.
+        final: whether the utterance ends with it.
+        sample_rate: samples per second.
+        samples_per_token: samples that an utterance has for each of its tokens, once it is over.
+        samples_trimmed: samples of silence that were dropped before the first one, and are missing in that sum.
+        sound_s: seconds into this chunk at which the utterance is first heard; None in all others.
+    """
+
+    audio: NDArray[Any]
+    index: int
+    final: bool
+    sample_rate: int
+    samples_per_token: int
+    samples_trimmed: int = 0
+    sound_s: float | None = None
 
     @property
     def duration_s(self) -> float:
