@@ -176,9 +176,6 @@ class StreamBlocks:
         mask: who may look at whom.
         reserved: pages to take now for blocks to come.
 
-    Attributes:
-        own: pages of the stream's own blocks, in order, but for those that no later block can see.
-
     Raises:
         OutOfBlocksError: there are not so many pages.
     """
@@ -189,7 +186,7 @@ class StreamBlocks:
         self._mask = mask
         self._first = len(shared)  # number of the first of `own`
         self._reserve = cache.take(reserved)
-        self.own: list[int] = []
+        self.own: list[int] = []  # pages of its own blocks, in order, but for those that no later block can see
 
     @property
     def held(self) -> int:

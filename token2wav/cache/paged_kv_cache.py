@@ -21,25 +21,17 @@ _INT8_MAX = 127.0
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Sizes of what one model keeps of a stream at every ODE step.
-
-    Attributes:
-        steps, branches: of the ODE and of guidance.
-        layers, heads, dim_head: of the estimator, of a layer, of a head.
-        block_frames, bands: of the mel in a page.
-        storage: type in which keys and values are kept; int8 has a scale per token and head.
-        conv_state: shape of what the estimator keeps of a stream beside keys and values, at each step.
-    """
+    """Sizes of what one model keeps of a stream at every ODE step."""
 
     steps: int
-    layers: int
+    layers: int  # of the estimator
     heads: int
     dim_head: int
-    block_frames: int
-    storage: Storage = "float32"
-    branches: int = BRANCHES
-    bands: int = 80
-    conv_state: tuple[int, ...] = ()
+    block_frames: int  # of a page
+    storage: Storage = "float32"  # type in which keys and values are kept; int8 has a scale per token and head
+    branches: int = BRANCHES  # of guidance
+    bands: int = 80  # of the mel
+    conv_state: tuple[int, ...] = ()  # shape of what the estimator keeps beside keys and values, at each step
 
     @property
     def vectors_per_page(self) -> int:
@@ -55,15 +47,10 @@ class CacheLayout:
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
-    """View of the cache at one ODE step and layer, to read and to write.
+    """View of the cache at one ODE step and layer, to read and to write."""
 
-    Attributes:
-        data: (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values.
-        scales: (2, branches, pages, block_frames, heads) with int8.
-    """
-
-    data: torch.Tensor
-    scales: torch.Tensor | None
+    data: torch.Tensor  # (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values
+    scales: torch.Tensor | None  # (2, branches, pages, block_frames, heads) with int8
 
     @property
     def parts(self) -> tuple[torch.Tensor | None, ...]:

@@ -31,24 +31,17 @@ State = TypeVar("State")
 class FlowChunk:
     """The next piece of an utterance. Positions are tokens counted from the first prompt token.
 
-    Attributes:
-        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
-            before it and `right` that follow (the look-ahead; none if `last`).
-        left: context tokens on the left.
-        start: first token of the chunk; the stop of the chunk before that was kept, or the prefix length of the voice.
-        stop: end of the chunk, a multiple of the attention block unless `last` or `provisional`.
-        last: whether the utterance ends here.
-        skip: tokens at its start that are the prompt's, or were heard already.
-        provisional: whether nothing is kept of it, because its last block is not complete: the next chunk starts
-            where this one did.
+    `tokens` are (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
+    before it and `right` that follow (the look-ahead; none if `last`). Nothing is kept of a `provisional` chunk, whose
+    last block is not complete: the next chunk starts where it did.
     """
 
     tokens: NDArray[np.int32]
     left: int
-    start: int
-    stop: int
-    last: bool
-    skip: int = 0
+    start: int  # the stop of the chunk before that was kept, or the prefix length of the voice
+    stop: int  # a multiple of the attention block unless `last` or `provisional`
+    last: bool  # the utterance ends here
+    skip: int = 0  # tokens at its start that are the prompt's, or were heard already
     provisional: bool = False
 
 
@@ -62,22 +55,14 @@ class MelChunk:
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Use of a stage's cache.
-
-    Attributes:
-        capacity: pages in all.
-        used: pages that are taken.
-        shared: those of them that belong to voices' prompts.
-        page_bytes: size of one.
-        prompt_hits, prompt_misses: utterances whose voice's prompt was there, or had to be computed.
-    """
+    """Use of a stage's cache, in pages."""
 
     capacity: int = 0
     used: int = 0
-    shared: int = 0
+    shared: int = 0  # those of them that belong to voices' prompts
     page_bytes: int = 0
-    prompt_hits: int = 0
-    prompt_misses: int = 0
+    prompt_hits: int = 0  # utterances whose voice's prompt was there
+    prompt_misses: int = 0  # and those for which it had to be computed
 
 
 class FlowStage(Protocol):
@@ -178,23 +163,14 @@ class Stages:
 
 @dataclass(frozen=True, eq=False)
 class Networks:
-    """Networks of a model without weights, for who asks what they will need.
+    """Networks of a model without weights, for who asks what they will need."""
 
-    Attributes:
-        flow: module of the flow, with its `estimator`; it is its own `Encoder`.
-        vocoder: module of the vocoder.
-        layout: of the cache.
-        guidance: classifier-free guidance rate.
-        schedule: of the ODE.
-        token_bytes: of what the encoder keeps of a token beside the cache.
-    """
-
-    flow: Any
+    flow: Any  # with its `estimator`; it is its own `Encoder`
     vocoder: Any
     layout: CacheLayout
-    guidance: float
+    guidance: float  # classifier-free guidance rate
     schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009 (it is frozen)
-    token_bytes: int = 0
+    token_bytes: int = 0  # of what the encoder keeps of a token beside the cache
 
 
 class HandleTable(Generic[State]):

@@ -84,15 +84,10 @@ class EstimatorConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Schedule of the ODE: it gives the times of its steps.
+    """Schedule of the ODE: it gives the times of its steps."""
 
-    Attributes:
-        kind: spacing under its public name: `cosine` takes small steps at first, `linear` equal ones.
-        times: list of a distilled model instead, from 0 to 1: the start of every step, and the end of the last.
-    """
-
-    kind: Literal["cosine", "linear"] = "cosine"
-    times: tuple[float, ...] = ()
+    kind: Literal["cosine", "linear"] = "cosine"  # spacing: small steps at first, or equal ones
+    times: tuple[float, ...] = ()  # of a distilled model instead: the start of every step from 0 on, and the end, 1
 
     def __post_init__(self) -> None:
         if not self.times:
@@ -131,12 +126,9 @@ class MelSettings(NamedTuple):
 class HiFTConfig:
     """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of generations before it.
 
-    The defaults are the latter's published sizes, some of which are in code alone.
-
-    Attributes:
-        causal: whether only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
-            is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
-        sample_phase: whether that phase turns sample by sample, each frame's by its own F0.
+    The defaults are the latter's published sizes, some of which are in code alone. In the former only `conv_pre` and F0
+    look ahead; else all convolutions see as much on both sides, upsampling is by transposed convolutions, and the
+    source's phase goes smoothly from frame to frame, or turns sample by sample, each frame's by its own F0.
     """
 
     in_channels: int = 80

@@ -17,18 +17,12 @@ class BlockMask:
 
     A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last `left_blocks` ones and those
     of the prefix.
-
-    Attributes:
-        block_frames: frames of one attention block.
-        left_blocks: blocks of the past that stay visible; negative for all.
-        prefix_blocks: blocks at the start that always stay visible: those that depend on the voice alone.
-        joined_blocks: blocks at the start that see one another as if they were one.
     """
 
-    block_frames: int
+    block_frames: int  # of one attention block
     left_blocks: int = -1
-    prefix_blocks: int = 0
-    joined_blocks: int = 0
+    prefix_blocks: int = 0  # at the start, that always stay visible: those that depend on the voice alone
+    joined_blocks: int = 0  # at the start, that see one another as if they were one
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """(Q,) and (K,) frame indices to (Q, K) bool, True where attention is allowed."""

@@ -34,21 +34,15 @@ class StateSpec(NamedTuple):
 
 
 class Streaming(nn.Module):
-    """Base of layers that may keep something.
+    """Base of layers that may keep something."""
 
-    Attributes:
-        keeps: shape of the tensor for one stream; empty for a layer that keeps nothing.
-        delay: positions that the input of a piece is late.
-        more: positions that the input of a whole sequence has beside those that its frames make.
-        delayed: positions, in its own rate, that the output is late.
-    """
-
-    keeps: tuple[int, ...] = ()
-    delay: int = 0
-    more: int = 0
+    keeps: tuple[int, ...] = ()  # shape of the tensor for one stream; empty for a layer that keeps nothing
+    delay: int = 0  # positions that the input of a piece is late
+    more: int = 0  # positions that the input of a whole sequence has beside those that its frames make
 
     @property
     def delayed(self) -> int:
+        """Positions, in its own rate, that the output is late."""
         return self.delay
 
     @property
@@ -59,17 +53,11 @@ class Streaming(nn.Module):
 
 
 class VocoderNetwork(nn.Module):
-    """Network from mel to audio, as the stages of vocoders see it.
-
-    Attributes:
-        bands: of the mel.
-        frame_samples: samples of a mel frame.
-        delay: samples by which the audio of a piece is late: it takes so much mel to its right.
-    """
+    """Network from mel to audio, as the stages of vocoders see it."""
 
     bands: int
     frame_samples: int
-    delay: int
+    delay: int  # samples by which the audio of a piece is late: it takes so much mel to its right
 
     @property
     def device(self) -> torch.device:
@@ -85,18 +73,14 @@ class VocoderNetwork(nn.Module):
 class Piece:
     """Place of a piece in its streams, which are all at the same, and what layers kept of what came before it.
 
-    Attributes:
-        state: (B, *shape) of every layer that keeps something; read unless `first`, and overwritten unless they
-            end. None for whole sequences.
-        first: whether the streams start with it.
-        frames: of the network's input in it.
-        beyond: how many of them lie behind the end of the streams; 0 unless they end, then what the network is late.
+    The state is (B, *shape) of every layer that keeps something: read unless `first`, overwritten unless streams end;
+    None for whole sequences.
     """
 
     state: Mapping[Streaming, torch.Tensor] | None = None
-    first: bool = False
-    frames: int = 1
-    beyond: int = 0
+    first: bool = False  # the streams start with it
+    frames: int = 1  # of the network's input in it
+    beyond: int = 0  # of them lie behind the end of the streams: where they end, what the network is late
 
     def extended(
         self,

@@ -26,10 +26,6 @@ class Scheduler:
         limits: bounds that are checked before work starts.
         token_rate: tokens that a second of audio has.
         clock: returns monotonic seconds.
-
-    Attributes:
-        requests: open ones, in the order of their admission.
-        closing: whether no more are admitted.
     """
 
     def __init__(self, limits: LimitConfig, token_rate: float, clock: Callable[[], float]) -> None:
@@ -38,8 +34,8 @@ class Scheduler:
         self._clock = clock
         self._policy: Policy[Request] = Policy(limits.batch_streams)
         self._admitted = 0
-        self.requests: list[Request] = []
-        self.closing = False
+        self.requests: list[Request] = []  # open ones, in the order of their admission
+        self.closing = False  # no more are admitted
 
     def admit(self, request: Request) -> None:
         """Takes a request in; from now on its idle time counts.
