@@ -27,7 +27,7 @@ _CONVS, _KERNEL = 5, 3
 
 
 class F0Predictor(nn.Module):
-    """Mel to F0 in double precision (Q17): it integrates into phase, so errors grow; it is `delayed` frames late."""
+    """Mel to F0 in double precision (Q17): F0 integrates into phase, so errors grow. It is `delayed` frames late."""
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
