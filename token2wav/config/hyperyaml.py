@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -204,8 +204,10 @@ class ModelNode:
     def get_or(self, key: str, kind: Any, default: Any) -> Any:
         return self.get(key, kind) if key in self.data else default
 
-    def fields(self, *keys: str, kind: Any) -> dict[str, Any]:
-        return {key: self.get(key, kind) for key in keys}
+    def fields(self, config: type, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
+        """Values of fields of a dataclass, in their types: of all but some where none are named."""
+        kinds = get_type_hints(config)
+        return {key: self.get(key, kinds[key]) for key in keys or kinds if key not in but}
 
     def _value(self, key: str) -> Any:
         if key not in self.data:

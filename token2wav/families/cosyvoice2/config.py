@@ -160,7 +160,7 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     solver.get("t_scheduler", Literal["cosine"])
     bands = flow.get("output_size", int)
     config = FlowConfig(
-        **flow.fields("vocab_size", "spk_embed_dim", kind=int),
+        **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
         pre_lookahead_len=flow.get_or("pre_lookahead_len", int, 3),
         block_tokens=block,

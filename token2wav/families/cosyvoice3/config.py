@@ -27,7 +27,6 @@ from token2wav.networks.configs import (
 MODEL_FILE = "cosyvoice3.yaml"
 
 VocoderConfig = HiFTConfig | BigVGANConfig
-_SYMMETRIC_LOOK = 3  # frames that the first convolution of a symmetric HiFT sees ahead, fixed in public code
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,29 @@ class CosyVoice3Config(ModelConfig):
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
         """Reads the flow, the tokens per second that it takes, and the times of its ODE."""
-        return flow_from(document)
+        flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
+        lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
+        if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
+            raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
+        decoder = flow.child("decoder", "CausalConditionalCFM")
+        solver = decoder.child("cfm_params", "DictConfig").child("content")
+        if (method := solver.get("solver", str)) != "euler":
+            raise ConfigError(f"{solver.name}.solver: only 'euler' is supported, got '{method}'")
+        schedule = _schedule_from(solver)
+        steps = len(schedule.times) - 1 if schedule.times else solver.get_or("n_timesteps", int, FlowConfig.n_timesteps)
+        estimator = decoder.child("estimator", "DiT")
+        rate = flow.get("input_frame_rate", float)
+        config = FlowConfig(
+            **flow.fields(
+                FlowConfig, "vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len"
+            ),
+            pre_lookahead_channels=lookahead.get("channels", int),
+            inference_cfg_rate=solver.get("inference_cfg_rate", float),
+            estimator=EstimatorConfig(**estimator.fields(EstimatorConfig, but=("guided",))),
+            n_timesteps=steps,
+            codebooks=_codebooks_from(flow) if "codebooks" in flow.data else None,
+        )
+        return config, as_integer(rate), schedule
 
     def part(self, stem: Stem) -> Any:
         return self.flow if stem == "flow" else self.vocoder
@@ -218,32 +239,6 @@ def read_cosyvoice3(folder: Path) -> CosyVoice3Config:
     if not isinstance(config, CosyVoice3Config):
         raise ConfigError(f"{folder}: its flow is not that of CosyVoice3 or StreamFlow")
     return config
-
-
-def flow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-    flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
-    lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
-    if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
-        raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
-    decoder = flow.child("decoder", "CausalConditionalCFM")
-    solver = decoder.child("cfm_params", "DictConfig").child("content")
-    if (method := solver.get("solver", str)) != "euler":
-        raise ConfigError(f"{solver.name}.solver: only 'euler' is supported, got '{method}'")
-    schedule = _schedule_from(solver)
-    steps = len(schedule.times) - 1 if schedule.times else solver.get_or("n_timesteps", int, FlowConfig.n_timesteps)
-    estimator = decoder.child("estimator", "DiT")
-    rate = flow.get("input_frame_rate", float)
-    config = FlowConfig(
-        **flow.fields("vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len", kind=int),
-        pre_lookahead_channels=lookahead.get("channels", int),
-        inference_cfg_rate=solver.get("inference_cfg_rate", float),
-        estimator=EstimatorConfig(
-            **estimator.fields(*(f.name for f in dataclasses.fields(EstimatorConfig) if f.name != "guided"), kind=int)
-        ),
-        n_timesteps=steps,
-        codebooks=_codebooks_from(flow) if "codebooks" in flow.data else None,
-    )
-    return config, as_integer(rate), schedule
 
 
 def as_integer(rate: float) -> float:
@@ -272,19 +267,10 @@ def hift_from(document: HyperYaml, *, causal: bool = True) -> HiFTConfig:
     hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
     istft = hift.child("istft_params")
     f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
+    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal", "sample_phase"]
     return HiFTConfig(
-        **hift.fields("in_channels", "base_channels", "nb_harmonics", "sampling_rate", kind=int),
-        conv_pre_look_right=hift.get("conv_pre_look_right", int) if causal else _SYMMETRIC_LOOK,
-        **hift.fields("nsf_alpha", "nsf_sigma", "nsf_voiced_threshold", "lrelu_slope", "audio_limit", kind=float),
-        **hift.fields(
-            "upsample_rates",
-            "upsample_kernel_sizes",
-            "resblock_kernel_sizes",
-            "source_resblock_kernel_sizes",
-            kind=tuple[int, ...],
-        ),
-        **hift.fields("resblock_dilation_sizes", "source_resblock_dilation_sizes", kind=tuple[tuple[int, ...], ...]),
-        **istft.fields("n_fft", "hop_len", kind=int),
+        **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
+        **istft.fields(HiFTConfig, "n_fft", "hop_len"),
         f0_channels=f0.get("cond_channels", int),
         causal=causal,
     )

@@ -79,7 +79,7 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
         if (value := node.get_or(key, kind, only)) != only:
             raise ConfigError(f"{node.name}.{key}: {value}, but only {only} is known here")
     return FlowConfig(
-        **flow.fields("vocab_size", "spk_embed_dim", kind=int),
+        **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
         pre_lookahead_len=encoder.get("pre_lookahead_len", int),
         inference_cfg_rate=decoder.get("inference_cfg_rate", float),
@@ -90,5 +90,5 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
             encoder.get("num_blocks", int),
             encoder.get("num_up_blocks", int),
         ),
-        estimator=DiTConfig(**estimator.fields("hidden_size", "num_heads", "head_dim", "depth", kind=int)),
+        estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )

@@ -128,7 +128,31 @@ class StreamFlowConfig(CosyVoice3Config):
 
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-        return streamflow_from(document)
+        section = StreamFlowSection.of(document.resolve("flow"))
+        try:
+            schedule = ScheduleConfig(section.t_scheduler, section.times)
+        except ConfigError as error:
+            raise ConfigError(f"flow.{error}") from error
+        bands = section.mel_bands
+        config = GuidedFlowConfig(
+            vocab_size=section.vocab_size,
+            input_size=bands,
+            spk_embed_dim=section.spk_embed_dim,
+            token_mel_ratio=section.token_mel_ratio,
+            pre_lookahead_len=0,
+            pre_lookahead_channels=0,
+            inference_cfg_rate=section.inference_cfg_rate,
+            estimator=EstimatorConfig(
+                **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
+                **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
+                static_chunk_size=section.block_frames,
+                guided=section.attention(),
+            ),
+            n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
+            lookbehind_len=0,
+            chunk_blocks=section.chunk_blocks,
+        )
+        return config, as_integer(section.input_frame_rate), schedule
 
     def check(self, stream: StreamConfig) -> None:
         super().check(stream)
@@ -138,31 +162,3 @@ class StreamFlowConfig(CosyVoice3Config):
                 raise ConfigError(
                     f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
                 )
-
-
-def streamflow_from(document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
-    section = StreamFlowSection.of(document.resolve("flow"))
-    try:
-        schedule = ScheduleConfig(section.t_scheduler, section.times)
-    except ConfigError as error:
-        raise ConfigError(f"flow.{error}") from error
-    bands = section.mel_bands
-    config = GuidedFlowConfig(
-        vocab_size=section.vocab_size,
-        input_size=bands,
-        spk_embed_dim=section.spk_embed_dim,
-        token_mel_ratio=section.token_mel_ratio,
-        pre_lookahead_len=0,
-        pre_lookahead_channels=0,
-        inference_cfg_rate=section.inference_cfg_rate,
-        estimator=EstimatorConfig(
-            **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
-            **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
-            static_chunk_size=section.block_frames,
-            guided=section.attention(),
-        ),
-        n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
-        lookbehind_len=0,
-        chunk_blocks=section.chunk_blocks,
-    )
-    return config, as_integer(section.input_frame_rate), schedule
