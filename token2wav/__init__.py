@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from token2wav.voice import Voice
 
 _LAZY = {  # what needs torch or YAML is imported when it is first asked for
-    "AudioChunk": "token2wav.serving.request",
+    "AudioChunk": "token2wav.serving.audio_output",
     "RuntimeConfig": "token2wav.config",
     "Stream": "token2wav.serving.stream",
     "StreamConfig": "token2wav.config",

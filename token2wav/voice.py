@@ -42,12 +42,14 @@ class Voice:
     speaker_embedding: NDArray[np.float32]
 
     def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
-        tokens = token_array("prompt_tokens", prompt_tokens, None)
-        object.__setattr__(self, "prompt_tokens", _frozen(tokens))
-        mel = float_array("prompt_mel", prompt_mel, 2, MEL_BOUND)
-        embedding = float_array("speaker_embedding", speaker_embedding, 1, EMBEDDING_BOUND)
-        object.__setattr__(self, "prompt_mel", _frozen(mel))
-        object.__setattr__(self, "speaker_embedding", _frozen(embedding))
+        tokens, mel, embedding = FIELDS
+        for field, array in (
+            (tokens, token_array(tokens, prompt_tokens, None)),
+            (mel, float_array(mel, prompt_mel, 2, MEL_BOUND)),
+            (embedding, float_array(embedding, speaker_embedding, 1, EMBEDDING_BOUND)),
+        ):
+            array.flags.writeable = False
+            object.__setattr__(self, field, array)
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
@@ -203,11 +205,6 @@ def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = n
         at = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
         where = ", ".join(map(str, at))
         raise InputError(field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}")
-    return array
-
-
-def _frozen(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    array.flags.writeable = False
     return array
 
 

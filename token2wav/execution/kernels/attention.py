@@ -102,7 +102,7 @@ def store_keys_values(
     Args:
         qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous; rows are branch by branch.
         view: of the cache.
-        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles.
+        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
         table: of the batch, see `execution/batch.py`.
     """
     assert qkv.is_contiguous()
@@ -203,12 +203,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Lets every block attend to all that it sees; its own keys and values are in their page already.
 
-    Args:
-        qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous, of which the first third
-            are the queries; rows are branch by branch.
-        view: of the cache.
-        cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
-        table: of the batch, see `execution/batch.py`.
+    Arguments are those of `store_keys_values`; the first third of the projections are the queries.
 
     Returns:
         (branches * blocks, block_frames, heads * dim_head), zeros in padding.

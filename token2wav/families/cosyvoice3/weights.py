@@ -60,22 +60,19 @@ def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
     Raises:
         CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
     """
-    bands, path = config.flow.mel_bands, folder / NOISE_FILE
-    buffer = _noise(path, "cfm.rand_noise")
-    if buffer is None:
-        return FlowNoise(bands)
-    return FlowNoise(bands, _shaped(buffer, (1, bands, -1), path, "cfm.rand_noise", torch.float32)[0])
+    bands = config.flow.mel_bands
+    buffer = _noise(folder, "cfm.rand_noise", (1, bands, -1))
+    return FlowNoise(bands, None if buffer is None else buffer[0])
 
 
 def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
     """Loads the noise of HiFT's source, as `load_flow_noise` does."""
-    harmonics, path = config.hift.nb_harmonics + 1, folder / NOISE_FILE
-    source = None
-    if (buffer := _noise(path, "sinegen.sine_waves")) is not None:
-        source = _shaped(buffer, (1, -1, harmonics), path, "sinegen.sine_waves", torch.float32)[0]
-    elif (buffer := _noise(path, "sinegen.sine_waves_u24")) is not None:
-        source = _shaped(buffer, (-1, harmonics, 3), path, "sinegen.sine_waves_u24", torch.uint8)
-    return SourceNoise(harmonics, draws_before_source(config.flow, config.hift), source)
+    harmonics = config.hift.nb_harmonics + 1
+    buffer = _noise(folder, "sinegen.sine_waves", (1, -1, harmonics))
+    packed = None if buffer is not None else _noise(folder, "sinegen.sine_waves_u24", (-1, harmonics, 3), torch.uint8)
+    return SourceNoise(
+        harmonics, draws_before_source(config.flow, config.hift), packed if buffer is None else buffer[0]
+    )
 
 
 def check(folder: Path, config: CosyVoice3Config) -> None:
@@ -132,15 +129,15 @@ def filled(module: _Module, path: Path) -> _Module:
     return module
 
 
-def _noise(path: Path, name: str) -> torch.Tensor | None:
-    return read_tensor(path, name) if path.is_file() else None
-
-
-def _shaped(tensor: torch.Tensor, shape: tuple[int, ...], path: Path, name: str, dtype: torch.dtype) -> torch.Tensor:
-    fits = tensor.dim() == len(shape) and all(
-        want in (-1, have) for have, want in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits:
+def _noise(folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor | None:
+    """Reads a tensor of a folder's noise, None where there is none; -1 in its shape stands for any size."""
+    path = folder / NOISE_FILE
+    tensor = read_tensor(path, name) if path.is_file() else None
+    if tensor is None:
+        return None
+    if tensor.dim() != len(shape) or any(
+        want not in (-1, have) for have, want in zip(tensor.shape, shape, strict=True)
+    ):
         raise CheckpointError(f"{path}: '{name}' has shape {tuple(tensor.shape)}, expected {shape}")
     if tensor.dtype != dtype:
         raise CheckpointError(f"{path}: '{name}' has type {tensor.dtype}, expected {dtype}")
