@@ -75,12 +75,7 @@ class CachedFlow(FlowStage):
     """
 
     def __init__(
-        self,
-        recompute: RecomputeFlow,
-        runners: Mapping[int, Runner],
-        cache: PagedKVCache,
-        *,
-        longest_hop: int = 100,
+        self, recompute: RecomputeFlow, runners: Mapping[int, Runner], cache: PagedKVCache, *, longest_hop: int = 100
     ) -> None:
         self._config, self._encoder, self._device = recompute.config, recompute.encoder, recompute.device
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable, MelChunk, Solver, VocoderStage
+from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable, MelChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.voice import Voice
 
@@ -50,7 +51,7 @@ class RecomputeFlow(FlowStage):
         config: ModelConfig,
         encoder: Encoder,
         noise: FlowNoise,
-        solvers: Mapping[int, Solver],
+        solvers: Mapping[int, EulerSolver],
         *,
         full_tail: bool = False,
         left_blocks: int = -1,

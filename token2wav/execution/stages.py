@@ -134,15 +134,6 @@ class Encoder(Protocol):
         """Vector (bands,) of a speaker embedding."""
 
 
-class Solver(Protocol):
-    """ODE of a flow over whole sequences that start with their prompt."""
-
-    def solve(
-        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Noise to mel, see `EulerSolver`."""
-
-
 @dataclass(frozen=True)
 class StageSummary:
     """Summary of what the stages of a model run on, for reports and logs."""

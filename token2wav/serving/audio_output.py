@@ -111,10 +111,7 @@ class AudioOutput:
     N tokens give exactly as many samples as `samples_per_token` says, less `samples_trimmed`, however the audio is
     portioned. A resampler holds back up to 40 ms of it, 75 ms at 8 kHz, and gives it with what follows or the end.
 
-    Args:
-        config: rates of the model.
-        audio_format: what is to be sent.
-        trim_silence_ms: leading silence that may be dropped, in windows of 10 ms below -50 dBFS.
+    Up to `trim_silence_ms` of leading silence are dropped, in windows of 10 ms below -50 dBFS.
 
     Raises:
         InputError: the model cannot have that sample rate, or the library that resamples is missing.

@@ -17,12 +17,7 @@ from token2wav.errors import ConfigError
 from token2wav.families import read_config
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
 from token2wav.model_config import ModelConfig, Stem
-from token2wav.networks.configs import (
-    CodebookConfig,
-    EstimatorConfig,
-    HiFTConfig,
-    ScheduleConfig,
-)
+from token2wav.networks.configs import CodebookConfig, EstimatorConfig, HiFTConfig, ScheduleConfig
 
 MODEL_FILE = "cosyvoice3.yaml"
 
