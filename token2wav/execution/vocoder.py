@@ -54,8 +54,8 @@ def likely_pieces(
     Hops grow by doubling, and each is one piece. First chunks, which are longer by what fills the prompt's last block,
     and last ones, which have any length, are made up of these and of powers of two.
 
-    The vocoder holds `lookahead_frames` back, `hops` are tokens of the first and of the longest one, and batches have at
-    most `most_streams`, a power of two.
+    `lookahead_frames` are what the vocoder holds back, `hops` tokens of the first and of the longest one, and batches
+    have at most `most_streams`, a power of two.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
     doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {longest}
