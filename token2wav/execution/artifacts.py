@@ -41,41 +41,25 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Artifact:
-    """Artifact: one graph in one form, with all that decides whether it may be used.
+    """Artifact: one graph in one form, with all that decides whether it may be used."""
 
-    Attributes:
-        file: path below the engine folder, in its description the name alone; weights may lie beside it.
-        graph, precision, backend: graph that it holds, and its form.
-        fingerprint: `fingerprint` of the checkpoint that it was made from.
-        opset: version of the ONNX operators in it, or in the graph that it was built from.
-        schedule: `steps` and `guidance` of the ODE that the checkpoint is meant for.
-        versions: versions of the packages that made it, by name.
-        target: accepted properties of the machine it runs on, such as `{"compute_capability": ["8.9"]}`.
-        flags: options of the builder.
-        profiles: smallest, best and largest shape per profile and input; none where every shape will do.
-        created: time of its making, UTC, ISO 8601.
-        seconds: time that making it took.
-        command: command line that made it.
-        graph_version: GRAPH_VERSION when it was made.
-        sizes: bytes of every file, by path as `file`; `EngineFolder.add` fills it in.
-    """
-
-    file: str
+    file: str  # path below the engine folder, in its description the name alone; weights may lie beside it
     graph: Graph
     precision: Precision
     backend: Backend
-    fingerprint: str
-    opset: int
-    schedule: dict[str, float]
-    versions: dict[str, str]
-    target: dict[str, tuple[str, ...]]
-    flags: tuple[str, ...]
+    fingerprint: str  # `fingerprint` of the checkpoint that it was made from
+    opset: int  # version of the ONNX operators in it, or in the graph that it was built from
+    schedule: dict[str, float]  # `steps` and `guidance` of the ODE that the checkpoint is meant for
+    versions: dict[str, str]  # of the packages that made it, by name
+    target: dict[str, tuple[str, ...]]  # properties of the machines it runs on, such as {"compute_capability": ["8.9"]}
+    flags: tuple[str, ...]  # options of the builder
+    # Smallest, best and largest shape per profile and input; none where every shape will do.
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
-    created: str
-    seconds: float
-    command: str
-    graph_version: int = GRAPH_VERSION
-    sizes: dict[str, int] = field(default_factory=dict)
+    created: str  # time of its making, UTC, ISO 8601
+    seconds: float  # that making it took
+    command: str  # line that made it
+    graph_version: int = GRAPH_VERSION  # when it was made
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of every file, by path as `file`; `add` fills it in
 
     @property
     def size(self) -> int:
@@ -121,11 +105,7 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 class EngineFolder:
-    """Folder of all artefacts of a model. Several processes may add to it at the same time.
-
-    Args:
-        path: path of the folder, which is made when something is added.
-    """
+    """Folder of all artefacts of a model, made when one is added. Several processes may do so at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
