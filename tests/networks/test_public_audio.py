@@ -8,9 +8,9 @@ import torch
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import SEED, fill
+from token2wav.families.chatterbox.source import SampleSource
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
-from token2wav.networks.source import SampleSource
 
 TOLERANCE = 1e-4
 
@@ -18,7 +18,8 @@ TOLERANCE = 1e-4
 def published(golden: FamilyGolden) -> HiFT:
     """Vocoder with the published sizes but for its widths."""
     sizes = dict(zip(("base_channels", "f0_channels"), golden.sizes["vocoder"], strict=True))
-    hift = fill(HiFT(HiFTConfig(**sizes, sample_phase=golden.family == "chatterbox")))
+    source = SampleSource if golden.family == "chatterbox" else None
+    hift = fill(HiFT(HiFTConfig(**sizes), source))
     hift.freeze()
     return hift
 

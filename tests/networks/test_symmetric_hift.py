@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from token2wav.cache.states import StateStore
+from token2wav.families.chatterbox.source import SampleSource
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
+from token2wav.networks.source import HarmonicSource
 from token2wav.networks.streaming import Piece, state_specs
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
@@ -41,18 +43,18 @@ CONFIG = HiFTConfig(
 
 @pytest.fixture(scope="module")
 def hift() -> HiFT:
-    return frozen(CONFIG)
+    return frozen()
 
 
 @pytest.fixture(scope="module")
 def sampled() -> HiFT:
     """One whose source turns sample by sample."""
-    return frozen(replace(CONFIG, sample_phase=True))
+    return frozen(SampleSource)
 
 
-def frozen(config: HiFTConfig) -> HiFT:
+def frozen(source: type[HarmonicSource] | None = None) -> HiFT:
     torch.manual_seed(3)
-    hift = HiFT(config)
+    hift = HiFT(CONFIG, source)
     torch.nn.init.constant_(hift.f0_predictor.classifier.bias, 120)
     torch.nn.init.normal_(hift.f0_predictor.classifier.weight, std=60)
     hift.freeze()

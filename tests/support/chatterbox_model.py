@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.support.family_golden import FamilyGolden
 from tests.support.random_weights import fill
+from token2wav.families.chatterbox.source import SampleSource
 from token2wav.families.cosyvoice2.config import EncoderConfig, FlowConfig, UNetConfig
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.networks.configs import HiFTConfig
@@ -32,7 +33,7 @@ def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]
     estimator = UNetConfig(*(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"])
     config = FlowConfig(6561, 192, 80, 3, 0.7, encoder, estimator)
     base, f0_channels = sizes["vocoder"]
-    hift = HiFT(HiFTConfig(base_channels=base, f0_channels=f0_channels, sample_phase=True))
+    hift = HiFT(HiFTConfig(base_channels=base, f0_channels=f0_channels), SampleSource)
     flow = cosyvoice2_flow(config, mean_flow=mean_flow)
     parts: dict[str, nn.Module] = {"flow": fill(flow), "mel2wav": fill(hift)}
     return {

@@ -232,14 +232,7 @@ class EngineFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, staged: Path, artifact: Artifact) -> Path:
-        """Puts a finished artefact in place, where it replaces the one before it.
-
-        Args:
-            staged: folder from `staging` with its files.
-            artifact: description, with `file` as a name in that folder.
-
-        Returns:
-            The file in its place.
+        """Puts a finished artefact from its `staging` folder in place of the one before it; returns its file there.
 
         Raises:
             ArtifactError: the engine folder cannot be written.

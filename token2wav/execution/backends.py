@@ -53,13 +53,7 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 @dataclass(frozen=True)
 class Host:
-    """Host that a backend is chosen for.
-
-    Attributes:
-        folder: of the model.
-        runtime: its configuration.
-        device: that was chosen.
-    """
+    """Host that a backend is chosen for: a model's folder, the runtime's configuration, and the device of these."""
 
     folder: Path
     runtime: RuntimeConfig
@@ -98,13 +92,7 @@ class Exportable:
 
 @dataclass(frozen=True)
 class Graphs:
-    """Graphs that were found for a backend.
-
-    Attributes:
-        backend: that runs them.
-        step: of the estimator; None for torch.
-        vocoder: of the vocoder; None where torch runs it.
-    """
+    """Graphs that were found for a backend; None of what torch runs."""
 
     backend: BackendName
     step: StepGraph | None = None
@@ -113,9 +101,6 @@ class Graphs:
 
 def choose(host: Host) -> Graphs:
     """The backend of a host, with its graphs loaded.
-
-    Args:
-        host: model, configuration and device.
 
     Raises:
         ConfigError: the backend that the configuration names cannot run here.
@@ -143,15 +128,7 @@ def choose(host: Host) -> Graphs:
 def runner(
     graphs: Graphs, steps: StepFactory, cache: PagedKVCache, longest_blocks: int, pool: GraphPool | None = None
 ) -> Runner:
-    """Runner of chunks on the backend that was chosen.
-
-    Args:
-        graphs: from `choose`.
-        steps: makes step functions of the estimator.
-        cache: of keys and values.
-        longest_blocks: blocks of the longest hop.
-        pool: of the model's CUDA graphs; None runs without.
-    """
+    """Runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
     if graphs.backend == "onnx":
         return Runner(steps.exported(graphs.step))
     if pool is None:
@@ -166,10 +143,7 @@ def runner(
 def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
     """Sizes that take every batch up to some size, not too loosely: powers of two of chunks and of past blocks.
 
-    Args:
-        longest: blocks of the longest chunk.
-        most_past: blocks before a chunk.
-        most_streams: in a batch.
+    `longest` are the blocks of the longest chunk.
     """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
     sizes = product(_powers_of_two(1, most_streams), lengths, _powers_of_two(4, most_past))

@@ -28,28 +28,18 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, eq=False)
 class ChunkInput:
-    """One chunk of one stream.
+    """One chunk of one stream."""
 
-    Attributes:
-        noise, mu, cond: (bands, frames) start of the ODE and its conditions.
-        speaker: (bands,).
-        start: position of the first frame, counted from the start of the prompt, a multiple of the block.
-        tables: pages that each block sees in order, its own last.
-        conv_state: (steps, *layout.conv_state) what the estimator keeps beside keys and values before the chunk;
-            replaced in place by that at its end.
-        absent: frames at the stream's start that there are not; they are in the first page of every table.
-        joined: whether its blocks see those that follow them too, as if the chunk were one block.
-    """
-
-    noise: torch.Tensor
+    noise: torch.Tensor  # (bands, frames) start of the ODE, and so its conditions
     mu: torch.Tensor
     cond: torch.Tensor
-    speaker: torch.Tensor
-    start: int
-    tables: list[list[int]]
+    speaker: torch.Tensor  # (bands,)
+    start: int  # position of the first frame, counted from the start of the prompt, a multiple of the block
+    tables: list[list[int]]  # pages that each block sees in order, its own last
+    # (steps, *layout.conv_state) what the estimator keeps beside keys and values; replaced in place by that at the end.
     conv_state: torch.Tensor
-    absent: int = 0
-    joined: bool = False
+    absent: int = 0  # frames at the stream's start that there are not; they are in the first page of every table
+    joined: bool = False  # its blocks see those that follow them too, as if the chunk were one block
 
     @property
     def frames(self) -> int:
@@ -82,17 +72,11 @@ class Block:
 
 @dataclass(frozen=True, order=True)
 class BatchSize:
-    """Room in a batch.
+    """Room in a batch."""
 
-    Attributes:
-        rows: chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they need.
-        each: blocks that a chunk has room for; 1 if it takes as many rows as it needs.
-        past: pages that a block sees before the blocks of its chunk, or before itself.
-    """
-
-    rows: int
-    each: int
-    past: int
+    rows: int  # chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they need
+    each: int  # blocks that a chunk has room for; 1 if it takes as many rows as it needs
+    past: int  # pages that a block sees before the blocks of its chunk, or before itself
 
     @classmethod
     def of(cls, chunks: Sequence[ChunkInput], *, aligned: bool) -> BatchSize:

@@ -37,12 +37,7 @@ def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
 
 
 class ExportedVocoder:
-    """`HiFT.decode` or `BigVGAN.forward` on an exported graph.
-
-    Args:
-        graph: of the vocoder.
-        vocoder: whose layers have the states.
-    """
+    """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the states."""
 
     def __init__(self, graph: VocoderGraph, vocoder: VocoderNetwork) -> None:
         self._graph = graph
@@ -85,12 +80,7 @@ def check_provider(device: torch.device) -> None:
 
 
 class OnnxGraph:
-    """A graph that runs on torch's tensors.
-
-    Args:
-        path: of the graph; its weights lie beside it.
-        device: where it is to run.
-    """
+    """Graph that runs on torch's tensors; its weights lie beside it."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
         import onnxruntime
@@ -166,10 +156,6 @@ class TensorRTGraph:
 
     Every combination of shapes has an execution context of its own, because a captured CUDA graph keeps using the
     context that it was captured with.
-
-    Args:
-        path: of the serialised engine.
-        name: package that built it.
 
     Raises:
         EngineUnavailableError: the package cannot be imported, or refuses the engine on this machine.

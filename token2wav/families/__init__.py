@@ -84,9 +84,7 @@ def exportable(folder: Path) -> Any:
 def networks(config: ModelConfig, storage: str) -> Any:
     """Makes the `Networks` of a model without weights, on the device that is torch's default.
 
-    Args:
-        config: of the model.
-        storage: type of cached keys and values.
+    Keys and values are cached in the type `storage`.
 
     Raises:
         ConfigError: the model's flow has no cache.

@@ -128,7 +128,7 @@ class HiFTConfig:
 
     The defaults are the latter's published sizes, some of which are in code alone. In the former only `conv_pre` and F0
     look ahead; else all convolutions see as much on both sides, upsampling is by transposed convolutions, and the
-    source's phase goes smoothly from frame to frame, or turns sample by sample, each frame's by its own F0.
+    source's phase goes smoothly from frame to frame.
     """
 
     in_channels: int = 80
@@ -151,10 +151,9 @@ class HiFTConfig:
     conv_pre_look_right: int = 3
     f0_channels: int = 512
     causal: bool = False
-    sample_phase: bool = False
 
     def __post_init__(self) -> None:
-        all_positive(self, "hift", zero_too=("causal", "sample_phase"))
+        all_positive(self, "hift", zero_too=("causal",))
         stages = len(self.upsample_rates)
         for name in ("upsample_rates", "resblock_kernel_sizes"):
             if not getattr(self, name):

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift_layers import Analysis, ResBlock, Snake, Synthesis, UpConv, hift_conv
 from token2wav.networks.noise import SourceNoise
-from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SampleSource, SmoothSource
+from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
 from token2wav.networks.streaming import (
     WHOLE,
     Delay,
@@ -35,9 +35,9 @@ Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT
 
 
 class HiFT(VocoderNetwork):
-    """Vocoder as one module, for whole utterances and for their pieces."""
+    """Vocoder as one module, for whole utterances and for their pieces; `source` may be one of a family's own."""
 
-    def __init__(self, config: HiFTConfig) -> None:
+    def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
         super().__init__()
         self.config = config
         self.bands, self.frame_samples = config.in_channels, config.samples_per_frame
@@ -45,7 +45,7 @@ class HiFT(VocoderNetwork):
         channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
         look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
         self.f0_predictor = F0Predictor(config)
-        source = HarmonicSource if config.causal else SampleSource if config.sample_phase else SmoothSource
+        source = source or (HarmonicSource if config.causal else SmoothSource)
         self.m_source = source(config, self.f0_predictor.delayed)
         # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))

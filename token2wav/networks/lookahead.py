@@ -1,4 +1,4 @@
-"""Tokens to the conditioning `mu`: embedding, 3-token look-ahead, two frames per token."""
+"""Look-ahead of the flow, by which a token sees the next three."""
 
 from __future__ import annotations
 
@@ -58,24 +58,3 @@ def as_product(conv: nn.Conv1d, x: torch.Tensor) -> torch.Tensor:
     """Convolution without groups, strides or dilation as one matrix product over the windows of its input."""
     windows = x.unfold(2, conv.kernel_size[0], 1).transpose(1, 2).flatten(2)  # (B, T - taps + 1, C * taps)
     return F.linear(windows, conv.weight.flatten(1), conv.bias).transpose(1, 2)
-
-
-class CodebookEmbedding(nn.Embedding):
-    """Tokens of several codes: one table, in which the vocabularies stand one below the other, codebook by codebook.
-
-    Args:
-        codebooks: codes of a token.
-        vocab_size: of each codebook.
-        size: of a token's embedding.
-        concat: whether those of its codes stand one behind the other; else they are added.
-    """
-
-    def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
-        super().__init__(codebooks * vocab_size, size // codebooks if concat else size)
-        self._first = [vocab_size * codebook for codebook in range(codebooks)]
-        self._concat = concat
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(..., codebooks) integers to (..., size)."""
-        each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
-        return each.flatten(-2) if self._concat else each.sum(dim=-2)

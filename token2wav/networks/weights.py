@@ -50,11 +50,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor | None:
-    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file has none so named.
-
-    Raises:
-        CheckpointError: unreadable.
-    """
+    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file has none so named."""
     try:
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping

@@ -129,9 +129,8 @@ class WorkerPool:
         """Takes a message of tokens.
 
         Args:
-            request: result of `open`.
+            request, reply: result of `open`, and what takes its chunks.
             tokens: (n,) integers, n >= 0, or (n, codebooks).
-            reply: takes its chunks.
             end: whether the utterance ends with these tokens.
             keep_open: leave `reply` unfinished until the request is over, so that it can tell of a cancellation.
 

@@ -214,19 +214,7 @@ def paged_attention(
     out = qkv.new_empty(rows, block_frames, heads * dim_head)
     wide = triton.cdiv(block_frames, _QUERIES) * heads * rows >= _ENOUGH_PROGRAMS
     queries = _QUERIES if wide else _FEW_QUERIES
-    _paged_attention[(triton.cdiv(block_frames, queries), heads, rows)](
-        qkv,
-        out,
-        *view.parts,
-        cos,
-        sin,
-        *rows_of(table),
-        pages,
-        _LOG2_E / math.sqrt(dim_head),
-        **sizes_of(view),
-        QUERIES=queries,
-        KEYS=_KEYS,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
-    )
+    grid, scale = (triton.cdiv(block_frames, queries), heads, rows), _LOG2_E / math.sqrt(dim_head)
+    tile = {"QUERIES": queries, "KEYS": _KEYS, "num_warps": _WARPS, "num_stages": _STAGES}
+    _paged_attention[grid](qkv, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile)
     return out

@@ -113,6 +113,11 @@ class PositionConvolution:
         weight = conv.weight.detach().unflatten(0, (self._groups, -1))  # (groups, outputs, inputs, taps)
         self._weights = weight.permute(3, 0, 2, 1).contiguous()
         self._bias = conv.bias.detach()
+        self._sizes = {
+            "GROUPS": self._groups,
+            "WIDTH": self._width,
+            "WIDTH_UP": max(_NARROWEST, triton.next_power_of_2(self._width)),
+        }
 
     def __call__(self, x: torch.Tensor, state: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Mish of the convolution of every block behind what came before it.
@@ -131,30 +136,12 @@ class PositionConvolution:
         out = torch.empty_like(x)
         strides = state.stride()[:2]
         sizes = {"BLOCK_FRAMES": frames, "TAPS": self._taps}
-        _convolve[(triton.cdiv(frames, _TILE), self._groups, rows)](
-            x,
-            self._weights,
-            self._bias,
-            state,
-            out,
-            *rows_of(table),
-            *strides,
-            **sizes,
-            GROUPS=self._groups,
-            WIDTH=self._width,
-            WIDTH_UP=max(_NARROWEST, triton.next_power_of_2(self._width)),
-            TILE=_TILE,
-            num_warps=_WARPS,
-            num_stages=_STAGES,
-        )
+        given = x, self._weights, self._bias, state, out
+        tile = {"TILE": _TILE, "num_warps": _WARPS, "num_stages": _STAGES}
+        grid = triton.cdiv(frames, _TILE), self._groups, rows
+        _convolve[grid](*given, *rows_of(table), *strides, **sizes, **self._sizes, **tile)
+        taps_up = triton.next_power_of_2(self._taps - 1)
         _keep[(triton.cdiv(channels, _TILE), rows)](
-            x,
-            state,
-            *rows_of(table),
-            channels,
-            *strides,
-            **sizes,
-            TAPS_UP=triton.next_power_of_2(self._taps - 1),
-            WIDTH=_TILE,
+            x, state, *rows_of(table), channels, *strides, **sizes, TAPS_UP=taps_up, WIDTH=_TILE
         )
         return out

@@ -14,6 +14,7 @@ from token2wav.execution.backends import Host
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.stages import Networks, Stages
 from token2wav.families.chatterbox.config import ChatterboxConfig
+from token2wav.families.chatterbox.source import SampleSource
 from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.families.cosyvoice3.weights import current_name
@@ -93,7 +94,7 @@ class FadedHiFT(HiFT):
     fade: torch.Tensor
 
     def __init__(self, config: HiFTConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, SampleSource)
         quiet = config.sampling_rate // 50
         rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
         self.register_buffer("fade", torch.cat((torch.zeros(quiet), rising)), persistent=False)

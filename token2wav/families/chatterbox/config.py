@@ -25,7 +25,7 @@ _HEADS = 8  # in all of its attention
 _PUBLISHED = (
     EncoderConfig(512, _HEADS, 2048, 6, 4),
     UNetConfig(256, _HEADS, 64, 12, 4),
-    HiFTConfig(sample_phase=True),
+    HiFTConfig(),
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -115,4 +115,4 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
     vocoder = "mel2wav."
     base = size(f"{vocoder}conv_pre.bias")
     f0_channels = size(f"{vocoder}f0_predictor.classifier.weight", 1)
-    return widths, unet, HiFTConfig(base_channels=base, f0_channels=f0_channels, sample_phase=True)
+    return widths, unet, HiFTConfig(base_channels=base, f0_channels=f0_channels)

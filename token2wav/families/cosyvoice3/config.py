@@ -262,7 +262,7 @@ def hift_from(document: HyperYaml, *, causal: bool = True) -> HiFTConfig:
     hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
     istft = hift.child("istft_params")
     f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
-    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal", "sample_phase"]
+    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal"]
     return HiFTConfig(
         **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
         **istft.fields(HiFTConfig, "n_fft", "hop_len"),

@@ -13,7 +13,7 @@ from token2wav.execution.batch import in_groups
 from token2wav.execution.stages import FlowChunk
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.dit import DiT
-from token2wav.networks.lookahead import CodebookEmbedding, PreLookahead
+from token2wav.networks.lookahead import PreLookahead
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
@@ -102,3 +102,24 @@ def token_embedding(config: FlowConfig) -> nn.Embedding:
     if books is None:
         return nn.Embedding(config.vocab_size, config.input_size)
     return CodebookEmbedding(books.count, config.vocab_size, config.input_size, concat=books.merge == "concat")
+
+
+class CodebookEmbedding(nn.Embedding):
+    """Tokens of several codes: one table, in which the vocabularies stand one below the other, codebook by codebook.
+
+    Args:
+        codebooks: codes of a token.
+        vocab_size: of each codebook.
+        size: of a token's embedding.
+        concat: whether those of its codes stand one behind the other; else they are added.
+    """
+
+    def __init__(self, codebooks: int, vocab_size: int, size: int, *, concat: bool) -> None:
+        super().__init__(codebooks * vocab_size, size // codebooks if concat else size)
+        self._first = [vocab_size * codebook for codebook in range(codebooks)]
+        self._concat = concat
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(..., codebooks) integers to (..., size)."""
+        each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
+        return each.flatten(-2) if self._concat else each.sum(dim=-2)

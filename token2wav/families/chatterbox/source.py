@@ -1,0 +1,44 @@
+"""Harmonic source of Chatterbox, whose phase turns sample by sample."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.source import HarmonicSource, Phase
+from token2wav.networks.streaming import WHOLE, Piece
+
+
+class SampleSource(HarmonicSource):
+    """Harmonic source whose phase turns sample by sample, as Chatterbox has it. Harmonics begin anywhere in a cycle.
+
+    The published code draws where they begin anew for every utterance; here that is drawn once.
+    """
+
+    begins: torch.Tensor
+
+    def __init__(self, config: HiFTConfig, delay: int) -> None:
+        super().__init__(config, delay)
+        begins = torch.rand(config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        begins[0] = 0
+        self.register_buffer("begins", begins, persistent=False)
+
+    def forward(
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+    ) -> torch.Tensor:
+        """As that of `HarmonicSource`. `phase` changes nothing: its rounding is CosyVoice3's."""
+        repeat = self.config.samples_per_frame
+        if piece.first:
+            f0 = F.pad(f0[:, self.delay :], (self.delay, 0))
+        cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
+        before = self.begins if piece.first or piece.state is None else piece.state[self][:, None]
+        ends = before + cycles.cumsum(dim=1)
+        piece.keep(self, ends[:, -1] % 1)
+        back = torch.arange(1, repeat + 1, device=f0.device, dtype=torch.float64) / repeat - 1
+        angles = torch.addcmul(ends[..., None] % 1, cycles[..., None], back) % 1  # (B, T, harmonics, samples)
+        merged = (self.l_linear.weight @ torch.sin(angles.float() * (2 * math.pi))).flatten(1)
+        gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
+        return torch.tanh(torch.addcmul(amplitude * noise, gain, merged) + self.l_linear.bias)[:, None]
