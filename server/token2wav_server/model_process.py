@@ -1,4 +1,4 @@
-"""Process of a model, from inside: it shows where a slow start hangs, and ends itself when its GPU is lost."""
+"""Process of a model, from inside: it reads what it is to serve, shows where a slow start hangs, and ends itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from token2wav.config import ServerConfig, load_server_config
+from token2wav.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -17,13 +21,23 @@ _LAST_WORDS_SECONDS = 0.5
 DEVICE_LOST_STATUS = 70
 
 
+def given() -> tuple[Path, ServerConfig]:
+    """Returns the model folder in TOKEN2WAV_MODEL, and the settings in the file TOKEN2WAV_CONFIG or the defaults.
+
+    Raises:
+        ConfigError: there is no folder, or the file cannot be used.
+    """
+    folder, file = os.environ.get("TOKEN2WAV_MODEL"), os.environ.get("TOKEN2WAV_CONFIG")
+    if not folder:
+        raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
+    return Path(folder), load_server_config(Path(file) if file else None)
+
+
 @contextmanager
 def told_if_slow(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
     """Prints once what every thread of this process is doing, if the block takes longer.
 
-    Args:
-        seconds: time to wait before; whoever waits longer on purpose, for a slow disk or a large engine, reads what is
-            printed and goes on waiting.
+    Whoever waits longer on purpose, for a slow disk or a large engine, reads it and goes on waiting.
     """
     faulthandler.dump_traceback_later(seconds, file=_STDERR)
     try:

@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,13 @@ class Position:
             return cls(sequence_id, start=True, end=True)
         return cls(sequence_id, start=bool(flags & _START), end=bool(flags & _END))
 
+    def check_free(self, streams: Container[int | str]) -> None:
+        """Raises InputError if the sequence id belongs to one of the open streams."""
+        if self.sequence_id and self.sequence_id in streams:
+            raise InputError(
+                "sequence_id", f"'{self.sequence_id}' is in use by an open stream; choose another, at random"
+            )
+
 
 def tensor(request: Any, name: str) -> NDArray[Any] | None:
     """Returns an input of a request, or None: a view of memory that is gone once the request is answered."""
@@ -118,17 +126,18 @@ def tensor(request: Any, name: str) -> NDArray[Any] | None:
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
 
+def tokens_of(request: Any) -> NDArray[Any]:
+    """Returns the tokens of a request, which may come without any."""
+    found = tensor(request, "tokens")
+    return np.zeros(0, np.int32) if found is None else found
+
+
 def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
     """Returns the voice that the first request of an utterance names, or sends along, which is registered from then on.
 
-    Args:
-        request: Triton's request.
-        name: name in its parameters; empty for none.
-        voices: registry of ids and names.
-        config: of the model that a voice must fit.
-
     Raises:
-        InputError: no such voice, another one beside it, one that is not whole, or one that does not fit.
+        InputError: no voice has the `name` of its parameters, if not empty, or the id; another one comes beside it; it
+            is not whole, or does not fit the model.
     """
     given = {each: array for each in VOICE_INPUTS if (array := tensor(request, each)) is not None}
     digest = tensor(request, VOICE_ID)

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from token2wav.config import ServerConfig, load_server_config
-from token2wav.errors import ConfigError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.config import ServerConfig
+from token2wav.errors import InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
-from token2wav.serving.voices import VoiceRegistry
 from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import end_process, told_if_slow
+from token2wav_server.model_process import end_process, given, told_if_slow
 from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
     give_back,
     refuse_voice,
-    tensor,
+    tokens_of,
     voice_of,
 )
-from token2wav_server.voices import voices_in
+from token2wav_server.voices import registry
 
 _PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
 _REMEMBERED = 1024  # ids of streams that are over
@@ -42,19 +39,12 @@ class Service:
 
     An utterance is known by its `Request`, never by the sequence id alone: an id is only a name under
     which the requests of one client find it, and is free again when the utterance is over.
-
-    Args:
-        model: loaded model that runs the utterances.
-        config: the server's settings.
     """
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
         self._model = model
-        self._voices = VoiceRegistry(config.limits.sent_voices)
-        voices = voices_in(config, model.config)
-        for name, voice in voices.items():
-            self._voices.keep(name, voice)
-        _prefill(model, voices.values())
+        self._voices = registry(config, model.config)
+        _prefill(model, [self._voices.named(Path(file).stem) for file in config.voices])
         self._sequences: dict[int | str, Request] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
@@ -65,17 +55,9 @@ class Service:
 
     @classmethod
     def start(cls) -> Service:
-        """Loads the model folder in TOKEN2WAV_MODEL with the settings in the file TOKEN2WAV_CONFIG, if there is one.
-
-        Raises:
-            Token2WavError: the folder or the file cannot be used.
-        """
+        """Loads the model folder that the environment names, with its settings; raises Token2WavError if it cannot."""
         log_to_triton()
-        folder = os.environ.get("TOKEN2WAV_MODEL")
-        if not folder:
-            raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
-        file = os.environ.get("TOKEN2WAV_CONFIG")
-        config = load_server_config(Path(file) if file else None)
+        folder, config = given()
         with told_if_slow():
             model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
             model.probe()
@@ -96,9 +78,7 @@ class Service:
 
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
-        tokens = tensor(request, "tokens")
-        if tokens is None:
-            tokens = np.zeros(0, np.int32)
+        tokens = tokens_of(request)
         if position.start:
             options = Options.of(request)
             utterance = self._open(request, position, options)
@@ -116,8 +96,7 @@ class Service:
 
     def _open(self, request: Any, position: Position, options: Options) -> Request:
         sequence_id = position.sequence_id
-        if sequence_id and sequence_id in self._sequences:
-            raise InputError("sequence_id", f"'{sequence_id}' is in use by an open stream; choose another, at random")
+        position.check_free(self._sequences)
         utterance = self._workers.open(
             voice_of(request, options.voice, self._voices, self._model.config),
             lambda: self._forget(sequence_id),
@@ -166,23 +145,17 @@ class TritonHandler(logging.Handler):
     """Log handler that passes records on to the server which this process belongs to."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else "warn" if record.levelno >= logging.WARNING else "info"
         try:
-            message = " ".join(self.format(record).splitlines())
-            if record.levelno >= logging.ERROR:
-                pb_utils.Logger.log_error(message)
-            elif record.levelno >= logging.WARNING:
-                pb_utils.Logger.log_warn(message)
-            else:
-                pb_utils.Logger.log_info(message)
+            getattr(pb_utils.Logger, f"log_{level}")(" ".join(self.format(record).splitlines()))
         except Exception:
             self.handleError(record)
 
 
 def log_to_triton() -> None:
-    """Sends what this project logs, from INFO on, to Triton's log. More than one call does nothing."""
+    """Sends what this project logs, from INFO on, to Triton's log."""
     for name in ("token2wav", "token2wav_server"):
         logger = logging.getLogger(name)
-        if not any(isinstance(handler, TritonHandler) for handler in logger.handlers):
-            logger.addHandler(TritonHandler())
-            logger.setLevel(logging.INFO)
-            logger.propagate = False
+        logger.addHandler(TritonHandler())
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

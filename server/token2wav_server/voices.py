@@ -8,6 +8,7 @@ from pathlib import Path
 from token2wav.config import ServerConfig
 from token2wav.errors import ConfigError, InputError
 from token2wav.model_config import ModelConfig
+from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice
 
 _ID = re.compile("[0-9a-f]{64}")
@@ -33,6 +34,14 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
             voices[name] = _fitting(path, model)
         except InputError as error:
             raise ConfigError(f"voices: {error}") from error
+    return voices
+
+
+def registry(config: ServerConfig, model: ModelConfig) -> VoiceRegistry:
+    """Makes the registry of a server, in which the voices of its settings are known; raises as `voices_in`."""
+    voices = VoiceRegistry(config.limits.sent_voices)
+    for name, voice in voices_in(config, model).items():
+        voices.keep(name, voice)
     return voices
 
 

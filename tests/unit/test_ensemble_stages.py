@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +11,12 @@ from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.serving.audio_output import AudioFormat, AudioOutput
+from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
-from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderContent, VocoderStage
+from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
+
+LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
 
 
 def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[FlowContent]:
@@ -29,23 +30,21 @@ def contents(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice) -> list[
     return found
 
 
-def spoken(mel: torch.Tensor, last: bool) -> VocoderContent:
-    return VocoderContent(MelChunk(mel, last), AudioFormat())
-
-
 @pytest.mark.parametrize("prompt_tokens", [0, 25, 30])
 def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: int) -> None:
     tokens, voice = demo_tokens(90), demo_voice(prompt_tokens)
-    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
-    vocoder = VocoderStage(model.pipeline.vocoder, partial(AudioOutput, model.config))
+    flow, vocoder = FlowStage(model), VocoderStage(model)
     chunks = contents(model, tokens, voice)
     assert len(chunks) > 1
-    flow_state, vocoder_state = flow.open(chunks[0]), vocoder.open(spoken(torch.zeros(80, 0), last=False))
+    flow_state, vocoder_state = (
+        flow.open(LABEL, chunks[0]),
+        vocoder.open(LABEL, MelChunk(torch.zeros(80, 0), last=False)),
+    )
     audio = []
     for content in chunks:
         [mel] = flow.advance([(flow_state, content)])
         assert not isinstance(mel, EngineError)
-        [chunk] = vocoder.advance([(vocoder_state, spoken(torch.from_numpy(mel).T, content.chunk.last))])
+        [chunk] = vocoder.advance([(vocoder_state, MelChunk(torch.from_numpy(mel).T, content.chunk.last))])
         assert isinstance(chunk, AudioChunk)
         audio.append(chunk.audio)
     flow.close(flow_state)
@@ -55,9 +54,9 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
 
 def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
     model, engine = faulty
-    stage = VocoderStage(engine, partial(AudioOutput, model.config))
-    mel = spoken(torch.zeros(80, 40), last=True)
-    states = [stage.open(mel) for _ in range(2)]
+    stage = VocoderStage(model)
+    mel = MelChunk(torch.zeros(80, 40), last=True)
+    states = [stage.open(LABEL, mel) for _ in range(2)]
     engine.fault = float("nan")
     broken, whole = stage.advance([(state, mel) for state in states])
     assert isinstance(broken, EngineError)
@@ -68,6 +67,6 @@ def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav
 
 
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
-    flow = FlowStage(model.pipeline.flow, model.config.token_mel_ratio)
+    flow = FlowStage(model)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
-        flow.open(FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))
+        flow.open(LABEL, FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))

@@ -8,25 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, InputError, LimitError, Token2WavError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part
 
 IDLE_SECONDS = 10.0
 BROKEN, REFUSED, CRASHES = "broken", "refused", "crashes"
-
-
-@dataclass
-class Answers:
-    """Collects what is said about chunks, in the order in which it is said."""
-
-    said: list[str] = field(default_factory=list)
-
-    def send(self, result: str) -> None:
-        self.said.append(result)
-
-    def fail(self, error: Token2WavError) -> None:
-        self.said.append(f"error {error}")
 
 
 @dataclass
@@ -37,7 +25,7 @@ class CountingStage:
     batches: list[int] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
 
-    def open(self, content: str) -> int:
+    def open(self, label: Label, content: str) -> int:
         if content == REFUSED:
             raise LimitError("cache: full")
         state = len(self.counts)
@@ -61,24 +49,26 @@ class CountingStage:
 
 
 class Stage:
-    """A stage with a clock of its own."""
+    """A stage with a clock of its own; `said` are its answers, in the order in which they were given."""
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
         self.work = CountingStage()
-        self.answers = Answers()
-        self.stage: OrderedStage[str, int, str] = OrderedStage(self.work, IDLE_SECONDS, most, clock=lambda: self.now)
+        self.said: list[str] = []
+        limits = LimitConfig(idle_seconds=IDLE_SECONDS, batch_streams=most)
+        self.stage = OrderedStage(self.work, limits, clock=lambda: self.now)
 
-    def part(
-        self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False
-    ) -> Part[str, str]:
-        return Part(Label(stream, index, last, AudioFormat()), content, self.answers)
+    def part(self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False) -> Part:
+        return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
 
-    def run(self, *parts: Part[str, str]) -> list[str]:
+    def run(self, *parts: Part) -> list[str]:
         """Answers to these parts, and to those that waited for them."""
-        self.answers.said.clear()
+        self.said.clear()
         self.stage.run(parts)
-        return list(self.answers.said)
+        return list(self.said)
+
+    def _answer(self, result: str | Token2WavError) -> None:
+        self.said.append(f"error {result}" if isinstance(result, Token2WavError) else result)
 
 
 @pytest.fixture
@@ -136,7 +126,7 @@ def test_idle_stream_is_freed_and_what_comes_later_is_told(stage: Stage) -> None
     stage.now += 1
     stage.stage.expire()
     dropped = "error stream: no chunk for 10 s; it was dropped"
-    assert stage.answers.said == ["ok 2", dropped]  # the chunk that waited
+    assert stage.said == ["ok 2", dropped]  # the chunk that waited
     assert stage.run(stage.part(2, 1)) == [dropped]
     assert stage.stage.open_streams == 1
 

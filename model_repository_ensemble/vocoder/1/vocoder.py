@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from token2wav.serving.audio_output import AudioOutput
-from token2wav_server.ensemble.settings import Settings
-from token2wav_server.ensemble.stage_model import StageModel
-from token2wav_server.ensemble.stages import VocoderStage
-from token2wav_server.ensemble.wire import vocoder_part
+from token2wav_server.ensemble.stages import load_vocoder
+from token2wav_server.ensemble.wire import StageModel, vocoder_part
+from token2wav_server.model_process import given
 
 
 class TritonPythonModel:
     """Decoupled Python-backend model; while it computes, Triton gathers the next batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        settings = Settings.read()
-        output = partial(AudioOutput, settings.model_config(), trim_silence_ms=settings.server.stream.trim_silence_ms)
-        stage = VocoderStage(settings.vocoder_engine(), output)
-        self._model = StageModel(args["model_name"], stage, vocoder_part, settings.server.limits)
+        folder, server = given()
+        self._model = StageModel(args["model_name"], load_vocoder(folder, server), vocoder_part, server.limits)
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

@@ -9,20 +9,18 @@ import logging
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from token2wav.config import ServerConfig
 from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
+from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
 from token2wav.serving.clocks import Playback
-from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import Voice, check_steps
-from token2wav_server.ensemble.ordered_stage import Label, Ticker
-from token2wav_server.ensemble.settings import Settings
+from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals
@@ -32,36 +30,36 @@ from token2wav_server.protocol import (
     TritonReply,
     give_back,
     refuse_voice,
-    tensor,
+    tokens_of,
     voice_of,
 )
-from token2wav_server.voices import voices_in
+from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """Utterance whose tokens still come.
+    """Utterance whose tokens still come. Times are monotonic seconds.
 
     Attributes:
-        stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
-            again nor a restart of this process meets what an earlier stream left there.
         chunker: its tokens, and the chunk that is handed on next.
         playback: clock of its listener.
         voice: prompt and speaker, which go with the first chunk.
         options: parameters of its first request.
-        admitted: time of its admission, in seconds.
-        last_progress: time at which tokens came last, in seconds.
+        stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
+            again nor a restart of this process meets what an earlier stream left there.
+        admitted: time of its admission.
+        last_progress: time at which tokens came last.
     """
 
-    stream_id: int
     chunker: Chunker
     playback: Playback
     voice: Voice
     options: Options
-    admitted: float
-    last_progress: float
+    stream_id: int = field(default_factory=lambda: secrets.randbits(63))
+    admitted: float = field(default_factory=time.monotonic)
+    last_progress: float = field(default_factory=time.monotonic)
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
@@ -69,26 +67,20 @@ class _Stream:
 
 
 class Accumulator:
-    """Accumulator behind the Triton model `token_accumulator`.
+    """Accumulator behind the Triton model `token_accumulator`."""
 
-    Args:
-        settings: model folder and settings of the server.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._config = settings.model_config()
-        self._limits = settings.server.limits
-        self._open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
-        self._schedule = HopSchedule.of(settings.server.stream, self._config)
-        self._steps = self._config.allowed_steps(settings.server.stream.steps)
-        self._voices = VoiceRegistry(self._limits.sent_voices)
-        for name, voice in voices_in(settings.server, self._config).items():
-            self._voices.keep(name, voice)
+    def __init__(self, folder: Path, server: ServerConfig) -> None:
+        self._config = read_config(folder)
+        self._config.check(server.stream)
+        self._limits = server.limits
+        self._schedule = HopSchedule.of(server.stream, self._config)
+        self._steps = self._config.allowed_steps(server.stream.steps)
+        self._voices = registry(server, self._config)
         self._streams: dict[int | str, _Stream] = {}
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
         self._refused = refusals()
-        self._ticker = Ticker(self._expire, self._limits.idle_seconds)
+        self.close = ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
         """Answers one request with the chunks that its tokens made possible."""
@@ -104,10 +96,6 @@ class Accumulator:
             TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
         self._open_streams(len(self._streams))
 
-    def close(self) -> None:
-        """Stops looking for idle streams."""
-        self._ticker.stop()
-
     def _handle(self, request: Any) -> None:
         position = Position.of(request)
         stream = self._open(request, position) if position.start else self._find(position)
@@ -115,7 +103,7 @@ class Accumulator:
         try:
             if not position.start:
                 refuse_voice(request)
-            self._push(stream, tensor(request, "tokens"), end=position.end)
+            self._push(stream, request, end=position.end)
             self._send_chunks(stream, sender)
         except BaseException as error:
             self._streams.pop(position.sequence_id, None)
@@ -132,36 +120,31 @@ class Accumulator:
         voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
-        if position.sequence_id in self._streams:
-            raise InputError(
-                "sequence_id", f"'{position.sequence_id}' is in use by an open stream; choose another, at random"
-            )
+        position.check_free(self._streams)
         self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
-        playback, now = Playback(buffer_seconds=self._limits.player_buffer_seconds), time.monotonic()
+        playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
-        stream = _Stream(secrets.randbits(63), chunker, playback, voice, options, now, now)
+        stream = _Stream(chunker, playback, voice, options)
         if position.sequence_id:
             self._streams[position.sequence_id] = stream
         return stream
 
     def _find(self, position: Position) -> _Stream:
-        try:
-            return self._streams[position.sequence_id]
-        except KeyError:
-            raise StreamClosedError(
-                f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
-                "its first request had no sequence_start"
-            ) from None
+        if stream := self._streams.get(position.sequence_id):
+            return stream
+        raise StreamClosedError(
+            f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
+            "its first request had no sequence_start"
+        )
 
-    def _push(self, stream: _Stream, tokens: NDArray[Any] | None, *, end: bool) -> None:
-        given = np.zeros(0, np.int32) if tokens is None else tokens
-        array = checked_tokens(given, self._config)
-        if stream.chunker.new_tokens + len(array) > self._limits.stream_tokens:
+    def _push(self, stream: _Stream, request: Any, *, end: bool) -> None:
+        tokens = checked_tokens(tokens_of(request), self._config)
+        if stream.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
                 "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
             )
-        stream.chunker.push(array, end=end)
-        if len(array) or end:
+        stream.chunker.push(tokens, end=end)
+        if len(tokens) or end:
             stream.last_progress = time.monotonic()
 
     def _send_chunks(self, stream: _Stream, sender: ToFlow) -> None:
@@ -174,10 +157,11 @@ class Accumulator:
             chunker.computed()
 
     def _expire(self) -> None:
+        open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
         with self._lock:
             now = time.monotonic()
             for sequence_id, stream in list(self._streams.items()):
                 idle, open_for = now - stream.last_progress, now - stream.admitted
-                if idle > self._limits.idle_seconds or open_for > self._open_seconds:
+                if idle > self._limits.idle_seconds or open_for > open_seconds:
                     del self._streams[sequence_id]
             self._open_streams(len(self._streams))

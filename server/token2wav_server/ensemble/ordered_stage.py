@@ -11,21 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
+from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioFormat
 
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
-
-Content = TypeVar("Content")
-State = TypeVar("State")
-Result = TypeVar("Result")
-ContentIn = TypeVar("ContentIn", contravariant=True)
-ResultOut = TypeVar("ResultOut", covariant=True)
-ResultIn = TypeVar("ResultIn", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -45,62 +39,51 @@ class Label:
     audio_format: AudioFormat
 
 
-class Reply(Protocol[ResultIn]):
-    """Reply for one chunk; one of its two methods is called, once."""
-
-    def send(self, result: ResultIn) -> None:
-        """Delivers what was computed."""
-
-    def fail(self, error: Token2WavError) -> None:
-        """Says that the stream is lost, and why."""
-
-
 @dataclass(frozen=True, eq=False)
-class Part(Generic[Content, Result]):
+class Part:
     """Part of a stream in a stage: one chunk that waits for its turn.
 
     Attributes:
         label: stream and place of the chunk.
         content: input of the stage, or the error that ended the stream in an earlier one.
-        reply: takes the answer.
+        answer: takes what was computed, or the error with which the stream is lost; it is called once.
     """
 
     label: Label
-    content: Content | Token2WavError
-    reply: Reply[Result]
+    content: Any
+    answer: Callable[[Any], None]
 
 
-class Stage(Protocol[ContentIn, State, ResultOut]):
+class Stage(Protocol):
     """Stage that computes: it opens streams, advances them in batches, and closes them."""
 
-    def open(self, content: ContentIn) -> State:
-        """Starts a stream with its first chunk."""
+    def open(self, label: Label, content: Any) -> Any:
+        """Starts a stream with its first chunk, and returns its state."""
 
-    def advance(self, batch: Sequence[tuple[State, ContentIn]]) -> Sequence[ResultOut | EngineError]:
-        """Runs one chunk of every stream in the batch; an error concerns only its own stream."""
+    def advance(self, batch: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
+        """Runs one chunk of every stream, given as state and content; an EngineError concerns only its own stream."""
 
-    def close(self, state: State) -> None:
+    def close(self, state: Any) -> None:
         """Frees a stream."""
 
 
 @dataclass(eq=False)
-class _Stream(Generic[Content, State, Result]):
+class _Stream:
     """Stream in a stage. After an error it stays until it is idle, without state, to tell later chunks of it."""
 
     last_used: float
     next_index: int = 0
-    state: State | None = None
+    state: Any = None
     error: Token2WavError | None = None
-    waiting: dict[int, Part[Content, Result]] = field(default_factory=dict)
+    waiting: dict[int, Part] = field(default_factory=dict)
 
 
-class OrderedStage(Generic[Content, State, Result]):
+class OrderedStage:
     """Queue before a stage, which runs every chunk after its predecessor; several threads may use it.
 
     Args:
         stage: computes the batches.
-        idle_seconds: time without a chunk after which a stream is dropped.
-        most: largest number of streams in a batch.
+        limits: time without a chunk after which a stream is dropped, and streams in a batch.
         changed: takes the number of streams that hold state, whenever it changes.
         computed: takes the number of streams in a batch before it runs.
         clock: returns monotonic seconds.
@@ -108,21 +91,19 @@ class OrderedStage(Generic[Content, State, Result]):
 
     def __init__(
         self,
-        stage: Stage[Content, State, Result],
-        idle_seconds: float,
-        most: int,
+        stage: Stage,
+        limits: LimitConfig,
         *,
         changed: Callable[[int], None] = lambda _: None,
         computed: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stage = stage
-        self._idle_seconds = idle_seconds
-        self._most = most
+        self._limits = limits
         self._changed = changed
         self._computed = computed
         self._clock = clock
-        self._streams: dict[int, _Stream[Content, State, Result]] = {}
+        self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
 
     @property
@@ -130,7 +111,7 @@ class OrderedStage(Generic[Content, State, Result]):
         """Number of streams that hold state."""
         return sum(stream.state is not None for stream in self._streams.values())
 
-    def run(self, parts: Sequence[Part[Content, Result]]) -> None:
+    def run(self, parts: Sequence[Part]) -> None:
         """Takes parts and computes those whose predecessors are computed; the others wait for them."""
         with self._lock:
             for part in parts:
@@ -141,61 +122,61 @@ class OrderedStage(Generic[Content, State, Result]):
 
     def expire(self) -> None:
         """Drops streams that were not used for too long; forgets those that had been lost before."""
+        idle_seconds = self._limits.idle_seconds
         with self._lock:
             now = self._clock()
             for stream_id, stream in list(self._streams.items()):
-                if now - stream.last_used <= self._idle_seconds:
+                if now - stream.last_used <= idle_seconds:
                     continue
                 if stream.error is not None:
                     del self._streams[stream_id]
                     continue
-                self._fail(stream, StreamClosedError(f"stream: no chunk for {self._idle_seconds:g} s; it was dropped"))
+                self._fail(stream, StreamClosedError(f"stream: no chunk for {idle_seconds:g} s; it was dropped"))
                 stream.last_used = now
             self._changed(self.open_streams)
 
-    def _queue(self, part: Part[Content, Result]) -> None:
+    def _queue(self, part: Part) -> None:
         label = part.label
         stream = self._streams.setdefault(label.stream_id, _Stream(self._clock()))
         stream.last_used = self._clock()
         if stream.error is not None:
-            _answer(part.reply.fail, stream.error)
+            _answer(part, stream.error)
         elif label.index < stream.next_index or label.index in stream.waiting:
-            _answer(part.reply.fail, StreamClosedError(f"stream: chunk {label.index} came twice"))
+            _answer(part, StreamClosedError(f"stream: chunk {label.index} came twice"))
         else:
             stream.waiting[label.index] = part
 
-    def _next_batch(self) -> list[tuple[_Stream[Content, State, Result], Part[Content, Result]]]:
+    def _next_batch(self) -> list[tuple[_Stream, Part]]:
         """Takes the next chunk of every stream that has one: first chunks, then those that have waited longest."""
         ready = [stream for stream in self._streams.values() if stream.next_index in stream.waiting]
         ready.sort(key=lambda stream: (stream.next_index > 0, stream.last_used))
-        return [(stream, stream.waiting.pop(stream.next_index)) for stream in ready[: self._most]]
+        return [(stream, stream.waiting.pop(stream.next_index)) for stream in ready[: self._limits.batch_streams]]
 
-    def _compute(self, batch: list[tuple[_Stream[Content, State, Result], Part[Content, Result]]]) -> None:
-        runnable, chunks = [], []
+    def _compute(self, batch: list[tuple[_Stream, Part]]) -> None:
+        runnable = []
         for stream, part in batch:
             try:
                 if isinstance(part.content, Token2WavError):
                     raise part.content
                 if stream.state is None:
-                    stream.state = self._stage.open(part.content)
+                    stream.state = self._stage.open(part.label, part.content)
+                runnable.append((stream, part))
             except Exception as error:
                 self._fail(stream, _told(error), part)
-                continue
-            runnable.append((stream, part))
-            chunks.append((stream.state, part.content))
         self._changed(self.open_streams)
-        for (stream, part), result in zip(runnable, self._advance(chunks), strict=True):
+        results = self._advance([(stream.state, part.content) for stream, part in runnable])
+        for (stream, part), result in zip(runnable, results, strict=True):
             if isinstance(result, EngineError):
                 self._fail(stream, result, part)
                 continue
             stream.next_index += 1
             stream.last_used = self._clock()
-            _answer(part.reply.send, result)
+            _answer(part, result)
             if part.label.last:
                 self._free(stream)
                 del self._streams[part.label.stream_id]
 
-    def _advance(self, batch: list[tuple[State, Content]]) -> Sequence[Result | EngineError]:
+    def _advance(self, batch: list[tuple[Any, Any]]) -> Sequence[Any]:
         if not batch:
             return []
         self._computed(len(batch))
@@ -205,58 +186,49 @@ class OrderedStage(Generic[Content, State, Result]):
             log.exception("a batch failed")
             return [EngineError(str(_told(error)))] * len(batch)
 
-    def _fail(
-        self, stream: _Stream[Content, State, Result], error: Token2WavError, part: Part[Content, Result] | None = None
-    ) -> None:
+    def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
         """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait for it."""
         self._free(stream)
         stream.error = error
-        lost = [] if part is None else [part]
-        lost += [stream.waiting[index] for index in sorted(stream.waiting)]
+        waiting = [stream.waiting[index] for index in sorted(stream.waiting)]
         stream.waiting.clear()
-        for each in lost:
-            _answer(each.reply.fail, error)
+        for part in (*failed, *waiting):
+            _answer(part, error)
 
-    def _free(self, stream: _Stream[Content, State, Result]) -> None:
+    def _free(self, stream: _Stream) -> None:
         if stream.state is not None:
             self._stage.close(stream.state)
             stream.state = None
 
 
-class Ticker:
-    """Thread that has idle streams looked for, since Triton never says that a client has gone; `stop` ends it.
+def ticker(expire: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
+    """Starts a thread that has streams dropped at most a quarter of their idle time late, and returns what ends it.
 
-    Args:
-        call: drops idle streams.
-        idle_seconds: time after which a stream is idle; it is dropped at most a quarter of that later.
+    Triton never says that a client has gone.
     """
+    stopped = threading.Event()
 
-    def __init__(self, call: Callable[[], None], idle_seconds: float) -> None:
-        self._call = call
-        self._interval_s = min(_LONGEST_TICK_S, idle_seconds / 4)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="token2wav-ticker", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+    def run() -> None:
+        while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
-                self._call()
+                expire()
             except Exception:  # the next one has its chance; without any, what is abandoned would stay for ever
                 log.exception("looking for idle streams failed")
 
+    thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)
+    thread.start()
 
-Told = TypeVar("Told")
+    def stop() -> None:
+        stopped.set()
+        thread.join()
+
+    return stop
 
 
-def _answer(call: Callable[[Told], None], what: Told) -> None:
+def _answer(part: Part, what: Any) -> None:
     """Answers a chunk; an answer that does not come through harms nobody but its own stream."""
     try:
-        call(what)
+        part.answer(what)
     except Exception:
         log.warning("a chunk could not be answered", exc_info=True)
 

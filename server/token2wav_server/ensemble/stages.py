@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from token2wav.config import ServerConfig
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution import stages
 from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
+from token2wav.model import Token2Wav
+from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.voice import Voice
+from token2wav_server.ensemble.ordered_stage import Label
+from token2wav_server.model_process import told_if_slow
 
 Output = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class FlowContent:
+class FlowContent(NamedTuple):
     """Input of the flow for a chunk.
 
     Attributes:
@@ -33,86 +38,73 @@ class FlowContent:
     steps: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class VocoderContent:
-    """Input of the vocoder for a chunk.
-
-    Attributes:
-        chunk: mel.
-        audio_format: what the client of its stream wants to be sent.
-    """
-
-    chunk: MelChunk
-    audio_format: AudioFormat
-
-
-@dataclass(frozen=True)
-class VocoderState:
-    """State of a stream in the vocoder.
-
-    Attributes:
-        handle: number of the stream in the engine.
-        output: makes of its audio what is sent.
-    """
-
-    handle: int
-    output: AudioOutput
-
-
 class FlowStage:
-    """Stage that turns tokens into mel, (frames, bands), without what is not to be heard.
+    """Stage that turns tokens into mel, (frames, bands), without what is not to be heard."""
 
-    Args:
-        engine: computes the mel.
-        frames_per_token: mel frames per token.
-    """
+    def __init__(self, model: Token2Wav) -> None:
+        self._flow = model.pipeline.flow
+        self._frames_per_token = model.config.token_mel_ratio
 
-    def __init__(self, engine: stages.FlowStage, frames_per_token: int) -> None:
-        self._engine = engine
-        self._frames_per_token = frames_per_token
-
-    def open(self, content: FlowContent) -> int:
+    def open(self, label: Label, content: FlowContent) -> int:
         if content.voice is None:
             raise StreamClosedError("stream: its first chunk came without a voice")
-        return self._engine.open(content.voice, content.steps)
+        return self._flow.open(content.voice, content.steps)
 
     def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | EngineError]:
-        mels = self._engine.advance([(state, content.chunk) for state, content in batch])
+        mels = self._flow.advance([(state, content.chunk) for state, content in batch])
         return [
             _finite(mel[:, self._frames_per_token * content.chunk.skip :].T, "mel")
             for (_, content), mel in zip(batch, mels, strict=True)
         ]
 
     def close(self, state: int) -> None:
-        self._engine.close(state)
+        self._flow.close(state)
 
 
 class VocoderStage:
     """Stage that turns mel into chunks of audio; None where nothing of it is to be sent yet.
 
-    Args:
-        engine: computes the audio.
-        output: makes the output of a stream.
+    The state of a stream is its handle, and the output that makes of its audio what is sent.
     """
 
-    def __init__(self, engine: stages.VocoderStage, output: Callable[[AudioFormat], AudioOutput]) -> None:
-        self._engine = engine
-        self._output = output
+    def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
+        self._vocoder = model.pipeline.vocoder
+        self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
 
-    def open(self, content: VocoderContent) -> VocoderState:
-        output = self._output(content.audio_format)
-        return VocoderState(self._engine.open(), output)
+    def open(self, label: Label, chunk: MelChunk) -> tuple[int, AudioOutput]:
+        output = self._output(label.audio_format)
+        return self._vocoder.open(), output
 
-    def advance(self, batch: Sequence[tuple[VocoderState, VocoderContent]]) -> list[AudioChunk | EngineError | None]:
-        audio = self._engine.advance([(state.handle, content.chunk) for state, content in batch])
+    def advance(
+        self, batch: Sequence[tuple[tuple[int, AudioOutput], MelChunk]]
+    ) -> list[AudioChunk | EngineError | None]:
+        audio = self._vocoder.advance([(handle, chunk) for (handle, _), chunk in batch])
         results: list[AudioChunk | EngineError | None] = []
-        for (state, content), samples in zip(batch, audio, strict=True):
+        for ((_, output), chunk), samples in zip(batch, audio, strict=True):
             new = _finite(samples, "audio")
-            results.append(new if isinstance(new, EngineError) else state.output.take(new, last=content.chunk.last))
+            results.append(new if isinstance(new, EngineError) else output.take(new, last=chunk.last))
         return results
 
-    def close(self, state: VocoderState) -> None:
-        self._engine.close(state.handle)
+    def close(self, state: tuple[int, AudioOutput]) -> None:
+        self._vocoder.close(state[0])
+
+
+def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
+    """Loads the flow of a model folder."""
+    return FlowStage(_load(folder, server))
+
+
+def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
+    """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
+    model = _load(folder, replace(server, runtime=replace(server.runtime, cache_mib=1)))
+    return VocoderStage(model, server.stream.trim_silence_ms)
+
+
+def _load(folder: Path, server: ServerConfig) -> Token2Wav:
+    """Loads the model on half of the threads, because flow and vocoder work at the same time, in a process each."""
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    with told_if_slow():
+        return Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
 
 
 def _finite(values: torch.Tensor, what: str) -> Output | EngineError:
