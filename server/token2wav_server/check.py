@@ -1,7 +1,7 @@
 """Check of what a server is to be started with: model folder, settings and voices.
 
 Who reads weights imports torch, which the launcher would hold as long as it serves. So they are read in a process of
-its own, which is this module.
+its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import check_folder, read_config
 from token2wav_server.voices import voices_in
 
+# Without the working directory, which may be a model folder: nothing in there is ever executed.
+_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from token2wav_server.check import main; main()"
+
 
 def check(model: Path, config: Path | None) -> None:
     """Raises ConfigError if a model folder cannot be served with the settings in a file."""
-    command = [sys.executable, "-m", __name__, str(model), *([] if config is None else [str(config)])]
+    command = [sys.executable, "-c", _PROGRAM, str(model), *([] if config is None else [str(config)])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, start_new_session=True)
     if done.returncode:
         raise ConfigError(done.stdout.strip() or f"{model}: its check ended with status {done.returncode}")
@@ -30,14 +33,12 @@ def check_voices(config: ServerConfig, folder: Path) -> None:
         voices_in(config, read_config(folder))
 
 
-def _main(model: str, config: str | None = None) -> None:
+def main() -> None:
+    """Checks, in that process, what its arguments name, and prints what is wrong."""
+    model, *config = map(Path, sys.argv[1:])
     try:
-        check_folder(Path(model))
-        check_voices(load_server_config(Path(config) if config else None), Path(model))
+        check_folder(model)
+        check_voices(load_server_config(config[0] if config else None), model)
     except Token2WavError as error:
         print(error)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

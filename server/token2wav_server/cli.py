@@ -135,35 +135,32 @@ def _parser() -> argparse.ArgumentParser:
         "--http-inference", action="store_true", help="let everybody who reaches the HTTP port speak, without a key"
     )
     parser.add_argument(
-        "--grace-seconds",
-        type=number(float),
-        default=30.0,
-        metavar="S",
-        help="how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
-        "at once (default: %(default)g)",
-    )
-    parser.add_argument(
         "--status-port",
         type=_PORT,
         metavar="PORT",
         help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining (default: nowhere)",
     )
-    parser.add_argument(
-        "--notice-seconds",
-        type=number(float),
-        default=0.0,
-        metavar="S",
-        help="how long after SIGTERM or Ctrl-C to take new streams still, while the status port says that it drains, "
-        "for load balancers to notice (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--canary-seconds",
-        type=number(float),
-        default=30.0,
-        metavar="S",
-        help="how often to speak three tokens as a test; two without an answer in this time restart the server "
-        "(default: %(default)g, 0: never)",
-    )
+    for option, seconds, text in (
+        (
+            "--grace-seconds",
+            30.0,
+            "how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
+            "at once (default: %(default)g)",
+        ),
+        (
+            "--notice-seconds",
+            0.0,
+            "how long after SIGTERM or Ctrl-C to take new streams still, while the status port says that it drains, "
+            "for load balancers to notice (default: %(default)g)",
+        ),
+        (
+            "--canary-seconds",
+            30.0,
+            "how often to speak three tokens as a test; two without an answer in this time restart the server "
+            "(default: %(default)g, 0: never)",
+        ),
+    ):
+        parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)
     parser.add_argument(
         "--restarts",
         type=number(int),

@@ -183,38 +183,21 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
     size.add_argument("--memory-mib", type=number(int, 1), metavar="N", help="memory of another GPU")
-    parser.add_argument(
-        "--used-mib",
-        type=number(int),
-        default=0,
-        metavar="N",
-        help="taken by CUDA itself and other programs (default: 0)",
-    )
     parser.add_argument("--prompt-seconds", type=_SECONDS, default=3.0, metavar="S", help="of a voice (default: 3)")
     parser.add_argument("--stream-seconds", type=_SECONDS, default=30.0, metavar="S", help="of audio (default: 30)")
-    parser.add_argument(
-        "--voices", type=number(int), default=1, metavar="N", help="that are spoken at once (default: 1)"
-    )
+    for option, usual, text in (
+        ("--used-mib", 0, "taken by CUDA itself and other programs (default: 0)"),
+        ("--voices", 1, "that are spoken at once (default: 1)"),
+        ("--max-hop-tokens", 0, "stream.max_hop_tokens (default: the model's own)"),
+        ("--cache-mib", 0, "runtime.cache_mib (default: 0, as the server chooses)"),
+    ):
+        parser.add_argument(option, type=number(int), default=usual, metavar="N", help=text)
     parser.add_argument(
         "--left-blocks", type=int, metavar="W", help="stream.left_blocks of the server (default: the model's own)"
-    )
-    parser.add_argument(
-        "--max-hop-tokens",
-        type=number(int),
-        default=0,
-        metavar="N",
-        help="stream.max_hop_tokens (default: the model's own)",
     )
     parser.add_argument("--precision", choices=("float16", "float32"), default="float16", help="(default: float16)")
     parser.add_argument(
         "--storage", choices=("auto", *get_args(Storage)), default="auto", help="runtime.cache_storage (default: auto)"
-    )
-    parser.add_argument(
-        "--cache-mib",
-        type=number(int),
-        default=0,
-        metavar="N",
-        help="runtime.cache_mib (default: 0, as the server chooses)",
     )
     parser.add_argument("--costs", type=Path, metavar="JSON", help="what make gpu-check measured")
     parser.add_argument(

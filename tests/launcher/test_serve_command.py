@@ -79,6 +79,15 @@ def test_model_folder_that_cannot_be_served(tmp_path: Path, capfd: pytest.Captur
     assert_one_error(capfd, str(tmp_path))
 
 
+def test_nothing_in_the_working_directory_is_executed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    assert run("--model", str(TINY), "--model-repository", "none", "--canary-seconds=0") == 3
+    assert_one_error(capfd, "none is not a folder")
+
+
 def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--model", str(TINY), "--config", str(tmp_path / "none.yaml")) == 2
     assert_one_error(capfd, "none.yaml")

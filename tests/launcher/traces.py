@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ class Traces:
     Attributes:
         processes: ids of the reaper, of tritonserver and of its stubs.
         shm_prefix: how the names of its segments in /dev/shm begin.
-        folders: its temporary folder, and the one that the Python backend makes, unless that may be of another server.
+        folders: its temporary folder, and those that Python backends have made, unless they may be of another server.
     """
 
     processes: tuple[int, ...]
@@ -33,12 +32,11 @@ class Traces:
         command = Path(f"/proc/{server}/cmdline").read_text().replace("\0", "\n")
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         folder = Path(_only(r"--backend-directory=(.+)/backends", command))
-        others = [started for process, started in reaper.running_servers().items() if process != server]
-        started = (folder / "tritonserver.pid").stat().st_mtime
+        backends = [] if reaper.running_servers() - {server} else Path("/tmp").glob("python_env_*")
         return cls(
             processes=(_parent(server), server, *map(int, children)),
             shm_prefix=_only(r"shm-region-prefix-name=(.+)", command),
-            folders=(folder, *_backend_folders_of(started, others)),
+            folders=(folder, *backends),
         )
 
     def remaining(self) -> list[str]:
@@ -53,13 +51,9 @@ class Traces:
         return running + segments + folders
 
     def _is_left(self, folder: Path) -> bool:
-        """Whether it is there, and no other server that runs by now may have made it: then it stays for that one."""
-        try:
-            made = folder.stat().st_mtime
-        except FileNotFoundError:
-            return False
-        others = [started for process, started in reaper.running_servers().items() if process not in self.processes]
-        return "python_env_" not in folder.name or not any(reaper.may_be_of(other, made) for other in others)
+        """Whether it is there, and no other server runs that may have made it: then it stays for that one."""
+        others = reaper.running_servers() - set(self.processes)
+        return folder.exists() and not ("python_env_" in folder.name and others)
 
     def remaining_after(self, seconds: float) -> list[str]:
         """Like ``remaining``, but allows this time for all of it to go."""
@@ -67,16 +61,6 @@ class Traces:
         while (remaining := self.remaining()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return remaining
-
-
-def _backend_folders_of(started: float, others: list[float]) -> list[Path]:
-    folders = []
-    for folder in Path("/tmp").glob("python_env_*"):
-        with contextlib.suppress(FileNotFoundError):  # of a server that ends at this moment
-            made = folder.stat().st_mtime
-            if reaper.may_be_of(started, made) and not any(reaper.may_be_of(other, made) for other in others):
-                folders.append(folder)
-    return folders
 
 
 def _stat(process: int) -> list[str]:

@@ -58,9 +58,8 @@ class Certificates:
     def arguments(self) -> list[str]:
         """Returns the options of tritonserver that switch TLS on."""
         files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
-        if self.client_ca is None:
-            return ["--grpc-use-ssl=true", *files]
-        return ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=true", *files, f"--grpc-root-cert={self.client_ca}"]
+        mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca}"] if self.client_ca else []
+        return ["--grpc-use-ssl=true", *files, *mutual]
 
     def for_canary(self) -> Tls:
         """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own.

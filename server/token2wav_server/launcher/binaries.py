@@ -48,11 +48,7 @@ class Triton:
 def find_tritonserver(folder: Path) -> Triton:
     """Finds tritonserver: the installation $TOKEN2WAV_TRITONSERVER, one on PATH, /opt/tritonserver, else the wheel.
 
-    Args:
-        folder: empty private folder; the backend of the wheel is put together here.
-
-    Raises:
-        TritonNotFoundError: saying what is missing and how to get it.
+    The backend of the wheel is put together in `folder`. TritonNotFoundError says what is missing and how to get it.
     """
     installation = _installation()
     return _from_wheel(folder) if installation is None else _from_installation(installation)

@@ -13,16 +13,12 @@ _TRIES = 2
 
 
 class Canary:
-    """Canary that speaks three tokens when it is asked to, and counts failures.
+    """Canary that speaks three tokens when it is asked to, to any of ``MODELS`` in a repository, and counts failures.
 
     It needs the client library, which is imported here and not above, so that the launcher starts without it and fast.
 
-    Args:
-        interval_s: seconds between utterances, and the time that one may take.
-        model_repository: the server's folder of models; one without any of ``MODELS`` has nothing to try.
-        certificates: the server's, if it speaks TLS.
-
     Attributes:
+        interval_s: seconds between utterances, and the time that one may take.
         why_none: reason why nothing can be tried; empty if it can.
         failures: number of tries in a row that failed.
     """
@@ -47,11 +43,7 @@ class Canary:
         patience_s = self.interval_s
         try:
             with Client(
-                grpc_url,
-                model=self._model,
-                connect_timeout_s=patience_s,
-                response_timeout_s=patience_s,
-                tls=self._tls,
+                grpc_url, model=self._model, connect_timeout_s=patience_s, response_timeout_s=patience_s, tls=self._tls
             ) as client:
                 client.health(timeout_s=patience_s)
         except ClientError as error:

@@ -30,17 +30,9 @@ _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
 
 
 class LogPump(threading.Thread):
-    """Thread that moves lines from the server's output to ``sink``, as long as any process of the server can write.
+    """Thread that moves the lines which are to be shown from the server's output to ``sink``, until nobody can write.
 
-    If the sink breaks, the pipe is still emptied, so that the server never blocks.
-
-    Args:
-        source: read end of the pipe; closed at the end.
-        sink: stream that takes the lines that are to be shown.
-        shown: says which lines are.
-
-    Attributes:
-        lines: latest lines, shown or not.
+    If the sink breaks, the pipe is still emptied: the server never blocks. `lines` are the latest, shown or not.
     """
 
     def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
@@ -49,7 +41,6 @@ class LogPump(threading.Thread):
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def run(self) -> None:
-        """Pumps until every writer is gone."""
         with self._source:
             for raw in self._source:
                 line = raw.decode(errors="replace").rstrip("\n")

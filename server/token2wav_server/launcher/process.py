@@ -206,19 +206,11 @@ class TritonServer:
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            reaper.__file__,
-            str(os.getpid()),
-            str(folder),
-            shm_prefix,
-            str(_GRACE_S),
-        ]
+        command = [triton.executable, *self._server_arguments(repository, triton.backends, shm_prefix)]
+        command = [reaper.__file__, os.getpid(), folder, shm_prefix, _GRACE_S, *command]
         self._folder = folder
         self._reaper = subprocess.Popen(
-            [*command, str(triton.executable), *self._server_arguments(repository, triton.backends, shm_prefix)],
+            [sys.executable, "-I", "-S", *map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

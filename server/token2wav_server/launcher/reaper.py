@@ -22,7 +22,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PARENT_POLL_S = 0.25
 _STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
-_BACKEND_START_S = 30.0
 STOP_AT_ONCE = signal.SIGINT
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
 MESSAGE = "reaper: "
@@ -30,56 +29,35 @@ MESSAGE = "reaper: "
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
     """Removes a server's private folder, shared-memory segments and backend folder; fine to call twice."""
-    with contextlib.suppress(FileNotFoundError):
-        _remove_backend_folders(started=(folder / PID_FILE).stat().st_mtime)
     shutil.rmtree(folder, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
+    # A killed Python backend leaves an empty folder in /tmp, whatever TMPDIR says. Nothing tells whose it is, and a
+    # server that misses its own aborts when it stops. So the last server of a machine removes them all.
+    if not running_servers():
+        for empty in Path("/tmp").glob("python_env_*"):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
 
 
-def _remove_backend_folders(started: float) -> None:
-    """Removes what a killed Python backend leaves in /tmp, whatever TMPDIR says: an empty folder.
-
-    Nothing tells whose it is, only when it was made. One that a running server may have made stays: that server would
-    miss it and abort when it stops. Its own reaper comes by here and removes what is left of both.
-    """
-    running = running_servers().values()
-    for folder in Path("/tmp").glob("python_env_*"):
-        with contextlib.suppress(OSError):
-            made = folder.stat().st_mtime
-            if may_be_of(started, made) and not any(may_be_of(other, made) for other in running):
-                folder.rmdir()
-
-
-def may_be_of(started: float, made: float) -> bool:
-    """Says whether a server that started then may have made a folder at that time."""
-    return started - 1 <= made <= started + _BACKEND_START_S
-
-
-def running_servers() -> dict[int, float]:
-    """Returns when each tritonserver of this machine was started, in seconds since the epoch, by process id."""
-    [booted] = [line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")]
-    started = {}
+def running_servers() -> set[int]:
+    """Returns the process ids of all tritonservers on this machine."""
+    running = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             name, _, fields = stat.read_text().rpartition(")")
-            state, ticks = fields.split()[0], fields.split()[19]
-            if name.endswith("(tritonserver") and state != "Z":
-                started[int(stat.parent.name)] = int(booted) + int(ticks) / os.sysconf("SC_CLK_TCK")
-    return started
+            if name.endswith("(tritonserver") and fields.split()[0] != "Z":
+                running.add(int(stat.parent.name))
+    return running
 
 
 def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]) -> int:
     """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the launcher is gone.
 
-    Args:
-        launcher_pid: process id of the launcher.
-        folder, shm_prefix: private folder of this server and prefix of its segments in /dev/shm, removed at the end.
-        grace_s: seconds that the server may take after SIGTERM before it is killed.
-        command: command line of the server.
+    The server may take ``grace_s`` after SIGTERM before it is killed.
 
     Returns:
-        The server's exit status, 128 + n if signal n ended it.
+        Its exit status, 128 + n if signal n ended it.
     """
     # Blocked before the server exists, so that a signal at any later moment is seen by sigtimedwait.
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
@@ -115,14 +93,14 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
             return False
         # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a moment to bury it.
         dead_before, dead = dead, _dead_stubs(server.pid)
-        if lost := dead_before.keys() & dead.keys():
-            _tell(dead[min(lost)])
+        if dead_before.keys() & dead.keys():
+            _tell(dead)
             return False
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
     if dead := _dead_stubs(os.getpid()):  # of which the server died, too, before they were seen
-        _tell(dead[min(dead)])
+        _tell(dead)
     return False
 
 
@@ -152,9 +130,9 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
     return dead
 
 
-def _tell(wait_status: int) -> None:
-    """Prints how the model process ended."""
-    code = os.waitstatus_to_exitcode(wait_status)
+def _tell(dead: dict[int, int]) -> None:
+    """Prints how a model process ended."""
+    code = os.waitstatus_to_exitcode(dead[min(dead)])
     how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     print(f"{MESSAGE}the model process {how}", flush=True)
 
