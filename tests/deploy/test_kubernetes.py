@@ -114,7 +114,7 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     assert rule["seriesQuery"].startswith(f"{name}{{")
     assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "launcher" / "drain.py").read_text()
     [places] = re.findall(r"server-template replica- (\d+)", _configuration(manifests))
-    assert spec["maxReplicas"] == int(places)
+    assert 2 * spec["maxReplicas"] <= int(places)
 
 
 @pytest.mark.parametrize("manifests", ["gpu"], indirect=True)
