@@ -12,7 +12,7 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check page lint format serve export gpu-check perf demo-voice soak images images-check docs docs-check dist clean
+.PHONY: help setup demo test check page lint format serve export gpu-check perf demo-voice soak rehearsal images images-check docs docs-check dist clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,10 @@ demo-voice: ## DATA=folder: put the newest checkpoints of the recipe into the de
 soak: ## [MINUTES=10] [SEED=]: a real server among misbehaving clients, into benchmarks/results/soak.json
 	$(SETUP)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+rehearsal: ## as root: drain, add, kill and cut off servers behind the balancer, into benchmarks/results/replicas.json
+	$(SETUP)
+	@$(BIN)/python -m tests.soak.replicas
 
 images: ## [ARGS=]: build the images of server and client with docker, podman or buildah
 	@scripts/images.sh $(ARGS)

@@ -35,12 +35,17 @@ def needs_haproxy() -> str:
 
 
 class NameServer:
-    """Answers every question with the same IPv4 addresses, as Docker and Kubernetes do for replicas of a service."""
+    """Answers every question with the same IPv4 addresses, as Docker and Kubernetes do for replicas of a service.
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    Args:
+        addresses: to answer with; a list may change meanwhile.
+        bind: host and port to listen on.
+    """
+
+    def __init__(self, addresses: Sequence[str], bind: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._addresses = addresses
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.bind(bind)
         threading.Thread(target=self._serve, daemon=True).start()
 
     @property
