@@ -62,17 +62,19 @@ class Recording:
         path = Path(path)
         try:
             if not path.is_file():
-                raise RecordingError(f"{path}: no such file")
+                raise RecordingError("no such file")
             if not path.stat().st_size:
-                raise RecordingError(f"{path}: empty, 0 bytes")
+                raise RecordingError("empty, 0 bytes")
             with soundfile.SoundFile(path) as file:
-                samples, share = _read(file, path, *_part(file, path, start_s, end_s, min_seconds))
+                samples, share = _read(file, *_part(file, start_s, end_s, min_seconds))
                 recording = cls(path, samples, file.samplerate, file.channels, share)
+            recording._check_levels()
+        except RecordingError as error:
+            raise RecordingError(f"{path}: {error}") from None
         except soundfile.LibsndfileError as error:
             raise RecordingError(f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})") from None
         except (OSError, TypeError) as error:  # TypeError: a name that ends in .raw
             raise RecordingError(f"{path}: cannot be read as audio ({error})") from None
-        recording._check_levels()
         return recording
 
     @property
@@ -107,58 +109,54 @@ class Recording:
 
     def _check_levels(self) -> None:
         if not np.isfinite(self.samples).all():
-            raise RecordingError(f"{self.path}: holds samples that are NaN or infinite")
+            raise RecordingError("holds samples that are NaN or infinite")
         if self.full_scale_share > MAX_FULL_SCALE_SHARE:
             raise RecordingError(
-                f"{self.path}: clipped: {self.full_scale_share:.2%} of its samples are at full scale, "
+                f"clipped: {self.full_scale_share:.2%} of its samples are at full scale, "
                 f"at most {MAX_FULL_SCALE_SHARE:.1%} may be; record it at a lower level"
             )
         if self.peak_dbfs > MAX_PEAK_DBFS:
             raise RecordingError(
-                f"{self.path}: its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} dBFS "
+                f"its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} dBFS "
                 "can be used; floating-point samples are to lie within -1 to 1"
             )
         if self.rms_dbfs < MIN_RMS_DBFS:
             mixed = ", its channels mixed" if self.channels > 1 else ""
             raise RecordingError(
-                f"{self.path}: silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), "
-                f"at least {MIN_RMS_DBFS:g} dBFS is needed"
+                f"silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), at least {MIN_RMS_DBFS:g} dBFS is needed"
             )
 
 
-def _part(
-    file: soundfile.SoundFile, path: Path, start_s: float, end_s: float | None, min_seconds: float
-) -> tuple[int, int]:
+def _part(file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float) -> tuple[int, int]:
     """Returns the first frame that was asked for, and how many, with every bound checked before any is read."""
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
         raise RecordingError(
-            f"{path}: {rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above {rate // 2} Hz "
+            f"{rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above {rate // 2} Hz "
             "cannot be put back"
         )
     if not file.frames:
-        raise RecordingError(f"{path}: empty, it holds no samples")
+        raise RecordingError("empty, it holds no samples")
     whole = f"the recording is {file.frames / rate:.2f} s long"
     first = round(start_s * rate)
     if first >= file.frames:
-        raise RecordingError(f"{path}: start: {start_s:g} s, but {whole}")
+        raise RecordingError(f"start: {start_s:g} s, but {whole}")
     last = file.frames if end_s is None else round(end_s * rate)
     if last > file.frames:
-        raise RecordingError(f"{path}: end: {end_s:g} s, but {whole}")
+        raise RecordingError(f"end: {end_s:g} s, but {whole}")
     if last <= first:
-        raise RecordingError(f"{path}: end: {end_s:g} s, but the start is at {start_s:g} s")
+        raise RecordingError(f"end: {end_s:g} s, but the start is at {start_s:g} s")
     seconds = (last - first) / rate
     if seconds > MAX_SECONDS:
         raise RecordingError(
-            f"{path}: too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; "
-            "choose a part with --start and --end"
+            f"too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; choose a part with --start and --end"
         )
     if seconds < min_seconds:
-        raise RecordingError(f"{path}: too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
+        raise RecordingError(f"too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
     return first, last - first
 
 
-def _read(file: soundfile.SoundFile, path: Path, first: int, frames: int) -> tuple[NDArray[np.float32], float]:
+def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[np.float32], float]:
     """Reads the mean of all channels, and the largest share at full scale of one.
 
     It does so block by block, so that many channels take little more memory than one.
@@ -172,7 +170,7 @@ def _read(file: soundfile.SoundFile, path: Path, first: int, frames: int) -> tup
             mixed.append(block.mean(axis=1))
     samples = np.concatenate(mixed)
     if len(samples) < frames:
-        raise RecordingError(f"{path}: cut off, {frames - len(samples)} samples of its header's are not there")
+        raise RecordingError(f"cut off, {frames - len(samples)} samples of its header's are not there")
     return samples, float(at_full_scale.max()) / len(samples)
 
 
