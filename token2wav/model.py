@@ -61,7 +61,7 @@ class Token2Wav:
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = read_config(folder)
+        config = read_config(folder).under(stream)
         config.check(stream)  # this and the next refuse what they must before weights load
         HopSchedule.of(stream, config)
         config.allowed_steps(stream.steps)

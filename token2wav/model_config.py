@@ -65,6 +65,10 @@ class ModelConfig:
         """Raises ConfigError if settings of streams do not go with the model."""
         self.allowed_steps(stream.steps)
 
+    def under(self, stream: StreamConfig) -> ModelConfig:
+        """Returns the configuration of streams with some settings, on which what their chunks need may depend."""
+        return self
+
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the numbers of ODE steps that streams may have, the usual one first; `wanted` is the setting.
 

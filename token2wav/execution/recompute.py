@@ -43,6 +43,7 @@ class RecomputeFlow(FlowStage):
         encoder, noise: of its flow, the first on the device that is to be used.
         solvers: of its estimator, by number of ODE steps; the usual number comes first.
         full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
+        windows: whether every chunk is, in a window of all that is there: the tokens before it and its look-ahead.
         left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
     """
 
@@ -54,11 +55,13 @@ class RecomputeFlow(FlowStage):
         solvers: Mapping[int, EulerSolver],
         *,
         full_tail: bool = False,
+        windows: bool = False,
         left_blocks: int = -1,
     ) -> None:
         self.config, self.encoder, self.device, self.left_blocks = config, encoder, encoder.device, left_blocks
         self.noise = noise.to(self.device)
         self._full_tail = full_tail
+        self._windows = windows
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
         self._streams: HandleTable[_History] = HandleTable()
@@ -93,9 +96,12 @@ class RecomputeFlow(FlowStage):
         tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
         if not chunk.provisional:
             history.tokens = tokens[: chunk.stop]
-        whole = FlowChunk(tokens, left=0, start=0, stop=chunk.stop, last=chunk.last)
-        mel = self._solve(history.voice, history.steps, whole, full=chunk.last and self._full_tail)
-        return mel[:, self.config.token_mel_ratio * chunk.start :]
+        # A window is computed to its end, as if the utterance ended there.
+        stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
+        whole = FlowChunk(tokens, left=0, start=0, stop=stop, last=last)
+        full = self._windows or (chunk.last and self._full_tail)
+        mel, ratio = self._solve(history.voice, history.steps, whole, full=full), self.config.token_mel_ratio
+        return mel[:, ratio * chunk.start : ratio * chunk.stop]
 
     def _solve(self, voice: Voice, steps: int, chunk: FlowChunk, *, full: bool) -> torch.Tensor:
         """(bands, frames) of an utterance's tokens from its start."""

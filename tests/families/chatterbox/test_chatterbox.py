@@ -26,9 +26,13 @@ KINDS = {"full": False, "meanflow": True}
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Token2Wav:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     golden = FamilyGolden("chatterbox", "tiny")
-    folder = write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param])
+    return write_model(tmp_path_factory.mktemp("s3gen"), golden, mean_flow=KINDS[request.param])
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=CPU)
 
 
@@ -61,6 +65,22 @@ def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
         assert not stream.push(tokens)
         [chunk] = stream.finish()
     assert snr_db(chunk.audio, model.vocode(model.mel(tokens, voice, streaming=False))) > SNR_DB
+
+
+def test_windows(model: Token2Wav, folder: Path) -> None:
+    """Each chunk sees all before it and 25 tokens after it, so it waits for these; the last ones see all there is."""
+    windows = Token2Wav.load(folder, stream=StreamConfig(reference=True, max_hop_tokens=25), runtime=CPU)
+    voice, tokens = a_voice(30), some_tokens(130)
+    mels = [windows.mel(tokens[: stop + 25], voice, streaming=False) for stop in (45, 70, 95, 130)]
+    cuts = zip(mels, ((0, 90), (90, 140), (140, 190), (190, 260)), strict=True)
+    expected = np.concatenate([mel[:, begin:end] for mel, (begin, end) in cuts], axis=1)
+    with windows.stream(voice) as stream:
+        assert not stream.push(tokens[:69])
+        chunks = [*stream.push(tokens[69:70]), *stream.push(tokens[70:]), *stream.finish()]
+    audio = np.concatenate([chunk.audio for chunk in chunks])
+    assert snr_db(audio, windows.vocode(expected)) > SNR_DB
+    whole = windows.mel(tokens, voice, streaming=False)
+    assert np.square(expected - whole).sum() < 0.5 * np.square(model.mel(tokens, voice) - whole).sum()
 
 
 def test_batched_is_alone(model: Token2Wav) -> None:

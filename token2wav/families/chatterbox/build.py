@@ -46,7 +46,7 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
     allowed = config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, config.flow.inference_cfg_rate, schedule) for steps in allowed}
     cached = cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head))
-    whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, full_tail=True)
+    whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, windows=True)
     pieces = dataclasses.replace(stream, reference=False)
     return Stages(whole if stream.reference else cached, vocoder_stage(host, config, pieces, hift), summary(host))
 

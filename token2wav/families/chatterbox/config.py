@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,7 @@ _TOKEN_RATE, _LOOKAHEAD = 25, 3
 _STEPS, _MEAN_FLOW_STEPS = 10, 2
 _GUIDANCE = 0.7
 _WHOLE_TOKENS = 1_000_000  # a hop that nobody completes
+_WINDOW_LOOKAHEAD = 25
 _HEADS = 8  # in all of its attention
 _PUBLISHED = (
     EncoderConfig(512, _HEADS, 2048, 6, 4),
@@ -45,8 +46,16 @@ class ChatterboxConfig(CosyVoice2Config):
     file: str
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """As that of any model; the public code, which `stream.reference` repeats, computes whole utterances only."""
-        return (_WHOLE_TOKENS, _WHOLE_TOKENS) if stream.reference else super().hops(stream)
+        """As that of any model; the public code, which `stream.reference` repeats, computes whole utterances only.
+
+        With a bound of its hops that becomes streaming in windows.
+        """
+        hop = stream.max_hop_tokens or _WHOLE_TOKENS
+        return (hop, hop) if stream.reference else super().hops(stream)
+
+    def under(self, stream: StreamConfig) -> ChatterboxConfig:
+        """Gives windows their look-ahead: far more than the encoder needs, so that frames see what comes after them."""
+        return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
     def weights_file(self, folder: Path, stem: Stem) -> Path:
         return folder / self.file
