@@ -100,13 +100,13 @@ def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) ->
     with served.rig.connect(name) as connection, served.rig.connect(name) as leaver:
         for sequence in ("good", "bad"):
             connection.send(served.tokens[:60], served.voice, sequence, start=True)
-        leaver.send(served.tokens, served.voice, "left", start=True, end=True)
         if name == "token2wav":  # the ensemble cannot tell before the idle time-out
+            leaver.send(served.tokens, served.voice, "left", start=True, end=True)
             leaver.send([1], served.voice, "waiting", start=True, parameters={"keep_open": True})
         connection.send([1, 6561], None, "bad", end=True)
         connection.send(served.tokens[60:], None, "good", end=True)
         leaver.client.stop_stream(cancel_requests=True)
-        answers = connection.answers(requests=5)
+        answers = connection.answers(requests=4)
     assert answers.errors
     for error in answers.errors:
         assert "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560" in error
