@@ -7,6 +7,8 @@ that of this project:
 
     public/bin/python -m benchmarks.peers
     .venv/bin/python -m benchmarks.peers --plot
+
+`--windows` compares our own streams of Chatterbox with its whole utterances instead, and needs no public code.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from safetensors.torch import save_file
 
 from benchmarks.environment import RESULTS, describe, save
 from scripts import public_families as public
-from tests.support import cosyvoice2_model, stepaudio2_model
+from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
 from tests.support.random_weights import fill
+from tests.support.utterances import a_voice, some_tokens
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 
 _HOP, _AHEAD, _PROMPT = 25, 3, 75  # tokens
@@ -291,6 +294,27 @@ def measure(options: argparse.Namespace) -> None:
                     print(family, found, flush=True)
 
 
+def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
+    """Compares the mel of 6 s of Chatterbox, block by block and in windows, with that of the whole.
+
+    Returns:
+        Of each way the rms of the difference, as a part of the whole's, and the largest value of it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        published: Any = SimpleNamespace(sizes=vars(public.Sizes()))
+        written = chatterbox_model.write_model(Path(folder), published, mean_flow=mean_flow)
+        model = Token2Wav.load(written, runtime=RuntimeConfig(device="cpu", cache_mib=16))
+        voice, tokens, starts = a_voice(_PROMPT), some_tokens(6 * _HOP), range(0, 6 * _HOP, _HOP)
+        whole = model.mel(tokens, voice, streaming=False)
+        seen = [model.mel(tokens[: start + 2 * _HOP], voice, streaming=False) for start in starts]
+        cut = [mel[:, 2 * start : 2 * (start + _HOP)] for start, mel in zip(starts, seen, strict=True)]
+        ways = {"block mask": model.mel(tokens, voice), "windows": np.concatenate(cut, axis=1)}
+    return {
+        way: {"rms": float((mel - whole).std() / whole.std()), "largest": float(np.abs(mel - whole).max())}
+        for way, mel in ways.items()
+    }
+
+
 def plot(name: str) -> None:
     import matplotlib as mpl
 
@@ -325,8 +349,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", default="peers", help="name of the result")
     parser.add_argument("--plot", action="store_true", help="only draw the result")
+    parser.add_argument("--windows", action="store_true", help="only compare ways to stream Chatterbox")
     options = parser.parse_args()
-    if options.plot:
+    if options.windows:
+        kinds = {name: windows(mean_flow=name == "turbo") for name in ("chatterbox", "turbo")}
+        save("chatterbox_windows", {"environment": describe(), **kinds})
+    elif options.plot:
         plot(options.out)
     else:
         measure(options)
