@@ -171,10 +171,9 @@ class StreamBlocks:
     """Blocks of one stream: those of a prefix that it shares, then its own.
 
     Args:
-        cache: that they are taken from.
+        cache, reserved: where they are taken from, and how many now for blocks to come.
         shared: pages of the prefix, which are the stream's first blocks.
         mask: who may look at whom.
-        reserved: pages to take now for blocks to come.
 
     Raises:
         OutOfBlocksError: there are not so many pages.

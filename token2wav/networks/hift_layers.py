@@ -133,7 +133,7 @@ class UpConv(nn.Conv1d, Streaming):
     def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, *, delay: int = 0) -> None:
         super().__init__(inputs, outputs, kernel)
         self.rate, self.delay = rate, delay
-        self.reach = upsampling_reach(kernel, rate)
+        self.reach = -(-(kernel - 1) // rate)  # inputs to the left that an output depends on
         if self.reach:
             self.keeps = (inputs, self.reach)
         # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
@@ -162,22 +162,13 @@ class UpConv(nn.Conv1d, Streaming):
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
 
 
-def upsampling_reach(kernel: int, rate: int) -> int:
-    """Inputs to the left that an output of an `UpConv` depends on."""
-    return -(-(kernel - 1) // rate)
-
-
 _MAX_MAGNITUDE = 100.0
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine has convolutions.
 
-    Args:
-        window: (n,) of both directions.
-
-    Returns:
-        Analysis and synthesis kernels, (n + 2, 1, n): real parts of all bins, then imaginary parts.
+    Of a window (n,), kernels of analysis and synthesis are (n + 2, 1, n): real parts of all bins, then imaginary ones.
     """
     size = len(window)
     angle = 2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()

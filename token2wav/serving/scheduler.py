@@ -38,11 +38,7 @@ class Scheduler:
         self.closing = False  # no more are admitted
 
     def admit(self, request: Request) -> None:
-        """Takes a request in; from now on its idle time counts.
-
-        Raises:
-            LimitError: there are too many, at all or of its client.
-        """
+        """Takes a request in, whose idle time counts from now on; LimitError if there are too many."""
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
         self._limits.check_room([each.client for each in self.requests], request.client)
@@ -56,10 +52,7 @@ class Scheduler:
     ) -> list[Reply]:
         """Takes tokens that have been checked, and returns the replies that are to be finished now.
 
-        Raises:
-            InputError: there are too many tokens, or the utterance would end without any.
-            LimitError: too many messages wait.
-            StreamClosedError: the request takes no more tokens.
+        Errors are those of `WorkerPool.push`.
         """
         request.check_open()
         if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
