@@ -57,7 +57,8 @@ def build_engine(
     if not parser.parse_from_file(str(source)):
         raise _failed(package, source, [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors)
     config = builder.create_builder_config()
-    flags = _set_flags(trt, config, precision)
+    if precision == "float32":
+        config.clear_flag(trt.BuilderFlag.TF32)
     for place, capability in enumerate(compute_capabilities):
         config.num_compute_capabilities = len(compute_capabilities)
         config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), place)
@@ -79,14 +80,7 @@ def build_engine(
     engine.write_bytes(blob)
     if measured:
         timing_cache.write_bytes(config.get_timing_cache().serialize())
-    return flags
-
-
-def _set_flags(trt: Any, config: Any, precision: Precision) -> tuple[str, ...]:
-    if precision == "float16":
-        return ()
-    config.clear_flag(trt.BuilderFlag.TF32)
-    return ("TF32 off",)
+    return ("TF32 off",) if precision == "float32" else ()
 
 
 def _failed(package: Package, source: Path, errors: Sequence[str]) -> ExportError:

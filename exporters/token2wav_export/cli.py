@@ -219,7 +219,3 @@ def _run_inspect(options: argparse.Namespace) -> None:
 
     found = inspect_folder(_engines(options), options.model)
     print(as_json(found) if options.json else as_text(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,8 +24,7 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stem_of,
 )
-from token2wav.execution.backends import Exportable
-from token2wav.families import exportable
+from token2wav.families import Exportable, exportable
 from token2wav_export.builder import build_engine
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import write_onnx
@@ -51,7 +50,7 @@ class Maker:
     """
 
     def __init__(self, model_folder: Path, engines: EngineFolder, command: Sequence[str]) -> None:
-        self.networks: Exportable = exportable(model_folder)
+        self.model: Exportable = exportable(model_folder)
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)
@@ -68,27 +67,23 @@ class Maker:
             ArtifactError: the engine folder cannot be used.
         """
         start = time.monotonic()
-        tensors = signature(graph, precision, self.networks)
+        tensors = signature(graph, precision, self.model)
         made_of = fingerprint(self._folder, stem_of(graph))
         with self._engines.staging() as staged, _stages(f"{graph} {precision}", 3) as bar:
             path = staged / f"{graph}-{precision}.onnx"
             bar.set_postfix_str("tracing")
-            module = load_module(graph, precision, self.networks)
+            module = load_module(graph, precision, self.model)
             metadata = self._metadata(graph, precision, opset, made_of)
             write_onnx(module, tensors, path, opset=opset, metadata=metadata)
             bar.update()
             bar.set_postfix_str("comparing")
-            reference = module if precision == "float32" else load_module(graph, "float32", self.networks)
+            reference = module if precision == "float32" else load_module(graph, "float32", self.model)
             found = check_parity(path, graph, precision, tensors, reference)
             bar.update()
             bar.set_postfix_str("adding")
+            made = {"graph": graph, "precision": precision, "backend": "onnx", "opset": opset, "fingerprint": made_of}
             versions = {name: version(name) for name in _ONNX_PACKAGES}
-            made = {"file": path.name, "graph": graph, "precision": precision, "backend": "onnx", "opset": opset}
-            record = self._record(start, versions, **made, fingerprint=made_of, target={}, flags=(), profiles=())
-            placed = self._engines.add(staged, record)
-            bar.update()
-        print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, disagreement with torch {found:.1e})")
-        return placed
+            return self._add(path, start, f"disagreement with torch {found:.1e}", versions=versions, **made)
 
     def tensorrt(
         self, graph: Graph, precision: Precision, package: Package, load: Load, compute_capabilities: list[str]
@@ -103,8 +98,8 @@ class Maker:
             ExportError: the package refuses the graph.
             CheckpointError, ArtifactError: the weights or the engine folder cannot be used.
         """
-        tensors = signature(graph, precision, self.networks)
-        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.networks)]
+        tensors = signature(graph, precision, self.model)
+        allowed = [shapes(profile, tensors) for profile in profiles(graph, load, self.model)]
         target = build_target(package, compute_capabilities)
         try:
             source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
@@ -124,29 +119,31 @@ class Maker:
                 compute_capabilities=compute_capabilities,
                 timing_cache=self._engines.path / "timing.cache",
             )
-            versions: dict[str, str] = {package.name: package.version}
             opset = next(entry.version for entry in onnx.load(source, load_external_data=False).opset_import)
-            made = {"file": path.name, "graph": graph, "precision": precision, "backend": package.name, "opset": opset}
-            built = {"target": target, "flags": flags, "profiles": tuple(allowed)}
-            record = self._record(start, versions, **made, **built, fingerprint=made_of)
-            placed = self._engines.add(staged, record)
-        print(f"{graph} {precision}: {placed} ({time.monotonic() - start:.0f} s, {len(allowed)} profiles)")
-        return placed
+            made = {"graph": graph, "precision": precision, "backend": package.name, "opset": opset}
+            built = {"fingerprint": made_of, "target": target, "flags": flags, "profiles": tuple(allowed)}
+            versions: dict[str, str] = {package.name: package.version}
+            return self._add(path, start, f"{len(allowed)} profiles", versions=versions, **made, **built)
 
-    def _record(self, start: float, versions: dict[str, str], **described: Any) -> Artifact:
-        """Describes what was made since `start`, with what all artefacts of this maker have in common."""
-        return Artifact(
+    def _add(self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any) -> Path:
+        """Adds what was made since `start`, described with what all artefacts of this maker have in common."""
+        seconds = time.monotonic() - start
+        artifact = Artifact(
+            file=path.name,
             schedule=self._schedule,
             versions={"token2wav": version("token2wav"), **versions},
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            seconds=round(time.monotonic() - start, 1),
+            seconds=round(seconds, 1),
             command=self._command,
-            **described,
+            **{"target": {}, "flags": (), "profiles": (), **described},
         )
+        placed = self._engines.add(path.parent, artifact)
+        print(f"{artifact.graph} {artifact.precision}: {placed} ({seconds:.0f} s, {remark})")
+        return placed
 
     @property
     def _schedule(self) -> dict[str, float]:
-        return {"steps": self.networks.config.ode_steps, "guidance": self.networks.guidance}
+        return {"steps": self.model.config.ode_steps, "guidance": self.model.networks.guidance}
 
     def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
         """Returns metadata that an ONNX file carries, should it be found without its description."""
@@ -156,7 +153,7 @@ class Maker:
             "precision": precision,
             "opset": str(opset),
             "fingerprint": made_of,
-            "config": config_hash(self.networks.config),
+            "config": config_hash(self.model.config),
             "token2wav": version("token2wav"),
             **{name: f"{value:g}" for name, value in self._schedule.items()},
         }

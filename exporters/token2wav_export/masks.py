@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from token2wav.config import StreamConfig, load_server_config
-from token2wav.errors import Token2WavError
-from token2wav.families import exportable
+from token2wav.errors import ConfigError, Token2WavError
+from token2wav.families import read_config
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention
 from token2wav.networks.masks import BlockMask, guided_mask
 from token2wav_export.errors import MissingPackageError
@@ -115,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model is None:
             pictures, size = every_mask(options.blocks)
         else:
-            pictures, size = masks_of(exportable(options.model).estimator, stream, options.blocks)
+            estimator = getattr(read_config(options.model).part("flow"), "estimator", None)
+            if not isinstance(estimator, EstimatorConfig):
+                raise ConfigError(f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only")
+            pictures, size = masks_of(estimator, stream, options.blocks)
         draw(pictures, size, options.save)
     except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 from token2wav_export.errors import ExportError
-from token2wav_export.modules import arranged, sample_inputs
+from token2wav_export.modules import sample_inputs
 from token2wav_export.signatures import Axis, Signature, Sizes, TensorSpec
 
 # Distinct sizes other than 0 and 1, which torch would take for constants.
@@ -34,18 +34,18 @@ def write_onnx(module: nn.Module, signature: Signature, path: Path, *, opset: in
     Raises:
         ExportError: torch cannot trace the module with these free dimensions, or the file is not valid.
     """
-    free = [
-        {place: Dim.DYNAMIC for place, axis in enumerate(spec.shape) if isinstance(axis, Axis)} or None
+    free = {
+        spec.name: {place: Dim.DYNAMIC for place, axis in enumerate(spec.shape) if isinstance(axis, Axis)} or None
         for spec in signature.inputs
-    ]
+    }
     try:
         with torch.no_grad(), _quiet():
             program = torch.onnx.export(
                 module,
-                arranged(module, sample_inputs(module, signature, _TRACED)),
+                kwargs={"inputs": sample_inputs(module, signature, _TRACED)},
                 input_names=[spec.name for spec in signature.inputs],
                 output_names=[spec.name for spec in signature.outputs],
-                dynamic_shapes=arranged(module, free),
+                dynamic_shapes={"inputs": free},
                 opset_version=opset,
                 dynamo=True,
                 optimize=True,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
 from token2wav_export.errors import ExportError
-from token2wav_export.modules import run_module, sample_inputs
+from token2wav_export.modules import Tensors, run_module, sample_inputs
 from token2wav_export.signatures import Signature, Sizes
+
+Arrays = dict[str, NDArray[np.generic]]  # outputs of a graph, by name
 
 # float32: largest error, relative to the largest value or 1. The vocoder's phases are sines of large numbers.
 # float16: root mean square of the error against float32, relative to that of the values.
@@ -29,13 +29,11 @@ def bound(graph: Graph, precision: Precision) -> float:
     return VOCODER_FLOAT32_BOUND if graph.startswith("vocoder") else FLOAT32_BOUND
 
 
-def disagreement(
-    outputs: Sequence[NDArray[np.generic]], references: Sequence[torch.Tensor], precision: Precision
-) -> float:
+def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> float:
     """Measures the worst of all outputs, in the measure of the precision; infinite where something is not finite."""
     worst = 0.0
-    for output, reference in zip(outputs, references, strict=True):
-        value, wanted = output.astype(np.float64), reference.double().numpy()
+    for name, reference in references.items():
+        value, wanted = outputs[name].astype(np.float64), reference.double().numpy()
         error = np.abs(value - wanted)
         if precision == "float16":
             relative = np.sqrt(np.square(error).mean() / np.square(wanted).mean())
@@ -45,12 +43,11 @@ def disagreement(
     return worst
 
 
-def run_onnx(
-    session: onnxruntime.InferenceSession, signature: Signature, inputs: Sequence[torch.Tensor]
-) -> list[NDArray[np.generic]]:
-    """Runs a graph, and returns its outputs in the order of its signature."""
-    feed = {spec.name: value.numpy() for spec, value in zip(signature.inputs, inputs, strict=True)}
-    return session.run([spec.name for spec in signature.outputs], feed)
+def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
+    """Runs a graph."""
+    names = [value.name for value in session.get_outputs()]
+    found = session.run(names, {name: value.numpy() for name, value in inputs.items()})
+    return dict(zip(names, found, strict=True))
 
 
 def check_parity(path: Path, graph: Graph, precision: Precision, signature: Signature, reference: nn.Module) -> float:
@@ -64,9 +61,8 @@ def check_parity(path: Path, graph: Graph, precision: Precision, signature: Sign
     """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = sample_inputs(reference, signature, _CHECKED)
-    outputs = run_onnx(session, signature, inputs)
-    references = run_module(reference, [x.float() if x.dtype == torch.float16 else x for x in inputs])
-    found, allowed = disagreement(outputs, references, precision), bound(graph, precision)
+    outputs = run_onnx(session, inputs)
+    found, allowed = disagreement(outputs, run_module(reference, inputs), precision), bound(graph, precision)
     if found > allowed:
         raise ExportError(
             f"{graph} in {precision}: ONNX Runtime and torch disagree by {found:.1e}, allowed is {allowed:.0e}; "

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from token2wav.cache.paged_kv_cache import BRANCHES
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
-from token2wav.execution.backends import Exportable
+from token2wav.families import Exportable
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
@@ -67,19 +66,19 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
     return sorted(count * config.token_mel_ratio for count in hops)
 
 
-def profiles(graph: Graph, load: Load, networks: Exportable) -> list[Profile]:
+def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
     """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
 
     Raises:
         ConfigError: the schedule does not fit the model.
     """
-    config = networks.config
+    config = model.config
     config.check(load.stream)
     chunks = chunk_frames(load.stream, config)
     frame_rate = config.token_frame_rate * config.token_mel_ratio
     block = config.block_tokens * config.token_mel_ratio
     history = -(-int(load.history_seconds * frame_rate) // block) * block  # whole blocks
-    each = BRANCHES if networks.guidance else 1  # rows of a stream
+    each = model.networks.layout.branches  # rows of a stream
     rows = Span(each, each, each * load.max_streams)
     if graph == "step":
         past = Span(0, history // 2, history)

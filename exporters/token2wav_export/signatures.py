@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 
 from token2wav.execution.artifacts import Graph, Precision
-from token2wav.execution.backends import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
-from token2wav.networks.configs import EstimatorConfig
-from token2wav.networks.dit import CONTEXT_FRAMES
+from token2wav.families import Exportable
+from token2wav.networks.dit import DiT
+from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT
+from token2wav.networks.streaming import VocoderNetwork
 from token2wav_export.errors import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
@@ -76,51 +77,51 @@ ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
 PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
 
 
-def signature(graph: Graph, precision: Precision, networks: Exportable) -> Signature:
+def signature(graph: Graph, precision: Precision, model: Exportable) -> Signature:
     """Returns the signature of a graph of a model.
 
     Raises:
-        ExportError: there is no such graph of a flow with guided attention.
+        ExportError: there is no such graph of its flow.
     """
-    if graph.startswith("vocoder"):
-        return _vocoder(networks, whole=graph == "vocoder-whole")
-    if networks.estimator.guided is not None:
-        raise ExportError(f"{graph}: flows with guided attention run on torch alone; export the graph vocoder")
     if graph == "step":
-        return _step(networks.estimator, precision)
-    return _estimator(networks.estimator)
+        return _step(model.networks.flow.estimator, model.networks.layout.bands, precision)
+    if graph.startswith("vocoder"):
+        return _vocoder(model.networks.vocoder, whole=graph == "vocoder-whole")
+    if not isinstance(model.networks.flow.estimator, DiT):
+        raise ExportError(f"{graph}: only flows of CosyVoice3 have it; export the graphs step and vocoder")
+    return _estimator(model.networks.layout.bands)
 
 
-def _step(config: EstimatorConfig, precision: Precision) -> Signature:
-    bands, inner = config.mel_dim, config.heads * config.dim_head
+def _step(estimator: Estimator, bands: int, precision: Precision) -> Signature:
+    layers, heads, dim_head = estimator.attention
     state = (ROWS, bands, FRAMES)
-    contexts = (2, ROWS, config.dim, CONTEXT_FRAMES)
-    caches = [f"{which}_{layer}" for layer in range(config.depth) for which in ("key", "value")]
+    modulation = estimator.modulation(*torch.zeros(2, 1, device="meta"))
+    rope = estimator.rope(torch.zeros(1, 1, device="meta"))
+    conv_state = (ROWS, estimator.state_width)
+    caches = [(name, heads * dim_head) for name in cache_names(layers)]
     return Signature(
         inputs=(
             TensorSpec("x", state),
             TensorSpec("mu", state),
             TensorSpec("spks", (ROWS, bands)),
             TensorSpec("cond", state),
-            TensorSpec("modulation", (config.depth, 6, config.dim)),
-            TensorSpec("modulation_out", (2, config.dim)),
-            TensorSpec("cos", (ROWS, FRAMES, config.dim_head)),
-            TensorSpec("sin", (ROWS, FRAMES, config.dim_head)),
+            *(TensorSpec(name, tuple(value.shape)) for name, value in zip(MODULATION, modulation, strict=False)),
+            *(TensorSpec(name, (ROWS, FRAMES, dim_head)) for name, _ in zip(ROPE, rope, strict=False)),
             TensorSpec("bias", (ROWS, 1, FRAMES, KEYS)),
             TensorSpec("frames", (ROWS,), "int64"),
-            TensorSpec("contexts", contexts),
-            *(TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision) for name in caches),
+            *((TensorSpec(PRESENT, (ROWS, 1, FRAMES)),) if estimator.joined_prompts else ()),
+            TensorSpec("conv_state", conv_state),
+            *(TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision) for name, inner in caches),
         ),
         outputs=(
             TensorSpec("velocity", state),
-            TensorSpec("new_contexts", contexts),
-            *(TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision) for name in caches),
+            TensorSpec(f"{NEW}conv_state", conv_state),
+            *(TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision) for name, inner in caches),
         ),
     )
 
 
-def _estimator(config: EstimatorConfig) -> Signature:
-    bands = config.mel_dim
+def _estimator(bands: int) -> Signature:
     state = (ROWS, bands, FRAMES)
     return Signature(
         inputs=(
@@ -135,9 +136,7 @@ def _estimator(config: EstimatorConfig) -> Signature:
     )
 
 
-def _vocoder(networks: Exportable, *, whole: bool) -> Signature:
-    with torch.device("meta"):  # layers are asked what they keep
-        vocoder = networks.empty_vocoder()
+def _vocoder(vocoder: VocoderNetwork, *, whole: bool) -> Signature:
     samples = Axis((("frames", vocoder.frame_samples),))
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
     signals = [TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)), TensorSpec("source", (ROWS, 1, samples))]

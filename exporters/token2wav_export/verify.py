@@ -38,7 +38,6 @@ class Report:
         vocoder_max: largest difference of the audio of one and the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
         finite_when_large: whether a prompt mel of the largest accepted values still gives finite audio.
-        failures: one sentence for each figure beyond its bound; empty if the engine is as good as torch.
     """
 
     engine: str
@@ -50,10 +49,21 @@ class Report:
     vocoder_max: float
     audio_snr_db: float
     finite_when_large: bool
-    failures: list[str]
+
+    @property
+    def failures(self) -> list[str]:
+        """One sentence for each figure beyond its bound; none if the engine is as good as torch."""
+        failures = []
+        for name, bound in BOUNDS[self.precision].items():
+            value = getattr(self, name)
+            if not (value >= bound if name == "audio_snr_db" else value <= bound):
+                failures.append(f"{name} is {value:.3g}, the bound is {bound:g}")
+        if not self.finite_when_large:
+            failures.append("large inputs give NaN or infinite numbers")
+        return failures
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps({**asdict(self), "failures": self.failures}, indent=1)
 
     def as_table(self) -> str:
         bounds = BOUNDS[self.precision]
@@ -106,7 +116,7 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     huge = replace(voice, prompt_mel=np.sign(voice.prompt_mel) * np.float32(MEL_BOUND))
     finite = bool(np.isfinite(stream_mel(candidate, tokens[:60], huge)).all())
     steps.close()
-    report = Report(
+    return Report(
         engine=candidate.engine.name,
         precision=candidate.engine.precision,
         device=candidate.engine.device,
@@ -116,9 +126,7 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
         vocoder_max=float(np.abs(other_audio - same_mel).max()),
         audio_snr_db=-_decibel(np.std(other_whole - whole) / np.std(whole)),
         finite_when_large=finite,
-        failures=[],
     )
-    return replace(report, failures=_failures(report))
 
 
 def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0) -> NDArray[np.float32]:
@@ -158,14 +166,3 @@ def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _decibel(ratio: float) -> float:
     return float(20 * np.log10(max(ratio, 1e-12)))
-
-
-def _failures(report: Report) -> list[str]:
-    failures = []
-    for name, bound in BOUNDS[report.precision].items():
-        value = getattr(report, name)
-        if not (value >= bound if name == "audio_snr_db" else value <= bound):
-            failures.append(f"{name} is {value:.3g}, the bound is {bound:g}")
-    if not report.finite_when_large:
-        failures.append("large inputs give NaN or infinite numbers")
-    return failures

@@ -11,7 +11,7 @@ from tests.export.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.execution.backends import Exportable
+from token2wav.families import Exportable
 from token2wav_export.builder import build_engine
 from token2wav_export.errors import ExportError
 from token2wav_export.making import Maker

@@ -11,9 +11,9 @@ import torch
 
 from tests.export.rig import Export
 from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
-from token2wav.execution.backends import Exportable
-from token2wav.families import exportable
-from token2wav.networks.dit_step import CachedStep
+from token2wav.families import Exportable, exportable
+from token2wav.networks.dit import DiT
+from token2wav.networks.estimator import CachedStep
 from token2wav_export.errors import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
 from token2wav_export.parity import bound, check_parity, disagreement, run_onnx
@@ -42,19 +42,10 @@ def test_a_graph_agrees_with_torch_at_any_size(
     for seed, (rows, frames, past) in enumerate(SIZES):
         sizes = {"rows": rows, "frames": frames, "past": past}
         inputs = sample_inputs(reference, tensors, sizes, seed)
-        outputs = run_onnx(session, tensors, inputs)
-        assert [value.shape for value in outputs] == [spec.of(sizes) for spec in tensors.outputs]
-        assert [value.dtype.name for value in outputs] == [spec.dtype for spec in tensors.outputs]
-        wanted = run_module(reference, [x.float() if x.dtype == torch.float16 else x for x in inputs])
-        assert disagreement(outputs, wanted, precision) <= bound(graph, precision), sizes
-
-
-def test_the_step_is_exported_under_the_names_that_its_module_gives(networks: Exportable) -> None:
-    module = load_module("step", "float32", networks)
-    assert isinstance(module, CachedStep)
-    tensors = signature("step", "float32", networks)
-    assert [spec.name for spec in tensors.inputs] == module.input_names
-    assert [spec.name for spec in tensors.outputs] == module.output_names
+        outputs = run_onnx(session, inputs)
+        assert {name: value.shape for name, value in outputs.items()} == {s.name: s.of(sizes) for s in tensors.outputs}
+        assert [value.dtype.name for value in outputs.values()] == [spec.dtype for spec in tensors.outputs]
+        assert disagreement(outputs, run_module(reference, inputs), precision) <= bound(graph, precision), sizes
 
 
 def test_a_file_says_what_it_is_and_names_its_dimensions(
@@ -82,6 +73,7 @@ def test_a_graph_that_computes_something_else_is_refused(export: Export, network
     path = export("tiny", "step", "float32")
     other = load_module("step", "float32", networks)
     assert isinstance(other, CachedStep)
+    assert isinstance(other.estimator, DiT)
     other.estimator.proj_out.bias.add_(1e-3)
     with pytest.raises(ExportError, match=r"step in float32: ONNX Runtime and torch disagree by \d.\de-04"):
         check_parity(path, "step", "float32", signature("step", "float32", networks), other)
@@ -90,11 +82,11 @@ def test_a_graph_that_computes_something_else_is_refused(export: Export, network
 def test_outputs_that_are_not_finite_never_agree() -> None:
     nan = torch.full((3,), float("nan"))
     for precision in ("float32", "float16"):
-        assert disagreement([nan.numpy()], [torch.ones(3)], precision) == float("inf")
+        assert disagreement({"x": nan.numpy()}, {"x": torch.ones(3)}, precision) == float("inf")
 
 
 def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(networks: Exportable) -> None:
     full, half = (load_module("vocoder", each, networks) for each in ("float32", "float16"))
     inputs = sample_inputs(full, signature("vocoder", "float16", networks), {"rows": 2, "frames": 100})
-    found = [output.numpy() for output in run_module(half, inputs)]
+    found = {name: output.numpy() for name, output in run_module(half, inputs).items()}
     assert disagreement(found, run_module(full, inputs), "float16") < 1e-2

@@ -35,6 +35,6 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
 
 
 def test_the_time_enters_every_block(unet: UNet) -> None:
-    early, late = (unet.modulation(torch.tensor([t])) for t in (0.1, 0.9))
+    (early,), (late,) = (unet.modulation(torch.tensor([t])) for t in (0.1, 0.9))
     assert early.shape == (4, 1, 16)
     assert ((early - late).abs().amax(dim=2) > 0).all()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from token2wav.networks.dit import Attend, Convolution
+from token2wav.networks.estimator import Attend, Convolution
 from token2wav.networks.unet import CausalConv
 
 

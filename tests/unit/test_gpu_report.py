@@ -281,7 +281,7 @@ def test_the_flow_against_torchs_counter() -> None:
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
     rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        estimator.velocity(x, mu, speaker, cond, modulation, rope, None)
+        estimator.velocity(x, mu, speaker, cond, modulation, None, rope=rope)
     work = flow_work(config, "float32", 1, frames, 0)
     conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
     assert counter.get_total_flops() == work.single / cache_layout(config, "float32").steps - conditions / 10

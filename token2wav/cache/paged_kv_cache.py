@@ -11,6 +11,9 @@ from typing import Literal
 
 import torch
 
+from token2wav.model_config import ModelConfig
+from token2wav.networks.estimator import Estimator
+
 Storage = Literal["float32", "float16", "int8"]
 Pages = slice | torch.Tensor  # numbers of pages: a slice where they follow one another, else (n,) on the cache's device
 
@@ -32,6 +35,16 @@ class CacheLayout:
     branches: int = BRANCHES  # of guidance
     bands: int = 80  # of the mel
     conv_state: tuple[int, ...] = ()  # shape of what the estimator keeps beside keys and values, at each step
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, estimator: Estimator, guidance: float, steps: int, storage: Storage
+    ) -> CacheLayout:
+        """Layout of a model with so many ODE steps at most, with guidance or, where that is 0, without."""
+        layers, heads, dim_head = estimator.attention
+        frames, branches = config.token_mel_ratio * config.block_tokens, BRANCHES if guidance else 1
+        conv_state = branches, estimator.state_width
+        return cls(steps, layers, heads, dim_head, frames, storage, branches, config.mel_bands, conv_state)
 
     @property
     def vectors_per_page(self) -> int:

@@ -31,7 +31,7 @@ Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "voc
 Precision = Literal["float32", "float16"]
 Backend = Literal["onnx", "tensorrt", "tensorrt_rtx"]
 
-GRAPH_VERSION = 2  # to be raised when inputs or outputs of a graph change
+GRAPH_VERSION = 3  # to be raised when inputs or outputs of a graph change
 ENGINES = "engines"  # the folder below a model folder, unless another is named
 DESCRIPTION = "artifact.json"
 _STAGING = ".partial-"

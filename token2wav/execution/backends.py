@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.config import RuntimeConfig
+from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
@@ -20,18 +20,14 @@ from token2wav.execution.exported_graphs import (
     PACKAGES,
     OnnxGraph,
     TensorRTGraph,
-    VocoderGraph,
     check_provider,
     package,
     target_of,
 )
+from token2wav.execution.exported_step import StepFactory
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
-from token2wav.execution.step import StepFactory, StepGraph
-from token2wav.model_config import ModelConfig
-from token2wav.networks.configs import EstimatorConfig
-from token2wav.networks.dit import DiT
-from token2wav.networks.streaming import VocoderNetwork
+from token2wav.execution.step import StepGraph
 
 log = logging.getLogger(__name__)
 
@@ -71,40 +67,24 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Exportable:
-    """Networks of a model, for what exports them.
-
-    Attributes:
-        config: of the model.
-        estimator: sizes of the network.
-        guidance: classifier-free guidance rate.
-        empty_vocoder: builds the vocoder without weights.
-        load_estimator, load_vocoder: load weights of the folder, in float32 on the CPU.
-    """
-
-    config: ModelConfig
-    estimator: EstimatorConfig
-    guidance: float
-    empty_vocoder: Callable[[], VocoderNetwork]
-    load_estimator: Callable[[], DiT]
-    load_vocoder: Callable[[], VocoderNetwork]
-
-
-@dataclass(frozen=True)
 class Graphs:
     """Graphs that were found for a backend; None of what torch runs."""
 
     backend: BackendName
     step: StepGraph | None = None
-    vocoder: VocoderGraph | None = None
+    vocoder: StepGraph | None = None
 
 
-def choose(host: Host) -> Graphs:
-    """The backend of a host, with its graphs loaded.
+def choose(host: Host, stream: StreamConfig) -> Graphs:
+    """The backend of a host, with its graphs loaded; torch for `stream.reference`.
 
     Raises:
-        ConfigError: the backend that the configuration names cannot run here.
+        ConfigError: the backend that the configuration names cannot run here, or not this.
     """
+    if stream.reference:
+        if host.runtime.engine not in ("auto", "torch"):
+            raise ConfigError(f"runtime.engine: {host.runtime.engine} does not run stream.reference; take torch")
+        return Graphs("torch")
     loaders: dict[BackendName, Callable[[], Graphs]] = {
         "torch": lambda: Graphs("torch"),
         "onnx": lambda: _onnx(host),

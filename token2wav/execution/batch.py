@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from token2wav.cache.paged_kv_cache import CacheLayout
 
 # Columns of the header of a block table: a row of integers on the device for each block, all that kernels and graphs
-# know of it. Behind the header stand the pages that its frames see in order, its own last; what follows is not read. A
-# row of zeros stands for no block.
+# know of it. Behind the header stand the pages that its frames see in order, its own last but in joined chunks; what
+# follows is not read. A row of zeros stands for no block.
 START = 0  # position of the block's first frame
 VALID = 1  # frames of the block; what follows them is padding
-SEEN = 2  # pages that it sees
+SEEN = 2  # pages that it sees up to its own
 BEFORE = 3  # frames of the same chunk that come before the block; they are in the rows above it
 CHUNK = 4  # number of its chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
-HEADER = 6
+ABSENT = 6  # frames at the stream's start that there are not; they are in the first page
+VISIBLE = 7  # pages that it sees, with those after its own in a joined chunk
+HEADER = 8
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -48,11 +50,11 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a batch. The columns of a block table say what its numbers mean; it has none for the last two.
+    """One row of a batch. The columns of a block table say what its numbers mean.
 
     Attributes:
-        absent: see `ChunkInput`.
-        joined: pages that it sees where these are more than `pages`, which end with its own.
+        pages: that it sees, its own last.
+        joined: those of the last block of a joined chunk, which all of its blocks see.
     """
 
     start: int
@@ -67,7 +69,9 @@ class Block:
     @property
     def row(self) -> list[int]:
         """Of the table."""
-        return [self.start, self.valid, len(self.pages), self.before, self.chunk, int(self.last), *self.pages]
+        seen, visible = len(self.pages), self.joined or self.pages
+        header = [self.start, self.valid, seen, self.before, self.chunk, int(self.last), self.absent, len(visible)]
+        return header + visible
 
 
 @dataclass(frozen=True, order=True)
@@ -151,7 +155,8 @@ class Batch:
         for number, chunk in enumerate(chunks):
             blocks = blocks_of(chunk, number, self.block_frames)
             for own, block in zip(rows[row:], blocks, strict=False):
-                own[: HEADER + len(block.pages)] = block.row
+                row_of_table = block.row
+                own[: len(row_of_table)] = row_of_table
             self.blocks += blocks
             row += self._room(chunk)
         self.table.copy_(self._staged, non_blocking=True)

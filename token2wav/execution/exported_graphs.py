@@ -10,25 +10,19 @@ import importlib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from token2wav.errors import EngineError, EngineUnavailableError
+from token2wav.execution.step import StepGraph
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import Piece, StateSpec, Streaming, VocoderNetwork, state_specs
 
 SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
 PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
 _OUTSIDE = ("f0_predictor.", "m_source")  # double precision, and a phase: they are not exported
-
-
-class VocoderGraph(Protocol):
-    """Executes an exported graph."""
-
-    def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """One evaluation; tensors by name, contiguous, on the device of the stage."""
 
 
 def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
@@ -39,7 +33,7 @@ def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
 class ExportedVocoder:
     """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the states."""
 
-    def __init__(self, graph: VocoderGraph, vocoder: VocoderNetwork) -> None:
+    def __init__(self, graph: StepGraph, vocoder: VocoderNetwork) -> None:
         self._graph = graph
         self._shape = (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
         self._specs = exported_states(vocoder)

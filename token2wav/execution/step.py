@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import Batch, Block
-from token2wav.networks.dit import Attend, Convolution
+from token2wav.execution.batch import Batch, Block, frame_positions
+from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables
 
 Velocity = Callable[[int], torch.Tensor]
@@ -20,6 +20,7 @@ class StepFunction(ABC):
     """Evaluates the estimator on batches; threads may share it.
 
     Args:
+        estimator: on the device of the cache; its weights are used, not copied.
         tables: of the ODE's schedule.
         cache: of keys and values.
 
@@ -29,7 +30,8 @@ class StepFunction(ABC):
 
     aligned = False
 
-    def __init__(self, tables: OdeTables, cache: PagedKVCache) -> None:
+    def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
+        self.estimator = estimator
         self.tables = tables
         self.cache = cache
 
@@ -63,17 +65,20 @@ class StepGraph(Protocol):
         """One evaluation; tensors by their names in the graph, contiguous, on the device of the engine."""
 
 
-class StepFactory(Protocol):
-    """Maker of the step functions of an estimator, for each way to run it."""
+class TorchStep(StepFunction):
+    """Step function on torch, eagerly."""
 
-    def eager(self) -> StepFunction:
-        """On torch."""
+    def __call__(self, batch: Batch) -> Velocity:
+        mu, speakers, cond = self.tables.conditions(batch.mu, batch.speakers, batch.cond)
+        rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, batch.block_frames)))
+        memory = BlockMemory(batch, self.cache, self.estimator)
 
-    def kernels(self) -> StepFunction | None:
-        """On kernels that read block tables on the device, to be captured; None where they do not run."""
+        def velocity(step: int) -> torch.Tensor:
+            memory.step = step
+            x, modulation = self.tables.rows(batch.x), self.tables.modulation[step]
+            return self.estimator.velocity(x, mu, speakers, cond, modulation, None, memory, rope=rope)
 
-    def exported(self, graph: StepGraph | None) -> StepFunction:
-        """On an exported graph; on torch in the same form where there is none."""
+        return velocity
 
 
 class BlockMemory:
@@ -85,15 +90,15 @@ class BlockMemory:
     Args:
         batch: of blocks.
         cache: of keys and values.
-        tail: finds what a convolution keeps, (branches, channels, positions), in a stream's state at one ODE step.
+        estimator: whose convolutions keep something.
 
     Attributes:
         step: of the ODE, now.
     """
 
-    def __init__(self, batch: Batch, cache: PagedKVCache, tail: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
         self.step = 0
-        self._cache, self._tail = cache, tail
+        self._cache = cache
         self._branches, self._frames = cache.layout.branches, batch.block_frames
         self._new = cache.index([block.pages[-1] for block in batch.blocks])
         self._seen = [(cache.index(pages), spans) for pages, spans in _read_together(batch.blocks, self._frames)]
@@ -102,7 +107,7 @@ class BlockMemory:
         # there are not.
         self._chunks = [
             (
-                state,
+                estimator.tails(state),  # each (steps, branches, channels, positions)
                 slice(row - block.before // self._frames, row + 1),
                 block.before + block.valid,
                 max(0, block.absent - block.start + block.before),
@@ -113,8 +118,8 @@ class BlockMemory:
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, channels, block_frames)
         windows = []
-        for conv_state, blocks, frames, absent in self._chunks:
-            state = self._tail(conv_state[self.step], index)
+        for tails, blocks, frames, absent in self._chunks:
+            state = tails[index][self.step]
             reach = state.shape[2]
             extended = torch.cat((state, x[:, blocks].transpose(1, 2).flatten(2)), dim=2)
             if absent:

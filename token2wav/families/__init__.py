@@ -6,8 +6,8 @@ A family has, beside its name:
 - `read(folder)`: the `ModelConfig`, without importing torch.
 - a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
   reads all weights without building anything on a device. Where the flow has a cache, `networks(config, storage)` makes
-  `Networks` without weights, for `token2wav-plan`; where the networks can be exported, `exportable(folder, config)`
-  gives them to `token2wav-export` (`execution.backends.Exportable`).
+  `Networks` without weights, for `token2wav-plan`; where these can be exported, `load(folder, config, stem)` loads flow
+  or vocoder in float32 on the CPU, for `token2wav-export`.
 
 Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
 group `token2wav.families`.
@@ -16,6 +16,9 @@ group `token2wav.families`.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -24,9 +27,24 @@ from types import ModuleType
 from typing import Any
 
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import ModelConfig, Stem
 
 GROUP = "token2wav.families"
+
+
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """Model folder, for what exports its networks.
+
+    Attributes:
+        config: of the model.
+        networks: `Networks` without weights, on the device `meta`.
+        load: reads flow or vocoder, in float32 on the CPU.
+    """
+
+    config: ModelConfig
+    networks: Any
+    load: Callable[[Stem], Any]
 
 
 def family_of(folder: Path) -> Any:
@@ -69,16 +87,20 @@ def builder(folder: Path) -> Any:
     return import_module(f"{family_of(folder).__name__}.build")
 
 
-def exportable(folder: Path) -> Any:
-    """Gets the `Exportable` networks of a model folder.
+def exportable(folder: Path) -> Exportable:
+    """Gets the networks of a model folder.
 
     Raises:
         ConfigError: no such folder, or its family exports none.
     """
     build, config = builder(folder), read_config(folder)
-    if not hasattr(build, "exportable"):
+    if not hasattr(build, "load"):
         raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export")
-    return build.exportable(folder, config)
+    import torch
+
+    with torch.device("meta"):
+        made = build.networks(config, "float32")
+    return Exportable(config, made, partial(build.load, folder, config))
 
 
 def networks(config: ModelConfig, storage: str) -> Any:

@@ -9,15 +9,14 @@ Remarks with a number (Q6 ...) are quirks of the public code that checkpoints re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.configs import EstimatorConfig
+from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
 from token2wav.networks.masks import BlockMask, attention_bias
 
 _CONV_KERNEL = 31
@@ -28,45 +27,9 @@ _TIME_SCALE = 1000.0
 _ROPE_BASE = 10000.0
 
 
-@dataclass(frozen=True)
-class Modulation:
-    """Modulation of the estimator by the ODE time.
-
-    Attributes:
-        blocks: (depth, B, 6, dim): shift, scale, gate of attention, then of the feed-forward (Q10).
-        out: (B, 2, dim): scale, then shift of the final norm (Q10: the other order).
-    """
-
-    blocks: torch.Tensor
-    out: torch.Tensor
-
-
-Rope = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the rotary angles, (T, dim_head) or (B, T, dim_head)
 # What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of each; None for nothing.
 Bias = torch.Tensor | None
 LayerBiases = tuple[torch.Tensor, ...]
-
-
-Convolution = Callable[[torch.Tensor], torch.Tensor]
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-
-class Memory(Protocol):
-    """State of the frames before those that the estimator is given (`execution/step.py`)."""
-
-    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a position convolution over x (B, dim, T) with its last `CONTEXT_FRAMES` inputs before it; notes x's."""
-
-    def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
 
 
 class TimeEmbedding(nn.Module):
@@ -287,11 +250,13 @@ class DiTBlock(nn.Module):
         return torch.addcmul(x, gate_ff[:, None], h.to(x.dtype))
 
 
-class DiT(nn.Module):
+class DiT(Estimator):
     """The estimator: velocity of the flow at one ODE time."""
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
+        self.attention = config.depth, config.heads, config.dim_head
+        self.keeps = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
         self.block_frames = config.static_chunk_size
         self.guided = config.guided
         self.time_embed = TimeEmbedding(config.dim)
@@ -301,11 +266,19 @@ class DiT(nn.Module):
         self.norm_out = AdaNorm(config.dim, 2)
         self.proj_out = nn.Linear(config.dim, config.out_channels)
 
-    def modulation(self, t: torch.Tensor) -> Modulation:
-        """Modulation vectors of times t (B,)."""
+    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
+        """Modulation vectors of times t (B,).
+
+        Returns:
+            (depth, B, 6, dim) shift, scale, gate of attention, then of the feed-forward (Q10), and (B, 2, dim) scale,
+            then shift of the final norm (Q10: the other order).
+        """
         time = self.time_embed(t)
         blocks = [block.attn_norm.modulation(time) for block in self._blocks()]
-        return Modulation(torch.stack(blocks), self.norm_out.modulation(time))
+        return torch.stack(blocks), self.norm_out.modulation(time)
+
+    def rope(self, positions: torch.Tensor) -> Rope:
+        return self.rotary_embed(positions)
 
     def velocity(
         self,
@@ -314,23 +287,15 @@ class DiT(nn.Module):
         spks: torch.Tensor,
         cond: torch.Tensor | None,
         modulation: Modulation,
-        rope: Rope,
         bias: Bias | LayerBiases,
         memory: Memory | None = None,
+        *,
+        rope: Rope = (),
     ) -> torch.Tensor:
-        """One evaluation.
+        """One evaluation, see `Estimator`.
 
-        Args:
-            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; no cond with guided attention.
-            spks: (B, bands) speaker of every row, or (B, T, bands) of every frame.
-            modulation: of the time of each row (or of one row for all).
-            rope: of the positions of x, counted from the start of the prompt.
-            bias: added to attention scores, broadcastable to (B, heads, T, keys), in all layers or a tuple of one for
-                each; None for full attention.
-            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
-
-        Returns:
-            (B, bands, T) velocity, float32.
+        With guided attention there is no cond, and bias is a tuple of one for each layer. spks may be (B, T, bands), of
+        every frame.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
         return self.velocity_of(self.input_embed(x, cond, mu, spks, memory), modulation, rope, bias, memory)
@@ -344,9 +309,10 @@ class DiT(nn.Module):
         memory: Memory | None = None,
     ) -> torch.Tensor:
         """`velocity` of frames that are embedded, (B, T, dim)."""
-        for block, row, own in zip(self._blocks(), modulation.blocks, self._layer_biases(bias), strict=True):
+        blocks, out = modulation
+        for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
             h = block(h, row, rope, own, memory)
-        scale, shift = modulation.out.unbind(1)
+        scale, shift = out.unbind(1)
         h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
         return self.proj_out(h).float().transpose(1, 2)
 
@@ -364,18 +330,18 @@ class DiT(nn.Module):
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
             attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
-        rope = self.rotary_embed(torch.arange(x.shape[2], device=x.device))
-        return self.velocity(x, mu, spks, cond, self.modulation(t), rope, attention_bias(attend)) * mask
+        rope = self.rope(torch.arange(x.shape[2], device=x.device))
+        return self.velocity(x, mu, spks, cond, self.modulation(t), attention_bias(attend), rope=rope) * mask
 
     def halve(self) -> None:
-        """Puts attention, feed-forward and output projection into float16; docs/parity.md says why not the rest."""
+        """Puts attention, feed-forward and output projection into float16."""
         for block in self._blocks():
             block.attn.half()
             block.ff.half()
         self.proj_out.half()
 
     def drop_time_weights(self) -> None:
-        """Frees what `modulation` needs, 43 % of the public model's weights, once its results are in tables."""
+        """Frees 43 % of the public model's weights."""
         del self.time_embed, self.norm_out
         for block in self._blocks():
             del block.attn_norm

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 
 from token2wav.networks.configs import ScheduleConfig
-from token2wav.networks.dit import DiT
+from token2wav.networks.estimator import Estimator, Modulation
 from token2wav.networks.masks import attention_bias
-from token2wav.networks.step_audio_dit import StepAudioDiT
-from token2wav.networks.unet import UNet
-
-Estimator = DiT | StepAudioDiT | UNet
 
 _COSINE = ScheduleConfig()
 
@@ -58,7 +51,7 @@ class OdeTables:
     """
 
     widths: list[float]
-    modulation: list[Any]
+    modulation: list[Modulation]
     guidance: float
 
     @classmethod
@@ -67,9 +60,7 @@ class OdeTables:
         times, widths = solver_times(steps, schedule)
         device = next(estimator.parameters()).device
         each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
-        if isinstance(estimator, UNet):
-            return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
-        return cls(widths.tolist(), [estimator.modulation(t) for t, _ in each], guidance)
+        return cls(widths.tolist(), [estimator.modulation(t, end) for t, end in each], guidance)
 
     def advance(self, step: int, x: torch.Tensor, velocity: torch.Tensor) -> torch.Tensor:
         """The state (B, ...) after a step, given the velocity of the rows that `rows` makes of it."""
@@ -127,13 +118,9 @@ class EulerSolver:
         """
         mu, spk, cond = self.tables.conditions(mu, spk, cond)
         bias = None if mask is None else attention_bias(mask)
-        estimator = self._estimator
-        evaluate: Callable[..., torch.Tensor] = estimator.velocity
-        if isinstance(estimator, DiT):  # it alone has positions
-            rope = estimator.rotary_embed(torch.arange(noise.shape[2], device=noise.device))
-            evaluate = partial(estimator.velocity, rope=rope)
+        rope = self._estimator.rope(torch.arange(noise.shape[2], device=noise.device))
         x = noise
         for index, modulation in enumerate(self.tables.modulation):
-            velocity = evaluate(self.tables.rows(x), mu, spk, cond, modulation, bias=bias)
+            velocity = self._estimator.velocity(self.tables.rows(x), mu, spk, cond, modulation, bias, rope=rope)
             x = self.tables.advance(index, x, velocity)
         return x

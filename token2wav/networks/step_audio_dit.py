@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.dit import Memory, Modulation, modulated_norm
+from token2wav.networks.dit import modulated_norm
+from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
 from token2wav.networks.unet import CausalConv
 
 _TIME_DIM = 256
@@ -23,7 +24,7 @@ _TIME_BASE = 10000.0
 _FF_MULT = 4
 
 
-class StepAudioDiT(nn.Module):
+class StepAudioDiT(Estimator):
     """The estimator: velocity of the flow at one ODE time.
 
     Args:
@@ -36,18 +37,22 @@ class StepAudioDiT(nn.Module):
         convolutions: two of each layer, in the order of their `index`.
     """
 
+    joined_prompts = True
+
     def __init__(self, bands: int, channels: int, heads: int, dim_head: int, layers: int) -> None:
         super().__init__()
+        self.attention = layers, heads, dim_head
         self.t_embedder = nn.ModuleDict({"mlp": _mlp(_TIME_DIM, channels)})
         self.in_proj = nn.Linear(4 * bands, channels)
         self.blocks = nn.ModuleList(_Layer(channels, heads, dim_head, index) for index in range(layers))
         self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
         self.final_layer["linear"] = nn.Linear(channels, bands)
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
+        self.keeps = [conv.keeps for conv in self.convolutions]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
 
-    def modulation(self, t: torch.Tensor) -> Modulation:
+    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
         """Modulation vectors of times t (B,): nine of each layer, then two of the final norm."""
         half = _TIME_DIM // 2
         exponents = torch.arange(half, device=t.device).float() * -(math.log(_TIME_BASE) / half)
@@ -55,7 +60,7 @@ class StepAudioDiT(nn.Module):
         time = F.silu(self.t_embedder["mlp"](torch.cat((angle.cos(), angle.sin()), dim=-1)))
         parts = [block.get_submodule("adaLN_modulation")(time).unflatten(-1, (9, -1)) for block in self.blocks]
         final = self.final_layer["adaLN_modulation"](time).unflatten(-1, (2, -1))
-        return Modulation(torch.stack(parts), final)
+        return torch.stack(parts), final
 
     def velocity(
         self,
@@ -66,23 +71,15 @@ class StepAudioDiT(nn.Module):
         modulation: Modulation,
         bias: torch.Tensor | None,
         memory: Memory | None = None,
+        *,
+        rope: Rope = (),
     ) -> torch.Tensor:
-        """Evaluates the estimator.
-
-        Args:
-            x, mu, cond: (B, bands, T); spks: (B, bands).
-            modulation: of the time of each row (or of one row for all).
-            bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
-            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
-
-        Returns:
-            (B, bands, T) velocity, float32.
-        """
         given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
         h = self.in_proj(torch.cat(given, dim=1).transpose(1, 2))  # (B, T, channels)
-        for block, vectors in zip(self.blocks, modulation.blocks, strict=True):
+        blocks, out = modulation
+        for block, vectors in zip(self.blocks, blocks, strict=True):
             h = block(h, vectors, bias, memory)
-        shift, scale = modulation.out.unbind(1)
+        shift, scale = out.unbind(1)
         return self.final_layer["linear"](modulated_norm(h, shift, scale)).transpose(1, 2)
 
     def halve(self) -> None:
@@ -92,7 +89,7 @@ class StepAudioDiT(nn.Module):
             block.get_submodule("mlp").half()
 
     def drop_time_weights(self) -> None:
-        """Frees what `modulation` needs, 34 % of the public model's weights, once its results are in tables."""
+        """Frees 34 % of the public model's weights."""
         del self.t_embedder, self.final_layer["adaLN_modulation"]
         for block in self.blocks:
             del block.adaLN_modulation

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.dit import Memory
+from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
 from token2wav.networks.masks import BlockMask, attention_bias
 
 _KERNEL = 3
@@ -22,7 +22,7 @@ _TIME_SCALE = 1000.0
 _FF_MULT = 4
 
 
-class UNet(nn.Module):
+class UNet(Estimator):
     """One block on the way down, some in the middle, one on the way up that sees the first one's output as well.
 
     Args:
@@ -65,21 +65,22 @@ class UNet(nn.Module):
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
-        self.attentions = len(self._layers())
+        self.keeps = [conv.keeps for conv in self.convolutions]
+        self.attention = len(self._layers()), heads, dim_head
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
 
-    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> torch.Tensor:
-        """Modulation of the residual blocks, which each adds at ODE times (B,): (blocks, B, channels).
+    def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
+        """What each residual block adds at ODE times (B,), of one step each: (blocks, B, channels).
 
         Args:
             t: of the evaluations.
-            end: of the steps that begin there; with mean flow only.
+            end: of the steps that begin there, which count with mean flow only.
         """
         time = self._embedded(t)
         if self.time_embed_mixer is not None and end is not None:
             time = self.time_embed_mixer(torch.cat((time, self._embedded(end)), dim=-1))
-        return torch.stack([block.of_time(time) for block in self._blocks()])
+        return (torch.stack([block.of_time(time) for block in self._blocks()]),)
 
     def _embedded(self, t: torch.Tensor) -> torch.Tensor:
         half = self.time_mlp.linear_1.in_features // 2
@@ -93,25 +94,16 @@ class UNet(nn.Module):
         mu: torch.Tensor,
         spks: torch.Tensor,
         cond: torch.Tensor,
-        modulation: torch.Tensor,
+        modulation: Modulation,
         bias: torch.Tensor | None,
         memory: Memory | None = None,
+        *,
+        rope: Rope = (),
     ) -> torch.Tensor:
-        """Evaluates the estimator.
-
-        Args:
-            x, mu, cond: (B, bands, T); spks: (B, bands).
-            modulation: (blocks, B or 1, channels) of the step's time.
-            bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
-            memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
-
-        Returns:
-            (B, bands, T) velocity, float32.
-        """
         given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
         h = torch.cat(given, dim=1).transpose(1, 2)  # (B, T, 4 * bands)
         down, *middle, up = self._blocks()
-        first, *between, last = modulation
+        [(first, *between, last)] = modulation
         skip = down(h, first, bias, memory)
         h = down[2](skip, memory)
         for block, time in zip(middle, between, strict=True):
@@ -142,7 +134,6 @@ class UNet(nn.Module):
             layer.ff.half()
 
     def drop_time_weights(self) -> None:
-        """Frees what `modulation` needs, once its results are in tables."""
         del self.time_mlp, self.time_embed_mixer
         for block in self._blocks():
             del block[0].mlp

@@ -94,7 +94,7 @@ def on_positions() -> None:
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
     layout = cache_layout(MODEL.flow, steps=1)
     for blocks in BATCHES:
-        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0, 1]
+        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(blocks, 2, 2, CONFIG.dim, 30)[:, :, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
         PositionConvolution(conv)(x, state, a_table(blocks))
 

@@ -75,9 +75,10 @@ def a_table() -> torch.Tensor:
     return table.to(DEVICE)
 
 
-def angles() -> dit.Rope:
+def angles() -> tuple[torch.Tensor, torch.Tensor]:
     """(ROWS, BLOCK, DIM_HEAD) each."""
-    return dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(frame_positions(a_table(), BLOCK))
+    cos, sin = dit.RotaryEmbedding(DIM_HEAD).to(DEVICE)(frame_positions(a_table(), BLOCK))
+    return cos, sin
 
 
 def a_cache(storage: Storage) -> PagedKVCache:

@@ -116,9 +116,9 @@ class Parts:
             rope = estimator.rotary_embed(torch.arange(first, first + frames))
             x = self.noise.window(first, first + frames)[None]
             for width, modulation in zip(tables.widths, tables.modulation, strict=True):
-                with_condition = estimator.velocity(x, mu, speaker, None, modulation, rope, biases)
+                with_condition = estimator.velocity(x, mu, speaker, None, modulation, biases, rope=rope)
                 without = estimator.velocity(
-                    x, torch.zeros_like(mu), torch.zeros_like(speaker), None, modulation, rope, biases
+                    x, torch.zeros_like(mu), torch.zeros_like(speaker), None, modulation, biases, rope=rope
                 )
                 x = x + width * (1.5 * with_condition - 0.5 * without)
         return x[0].numpy()

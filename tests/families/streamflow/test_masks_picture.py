@@ -10,7 +10,7 @@ import torch
 from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from tests.support.golden import TINY
 from token2wav import StreamConfig
-from token2wav.families import exportable
+from token2wav.families import read_config
 from token2wav_export import masks
 
 # Blocks (first, last) that a frame of block q sees, of which there are n.
@@ -48,7 +48,7 @@ def test_every_mask_frame_by_frame() -> None:
 
 
 def test_masks_of_a_model_are_those_it_is_served_with() -> None:
-    estimator = exportable(TINY).estimator
+    estimator = read_config(TINY).part("flow").estimator
     pictures, size = masks.masks_of(estimator, StreamConfig(), 4)
     assert size == 50
     assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from token2wav.cache.paged_kv_cache import Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.config import StreamConfig
-from token2wav.execution.backends import Host
+from token2wav.execution.backends import Host, choose
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.stages import Networks, Stages
 from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.chatterbox.source import SampleSource
-from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
+from token2wav.families.cosyvoice2.build import cached_flow, ready, summary, vocoder_stage
 from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
 from token2wav.families.cosyvoice3.weights import current_name
+from token2wav.model_config import Stem
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.noise import FlowNoise
@@ -36,27 +38,35 @@ def build(host: Host, config: ChatterboxConfig, stream: StreamConfig) -> Stages:
         ConfigError: the settings ask for what there is for other families only.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    check_settings(host, stream, reference=True)
-    s3gen = _S3Gen(config)
-    fill(s3gen, s3gen.weights(host.folder / config.file))
-    s3gen.eval().requires_grad_(False)
-    s3gen.mel2wav.freeze()
-    flow, hift = s3gen.flow.to(host.device), s3gen.mel2wav.to(host.device)
-    schedule, sizes = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.flow.estimator
-    allowed = config.allowed_steps(stream.steps)
+    graphs = choose(host, stream)
+    s3gen = _loaded(host.folder, config)
+    flow, hift = ready(s3gen.flow).to(host.device), ready(s3gen.mel2wav).to(host.device)
+    schedule, allowed = ScheduleConfig("linear" if config.mean_flow else "cosine"), config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, config.flow.inference_cfg_rate, schedule) for steps in allowed}
-    cached = cached_flow(host, config, stream, flow, solvers, (flow.estimator.attentions, sizes.heads, sizes.dim_head))
+    cached = cached_flow(host, config, stream, flow, solvers, graphs)
     whole = RecomputeFlow(config, flow, FlowNoise(config.mel_bands), solvers, windows=True)
     pieces = dataclasses.replace(stream, reference=False)
-    return Stages(whole if stream.reference else cached, vocoder_stage(host, config, pieces, hift), summary(host))
+    vocoder = vocoder_stage(host, config, pieces, hift, graphs)
+    return Stages(whole if stream.reference else cached, vocoder, summary(host, graphs))
+
+
+def load(folder: Path, config: ChatterboxConfig, stem: Stem) -> Any:
+    """Loads flow or vocoder in float32 on the CPU, see `token2wav.families`."""
+    s3gen = _loaded(folder, config)
+    return ready(s3gen.flow if stem == "flow" else s3gen.mel2wav)
+
+
+def _loaded(folder: Path, config: ChatterboxConfig) -> _S3Gen:
+    s3gen = _S3Gen(config)
+    fill(s3gen, s3gen.weights(folder / config.file))
+    return s3gen
 
 
 def networks(config: ChatterboxConfig, storage: Storage) -> Networks:
     """Makes flow and vocoder without weights, see `token2wav.families`."""
-    s3gen, sizes = _S3Gen(config), config.flow.estimator
+    s3gen = _S3Gen(config)
     flow, schedule = s3gen.flow, ScheduleConfig("linear" if config.mean_flow else "cosine")
-    attention = flow.estimator.attentions, sizes.heads, sizes.dim_head
-    layout = cache_layout(config, flow, attention, config.flow.inference_cfg_rate, config.ode_steps, storage)
+    layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage)
     return Networks(flow, s3gen.mel2wav, layout, config.flow.inference_cfg_rate, schedule, flow.encoder.token_bytes)
 
 

@@ -5,29 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
+from torch import nn
+
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Host
+from token2wav.execution.backends import Graphs, Host, choose
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
-from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
+from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.execution.exported_step import StepFactory
+from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import Networks, Stages, StageSummary
-from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.cosyvoice2.config import CosyVoice2Config
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
-from token2wav.families.cosyvoice2.step import ConvolutionalStep, conv_state_shape
-from token2wav.families.cosyvoice3.build import CAPTURED_STREAMS, streaming_hift
+from token2wav.families.cosyvoice3.build import incremental, streaming_vocoder
 from token2wav.families.cosyvoice3.weights import checked, filled
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise
 from token2wav.networks.ode import EulerSolver
-from token2wav.networks.unet import UNet
 from token2wav.networks.weights import Blank
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +41,22 @@ def build(host: Host, config: CosyVoice2Config, stream: StreamConfig) -> Stages:
         ConfigError: the settings ask for what there is for other families only.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    check_settings(host, stream)
-    with Blank():
-        flow, hift = cosyvoice2_flow(config.flow), HiFT(config.hift)
-    filled(flow, config.weights_file(host.folder, "flow")).eval().requires_grad_(False)
-    filled(hift, config.weights_file(host.folder, "hift")).freeze()
+    graphs = chosen(host, stream)
+    flow, hift = load(host.folder, config, "flow").to(host.device), load(host.folder, config, "hift").to(host.device)
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
-    flow = flow.to(host.device)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance) for steps in allowed}
     return Stages(
-        cached_flow(host, config, stream, flow, solvers, _attention(flow, config)),
-        vocoder_stage(host, config, stream, hift.to(host.device)),
-        summary(host),
+        cached_flow(host, config, stream, flow, solvers, graphs),
+        vocoder_stage(host, config, stream, hift, graphs),
+        summary(host, graphs),
     )
+
+
+def load(folder: Path, config: CosyVoice2Config, stem: Stem) -> Any:
+    """Loads flow or vocoder in float32 on the CPU, see `token2wav.families`."""
+    with Blank():
+        module = cosyvoice2_flow(config.flow) if stem == "flow" else HiFT(config.hift)
+    return ready(filled(module, config.weights_file(folder, stem)))
 
 
 def check(folder: Path, config: CosyVoice2Config) -> None:
@@ -66,17 +71,23 @@ def check(folder: Path, config: CosyVoice2Config) -> None:
     checked(hift, config.weights_file(folder, "hift"))
 
 
-def check_settings(host: Host, stream: StreamConfig, *, reference: bool = False) -> None:
-    """Refuses settings that are for CosyVoice3 only, `stream.reference` among them unless the family has that too."""
-    if (engine := host.runtime.engine) not in ("auto", "torch"):
-        raise ConfigError(f"runtime.engine: {engine} does not run this family; take torch")
-    if stream.reference and not reference:
+def ready(module: _Module) -> _Module:
+    """Makes a network with its weights ready for inference."""
+    if isinstance(module, HiFT):
+        module.freeze()
+    return module.eval().requires_grad_(False)
+
+
+def chosen(host: Host, stream: StreamConfig) -> Graphs:
+    """Chooses the backend of a family that has no `stream.reference`."""
+    if stream.reference:
         raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
+    return choose(host, stream)
 
 
-def summary(host: Host) -> StageSummary:
+def summary(host: Host, graphs: Graphs) -> StageSummary:
     """Says what the stages of such a family run on."""
-    found = StageSummary("torch", host.precision, str(host.device))
+    found = StageSummary(graphs.backend, host.precision, str(host.device))
     log.info("backend %s, %s, on %s, without kernels and graphs of the flow", found.name, found.precision, found.device)
     return found
 
@@ -84,36 +95,8 @@ def summary(host: Host) -> StageSummary:
 def networks(config: CosyVoice2Config, storage: Storage) -> Networks:
     """Makes flow and vocoder without weights, see `token2wav.families`."""
     flow, guidance = cosyvoice2_flow(config.flow), config.flow.inference_cfg_rate
-    layout = cache_layout(config, flow, _attention(flow, config), guidance, config.ode_steps, storage)
+    layout = CacheLayout.of(config, flow.estimator, guidance, config.ode_steps, storage)
     return Networks(flow, HiFT(config.hift), layout, guidance, token_bytes=flow.encoder.token_bytes)
-
-
-def _attention(flow: Flow[UNet], config: CosyVoice2Config) -> tuple[int, int, int]:
-    return flow.estimator.attentions, config.flow.estimator.heads, config.flow.estimator.dim_head
-
-
-def cache_layout(
-    config: ModelConfig,
-    flow: Flow[Any],
-    attention: tuple[int, int, int],
-    guidance: float,
-    steps: int,
-    storage: Storage,
-) -> CacheLayout:
-    """Returns the layout of a model whose streams have so many ODE steps at most; the rest as for `cached_flow`."""
-    layers, heads, dim_head = attention
-    branches = BRANCHES if guidance else 1
-    return CacheLayout(
-        steps=steps,
-        layers=layers,
-        heads=heads,
-        dim_head=dim_head,
-        block_frames=config.token_mel_ratio * config.block_tokens,
-        storage=storage,
-        branches=branches,
-        bands=config.mel_bands,
-        conv_state=conv_state_shape(flow.estimator, branches),
-    )
 
 
 def cached_flow(
@@ -122,9 +105,9 @@ def cached_flow(
     stream: StreamConfig,
     flow: Flow[Any],
     solvers: Mapping[int, EulerSolver],
-    attention: tuple[int, int, int],
+    graphs: Graphs,
 ) -> CachedFlow:
-    """Makes the incremental flow stage on torch.
+    """Makes the incremental flow stage, on torch or on an exported graph.
 
     Args:
         host: with the device on which the flow is.
@@ -132,27 +115,19 @@ def cached_flow(
         stream: how streams are cut into chunks.
         flow: with its weights. Those that its solvers have made tables of are dropped.
         solvers: of its estimator, by numbers of ODE steps, the usual one first.
-        attention: layers with keys and values, heads, and channels of a head.
+        graphs: what executes the estimator.
     """
     keep_arithmetic_exact(host.device)
     flow.estimator.drop_time_weights()
     if host.precision == "float16":
         flow.estimator.halve()
-    storage = host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage
-    guidance = next(iter(solvers.values())).tables.guidance
-    layout = cache_layout(config, flow, attention, guidance, max(solvers), storage)
-    cache = PagedKVCache(layout, cache_bytes(host.runtime.cache_mib, host.device) // layout.page_bytes, host.device)
-    runners = {
-        steps: Runner(ConvolutionalStep(flow.estimator, solver.tables, cache)) for steps, solver in solvers.items()
-    }
     noise = FlowNoise(config.mel_bands)
-    recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=config.window(stream))
-    return CachedFlow(recompute, runners, cache, longest_hop=config.hops(stream)[1])
+    return incremental(host, config, stream, flow, noise, solvers, graphs, StepFactory)
 
 
-def vocoder_stage(host: Host, config: ModelConfig, stream: StreamConfig, hift: HiFT) -> StreamingVocoder:
+def vocoder_stage(
+    host: Host, config: ModelConfig, stream: StreamConfig, hift: HiFT, graphs: Graphs
+) -> StreamingVocoder:
     """Makes the stage of a HiFT with its weights, on the device of a host."""
     pool = GraphPool(host.device) if graphs_enabled(host.device) else None
-    shapes = likely_pieces(hift.lookahead_frames, config, config.hops(stream), CAPTURED_STREAMS) if pool else []
-    noise = NormalNoise(hift.config.nb_harmonics + 1)
-    return streaming_hift(hift, noise, shapes=shapes, graphs=pool, hold_frames=stream.hold_frames)
+    return streaming_vocoder(hift, NormalNoise(hift.config.nb_harmonics + 1), config, stream, graphs, pool)

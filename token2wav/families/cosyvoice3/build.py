@@ -5,40 +5,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
-from token2wav.errors import ConfigError
-from token2wav.execution.backends import Exportable, Graphs, Host, choose, runner
+from token2wav.execution.backends import Graphs, Host, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav.execution.exported_step import StepFactory
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
-from token2wav.execution.step import StepFunction, StepGraph
+from token2wav.execution.step import StepFunction
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.build import recomputed_bigvgan, streaming_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
-from token2wav.families.cosyvoice3.exported_step import ExportedStep
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.steps import TorchStep
 from token2wav.families.cosyvoice3.weights import (
     check,
-    empty_vocoder,
     load_flow,
     load_flow_noise,
     load_source_noise,
     load_vocoder,
     modules,
 )
+from token2wav.model_config import ModelConfig, Stem
 from token2wav.networks.dit import CONTEXT_FRAMES, DiT
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.noise import FlowNoise, NoiseTable, SourceNoise
-from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.ode import EulerSolver
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import Piece
 
@@ -47,6 +47,20 @@ __all__ = ["build", "check", "networks"]
 log = logging.getLogger(__name__)
 
 CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
+
+
+class DiTSteps(StepFactory):
+    """Step functions of a DiT."""
+
+    estimator: DiT
+
+    def eager(self) -> StepFunction:
+        return TorchStep(self.estimator, self.tables, self.cache)
+
+    def kernels(self) -> StepFunction | None:
+        from token2wav.families.cosyvoice3.kernel_step import KernelStep  # Triton-language kernels
+
+        return KernelStep(self.estimator, self.tables, self.cache)
 
 
 def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
@@ -61,9 +75,7 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
         ConfigError: the backend that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    if stream.reference and host.runtime.engine not in ("auto", "torch"):
-        raise ConfigError(f"runtime.engine: {host.runtime.engine} does not run stream.reference; take torch")
-    graphs = Graphs("torch") if stream.reference else choose(host)  # before weights load: it may refuse
+    graphs = choose(host, stream)  # before weights load: it may refuse
     flow, solvers = loaded_flow(host, config, stream)
     pool = GraphPool(host.device) if graphs_enabled(host.device) else None
     vocoder = vocoder_stage(host, config, stream, graphs, pool)
@@ -74,31 +86,40 @@ def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
     if stream.reference:
         stage = RecomputeFlow(config, flow, noise, solvers, full_tail=True, left_blocks=config.window(stream))
         return Stages(stage, vocoder, summary)
-    stage = cached_flow(
+    stage = incremental(host, config, stream, flow, noise, solvers, graphs, DiTSteps, pool)
+    return Stages(stage, vocoder, summary)
+
+
+def incremental(
+    host: Host,
+    config: ModelConfig,
+    stream: StreamConfig,
+    flow: Any,
+    noise: FlowNoise,
+    solvers: Mapping[int, EulerSolver],
+    graphs: Graphs,
+    factory: type[StepFactory],
+    pool: GraphPool | None = None,
+) -> CachedFlow:
+    """Makes the incremental flow stage as the settings have it, see `cached_flow`."""
+    return cached_flow(
         config,
         flow,
         noise,
         solvers,
         graphs,
+        factory,
         pool=pool,
         cache_bytes=cache_bytes(host.runtime.cache_mib, host.device),
         storage=host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage,
         left_blocks=config.window(stream),
         longest_hop=config.hops(stream)[1],
     )
-    return Stages(stage, vocoder, summary)
 
 
-def exportable(folder: Path, config: CosyVoice3Config) -> Exportable:
-    """Gives the networks of a model to what exports them."""
-    return Exportable(
-        config=config,
-        estimator=config.flow.estimator,
-        guidance=config.flow.inference_cfg_rate,
-        empty_vocoder=lambda: empty_vocoder(config),
-        load_estimator=lambda: load_flow(folder, config).estimator,
-        load_vocoder=lambda: load_vocoder(folder, config),
-    )
+def load(folder: Path, config: CosyVoice3Config, stem: Stem) -> Flow | HiFT | BigVGAN:
+    """Loads flow or vocoder in float32 on the CPU, see `token2wav.families`."""
+    return load_flow(folder, config) if stem == "flow" else load_vocoder(folder, config)
 
 
 def loaded_flow(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> tuple[Flow, dict[int, EulerSolver]]:
@@ -132,16 +153,17 @@ def cache_layout(config: FlowConfig, storage: Storage = "float32", steps: int = 
         storage=storage,
         branches=branches,
         bands=estimator.mel_dim,
-        conv_state=(2, branches, estimator.dim, CONTEXT_FRAMES),  # inputs of the two position convolutions
+        conv_state=(branches, 2 * estimator.dim * CONTEXT_FRAMES),  # inputs of the two position convolutions
     )
 
 
 def cached_flow(
-    config: CosyVoice3Config,
-    flow: Flow,
+    config: ModelConfig,
+    flow: Any,
     noise: FlowNoise,
     solvers: Mapping[int, EulerSolver],
     graphs: Graphs = Graphs("torch"),  # noqa: B008 (it is frozen)
+    factory: type[StepFactory] = DiTSteps,
     *,
     cache_bytes: int,
     pool: GraphPool | None = None,
@@ -158,20 +180,19 @@ def cached_flow(
         solvers: of the flow's estimator, by number of ODE steps; the usual number comes first. A page has room for the
             most of them.
         graphs: what executes the estimator.
+        factory: makes its step functions.
         cache_bytes: size of the page pool.
         pool: of the model's CUDA graphs; None runs without.
         storage: type of cached keys and values.
         left_blocks, longest_hop: see `CachedFlow`.
     """
-    layout = cache_layout(flow.config, storage, max(solvers))
+    guidance = next(iter(solvers.values())).tables.guidance
+    layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
     cache = PagedKVCache(layout, cache_bytes // layout.page_bytes, flow.device)
     with torch.inference_mode():
-        runners = {
-            steps: runner(
-                graphs, DiTSteps(flow.estimator, solver.tables, cache), cache, longest_hop // config.block_tokens, pool
-            )
-            for steps, solver in solvers.items()
-        }
+        factories = {steps: factory(flow.estimator, solver.tables, cache) for steps, solver in solvers.items()}
+        longest = longest_hop // config.block_tokens
+        runners = {steps: runner(graphs, factories[steps], cache, longest, pool) for steps in solvers}
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
     return CachedFlow(recompute, runners, cache, longest_hop=longest_hop)
 
@@ -185,16 +206,26 @@ def vocoder_stage(
         if isinstance(vocoder, BigVGAN):
             return recomputed_bigvgan(vocoder)
         return recomputed_hift(vocoder, load_source_noise(host.folder, config), "reference")
+    noise = None if isinstance(vocoder, BigVGAN) else load_source_noise(host.folder, config)
+    return streaming_vocoder(vocoder, noise, config, stream, graphs, pool)
+
+
+def streaming_vocoder(
+    vocoder: HiFT | BigVGAN,
+    noise: SourceNoise | None,
+    config: ModelConfig,
+    stream: StreamConfig,
+    graphs: Graphs,
+    pool: GraphPool | None,
+) -> StreamingVocoder:
+    """Makes the stage of a vocoder in pieces, with the noise of its source if it has one."""
     exported = ExportedVocoder(graphs.vocoder, vocoder) if graphs.vocoder else None
-    shapes: list[PieceShape] = []
-    graphs_of_pieces = pool if exported is None else None
-    if graphs_of_pieces:
-        shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), CAPTURED_STREAMS)
-    hold = stream.hold_frames
+    pool = pool if exported is None else None
+    shapes = likely_pieces(vocoder.lookahead_frames, config, config.hops(stream), CAPTURED_STREAMS) if pool else []
     if isinstance(vocoder, BigVGAN):
-        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
-    noise = load_source_noise(host.folder, config)
-    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=graphs_of_pieces, hold_frames=hold)
+        return streaming_bigvgan(vocoder, exported, shapes=shapes, graphs=pool, hold_frames=stream.hold_frames)
+    assert noise is not None
+    return streaming_hift(vocoder, noise, exported, shapes=shapes, graphs=pool, hold_frames=stream.hold_frames)
 
 
 def streaming_hift(
@@ -228,25 +259,3 @@ def streaming_hift(
 def recomputed_hift(hift: HiFT, noise: SourceNoise, phase: Phase = "exact") -> RecomputeVocoder:
     """Makes the stage that recomputes everything; `phase` is the rounding of the source's phase."""
     return RecomputeVocoder(hift, lambda mel: hift.vocode(mel[None], noise, phase=phase)[0])
-
-
-class DiTSteps:
-    """Step functions of a DiT, see `StepFactory`.
-
-    Args:
-        estimator, tables, cache: see `DiTStep`.
-    """
-
-    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
-        self._parts = estimator, tables, cache
-
-    def eager(self) -> StepFunction:
-        return TorchStep(*self._parts)
-
-    def kernels(self) -> StepFunction | None:
-        from token2wav.families.cosyvoice3.kernel_step import KernelStep  # Triton-language kernels
-
-        return KernelStep(*self._parts)
-
-    def exported(self, graph: StepGraph | None) -> StepFunction:
-        return ExportedStep(*self._parts, graph)

@@ -16,7 +16,8 @@ from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.execution.step import Velocity
 from token2wav.families.cosyvoice3.steps import DiTStep
-from token2wav.networks.dit import DiT, DiTBlock, Rope
+from token2wav.networks.dit import DiT, DiTBlock
+from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
 
 
@@ -32,15 +33,15 @@ class KernelStep(DiTStep):
 
     def __call__(self, batch: Batch) -> Velocity:
         given = self.of_conditions(batch)
-        rope = self.estimator.rotary_embed(frame_positions(batch.table, batch.block_frames))
+        rope = self.estimator.rope(frame_positions(batch.table, batch.block_frames))
         return lambda step: self._velocity(batch, step, given, rope)
 
     def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
-        modulation = self.tables.modulation[step]
+        blocks, out = self.tables.modulation[step]
         x = self._embedded(batch, step, given)
         # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and shift of the output.
-        vectors = [row[0].unbind() for row in modulation.blocks]
-        out_scale, out_shift = modulation.out[0].unbind()
+        vectors = [row[0].unbind() for row in blocks]
+        out_scale, out_shift = out[0].unbind()
         following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
 
         h = modulated_norm(x, vectors[0][0], vectors[0][1], self.estimator.proj_out.weight.dtype)
@@ -55,14 +56,15 @@ class KernelStep(DiTStep):
         # Guided and unguided rows have one state.
         h = (given + self.estimator.input_embed.of_state(batch.x.transpose(1, 2))).flatten(0, 1)
         placed = h
-        for index, convolution in enumerate(self._convolutions):
-            placed = convolution(placed, batch.conv_state[:, step, index], batch.table)
+        tails = self.estimator.tails(batch.conv_state[:, step])
+        for convolution, tail in zip(self._convolutions, tails, strict=True):
+            placed = convolution(placed, tail, batch.table)
         return h.add_(placed)
 
     def _attended(self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope) -> torch.Tensor:
         """(branches * blocks, block_frames, dim) what attention adds to the residual stream."""
-        view = self.cache.layer(step, layer)
+        view, (cos, sin) = self.cache.layer(step, layer), rope
         qkv = F.linear(h, *self._projections[layer])
-        store_keys_values(qkv, view, *rope, batch.table)
-        seen = paged_attention(qkv, view, *rope, batch.table)
+        store_keys_values(qkv, view, cos, sin, batch.table)
+        seen = paged_attention(qkv, view, cos, sin, batch.table)
         return self._blocks[layer].attn.to_out[0](seen)

@@ -1,28 +1,18 @@
-"""Step functions of a DiT, and the one that runs it on torch, eagerly."""
+"""Step functions of a DiT, which compute what conditions add to the first layer's input once for all ODE steps."""
 
 from __future__ import annotations
 
 import torch
 
-from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import Batch, frame_positions
 from token2wav.execution.step import BlockMemory, StepFunction, Velocity
 from token2wav.networks.dit import DiT
-from token2wav.networks.ode import OdeTables
 
 
 class DiTStep(StepFunction):
-    """Step function of a DiT, in any way.
+    """Step function of a DiT, in any way but exported."""
 
-    Args:
-        estimator: on the device of the cache; its weights are used, not copied.
-        tables: of the ODE's schedule.
-        cache: of keys and values.
-    """
-
-    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
-        super().__init__(tables, cache)
-        self.estimator = estimator
+    estimator: DiT
 
     def of_conditions(self, batch: Batch) -> torch.Tensor:
         """Share of the conditions in the input projection of all steps, (branches, rows, block_frames, dim)."""
@@ -39,15 +29,12 @@ class TorchStep(DiTStep):
 
     def __call__(self, batch: Batch) -> Velocity:
         embed, given = self.estimator.input_embed, self.of_conditions(batch)
-        rope = self.estimator.rotary_embed(frame_positions(batch.table, batch.block_frames))
-        cos, sin = (angles.repeat(len(given), 1, 1) for angles in rope)
-        memory = BlockMemory(batch, self.cache, lambda state, index: state[index])
+        rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, batch.block_frames)))
+        memory = BlockMemory(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
             memory.step = step
             h = (given + embed.of_state(batch.x.transpose(1, 2))).flatten(0, 1)
-            return self.estimator.velocity_of(
-                embed.placed(h, memory), self.tables.modulation[step], (cos, sin), None, memory
-            )
+            return self.estimator.velocity_of(embed.placed(h, memory), self.tables.modulation[step], rope, None, memory)
 
         return velocity

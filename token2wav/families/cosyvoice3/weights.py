@@ -95,13 +95,8 @@ def check(folder: Path, config: CosyVoice3Config) -> None:
 
 def modules(config: CosyVoice3Config) -> tuple[Flow, HiFT | BigVGAN]:
     """Builds flow and vocoder of a model, without weights of a folder."""
-    return Flow(config.flow), empty_vocoder(config)
-
-
-def empty_vocoder(config: CosyVoice3Config) -> HiFT | BigVGAN:
-    """Builds the vocoder of a model, without weights of a folder."""
     vocoder = config.vocoder
-    return HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
+    return Flow(config.flow), HiFT(vocoder) if isinstance(vocoder, HiFTConfig) else BigVGAN(vocoder)
 
 
 def current_name(name: str) -> str:

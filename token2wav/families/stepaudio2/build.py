@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from token2wav.cache.paged_kv_cache import Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.config import StreamConfig
 from token2wav.execution.backends import Host
 from token2wav.execution.stages import Networks, Stages
-from token2wav.families.cosyvoice2.build import cache_layout, cached_flow, check_settings, summary, vocoder_stage
+from token2wav.families.cosyvoice2.build import cached_flow, chosen, ready, summary, vocoder_stage
 from token2wav.families.cosyvoice3.weights import checked, filled
 from token2wav.families.stepaudio2.config import StepAudio2Config
 from token2wav.families.stepaudio2.flow import stepaudio2_flow
+from token2wav.model_config import Stem
 from token2wav.networks.hift import HiFT
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.weights import Blank
@@ -24,25 +26,28 @@ def build(host: Host, config: StepAudio2Config, stream: StreamConfig) -> Stages:
         ConfigError: the settings ask for what there is for other families only.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
     """
-    check_settings(host, stream)
-    with Blank():
-        flow, hift = stepaudio2_flow(config.flow), HiFT(config.hift)
-    filled(flow, config.weights_file(host.folder, "flow")).eval().requires_grad_(False)
-    filled(hift, config.weights_file(host.folder, "hift")).freeze()
-    guidance, sizes, flow = config.flow.inference_cfg_rate, config.flow.estimator, flow.to(host.device)
-    solvers = {steps: EulerSolver(flow.estimator, steps, guidance) for steps in config.allowed_steps(stream.steps)}
+    graphs = chosen(host, stream)
+    flow, hift = load(host.folder, config, "flow").to(host.device), load(host.folder, config, "hift").to(host.device)
+    guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
+    solvers = {steps: EulerSolver(flow.estimator, steps, guidance) for steps in allowed}
     return Stages(
-        cached_flow(host, config, stream, flow, solvers, (sizes.depth, sizes.num_heads, sizes.head_dim)),
-        vocoder_stage(host, config, stream, hift.to(host.device)),
-        summary(host),
+        cached_flow(host, config, stream, flow, solvers, graphs),
+        vocoder_stage(host, config, stream, hift, graphs),
+        summary(host, graphs),
     )
+
+
+def load(folder: Path, config: StepAudio2Config, stem: Stem) -> Any:
+    """Loads flow or vocoder in float32 on the CPU, see `token2wav.families`."""
+    with Blank():
+        module = stepaudio2_flow(config.flow) if stem == "flow" else HiFT(config.hift)
+    return ready(filled(module, config.weights_file(folder, stem)))
 
 
 def networks(config: StepAudio2Config, storage: Storage) -> Networks:
     """Makes flow and vocoder without weights, see `token2wav.families`."""
-    flow, sizes, guidance = stepaudio2_flow(config.flow), config.flow.estimator, config.flow.inference_cfg_rate
-    attention = sizes.depth, sizes.num_heads, sizes.head_dim
-    layout = cache_layout(config, flow, attention, guidance, config.ode_steps, storage)
+    flow, guidance = stepaudio2_flow(config.flow), config.flow.inference_cfg_rate
+    layout = CacheLayout.of(config, flow.estimator, guidance, config.ode_steps, storage)
     return Networks(flow, HiFT(config.hift), layout, guidance, token_bytes=flow.encoder.token_bytes)
 
 

@@ -63,9 +63,9 @@ class GuidedSolver:
         x, positions = noise, start[:, None] + torch.arange(noise.shape[2], device=noise.device)
         mu, speaker = self._tables.conditions(mu, speaker)
         for step, modulation in enumerate(self._tables.modulation):
-            rope = self._estimator.rotary_embed(self._tables.rows(positions))
+            rope = self._estimator.rope(self._tables.rows(positions))
             biases = guided_biases(self._attention, x.shape[2], self._estimator.block_frames, x.device)
-            velocity = self._estimator.velocity(self._tables.rows(x), mu, speaker, None, modulation, rope, biases)
+            velocity = self._estimator.velocity(self._tables.rows(x), mu, speaker, None, modulation, biases, rope=rope)
             x = self._tables.advance(step, x, velocity)
             rest = steps - 1 - step  # evaluations that are still to come
             begin = max(0, first - rest * self._past - left)

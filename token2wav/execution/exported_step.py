@@ -1,4 +1,4 @@
-"""Estimator as the step that is exported (`networks/dit_step.py`), which some runtime executes on dense tensors.
+"""Estimator as the step that is exported (`networks/estimator.py`), which some runtime executes on dense tensors.
 
 Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its chunk before the call.
 Keys and values are copied from their pages before every step, and the new ones back into pages after it. That costs one
@@ -12,11 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import HEADER, SEEN, START, VALID, Batch
-from token2wav.execution.step import StepGraph, Velocity
-from token2wav.families.cosyvoice3.steps import DiTStep
-from token2wav.networks.dit import DiT
-from token2wav.networks.dit_step import CachedStep
+from token2wav.execution.batch import ABSENT, HEADER, SEEN, START, VALID, VISIBLE, Batch
+from token2wav.execution.step import StepFunction, StepGraph, TorchStep, Velocity
+from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep, Estimator, cache_names
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 
@@ -25,41 +23,39 @@ class TorchGraph:
     """`CachedStep` on torch, where there is no graph, or none for the shapes of a batch.
 
     Args:
-        estimator: the DiT.
+        estimator: whose weights are used.
     """
 
-    def __init__(self, estimator: DiT) -> None:
+    def __init__(self, estimator: Estimator) -> None:
         self._step = CachedStep(estimator)
 
     @property
     def cache_type(self) -> torch.dtype:
-        return self._step.estimator.proj_out.weight.dtype
+        return self._step.estimator.cache_type
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         return True
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        names = self._step.input_names
-        given = [inputs[name] for name in names]
-        own = len(names) - 2 * self._step.layers
-        results = self._step(*given[:own], tuple(given[own:]))
-        for name, result in zip(self._step.output_names, results, strict=True):
+        for name, result in self._step(inputs).items():
             outputs[name].copy_(result)
 
 
-class ExportedStep(DiTStep):
+class ExportedStep(StepFunction):
     """Step function that runs an exported graph.
 
     Args:
-        estimator, tables, cache: see `DiTStep`.
+        estimator, tables, cache: see `StepFunction`.
         graph: executes the step; None for torch, which runs all that a graph does not take.
     """
 
     aligned = True
 
-    def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache, graph: StepGraph | None = None) -> None:
+    def __init__(
+        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, graph: StepGraph | None = None
+    ) -> None:
         super().__init__(estimator, tables, cache)
-        self._torch = TorchGraph(self.estimator)
+        self._torch = TorchGraph(estimator)
         self._graph = graph or self._torch
 
     def __call__(self, batch: Batch) -> Velocity:
@@ -79,26 +75,24 @@ class ExportedStep(DiTStep):
             for pages in (past_pages, new_pages)
         )
         given |= self._by_layer("past", old, rows)
-        x = self._dense(batch.x, size.each)
+        x = self.tables.rows(self._dense(batch.x, size.each))
         outputs = {
-            "velocity": torch.empty_like(self.tables.rows(x)),
-            "new_contexts": torch.empty(2, rows, *batch.conv_state.shape[-2:], device=self.cache.device),
+            "velocity": torch.empty_like(x),
+            "new_conv_state": torch.empty(rows, batch.conv_state.shape[-1], device=self.cache.device),
             **self._by_layer("new", new, rows),
         }
 
         def velocity(step: int) -> torch.Tensor:
-            modulation = self.tables.modulation[step]
-            state = batch.conv_state[:, step].permute(1, 2, 0, 3, 4)  # (2, branches, chunks, dim, CONTEXT_FRAMES)
+            kept = batch.conv_state[:, step].transpose(0, 1)  # (branches, chunks, width)
             self.cache.gather(step, past_pages, old)
             of_step = {
                 "x": self.tables.rows(self._dense(batch.x, size.each)),
-                "modulation": modulation.blocks[:, 0],
-                "modulation_out": modulation.out[0],
-                "contexts": state.flatten(1, 2),
+                "conv_state": kept.flatten(0, 1).contiguous(),
+                **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
             graph.run(given | of_step, outputs)
             self.cache.scatter(step, new_pages, new)
-            state.copy_(outputs["new_contexts"].view(state.shape))
+            kept.copy_(outputs["new_conv_state"].view(kept.shape))
             return outputs["velocity"].unflatten(2, (size.each, -1)).transpose(1, 2).flatten(0, 1)
 
         return velocity
@@ -110,24 +104,30 @@ class ExportedStep(DiTStep):
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
         count = torch.arange(max(size.pages, size.each * frames), device=table.device)
-        valid, seen = (table[:, column].view(size.rows, size.each) for column in (VALID, SEEN))
+        valid, seen, visible = (table[:, column].view(size.rows, size.each) for column in (VALID, SEEN, VISIBLE))
         pages = table[:, HEADER:].view(size.rows, size.each, size.pages)
+        starts, absent = (table[:: size.each, column, None] for column in (START, ABSENT))  # (chunks, 1)
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
         own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, each)
         # All that the first block of a chunk sees but itself is of the past.
         past = torch.where(count[: size.past] < seen[:, :1] - 1, pages[:, 0, : size.past], self.cache.null)
         keys = torch.cat((past, own), dim=1)  # (chunks, past + each)
-        listed = torch.where(count[: size.pages] < seen[..., None], pages, -1)
-        visible = (listed[:, :, None] == keys[:, None, :, None]).any(3)  # (chunks, each, past + each)
-        filled = torch.cat((torch.full_like(past, frames), valid), dim=1)  # frames of each page that are no padding
-        allowed = visible[..., None] & (count[:frames] < filled[..., None])[:, None]
+        listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
+        sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)  # (chunks, each, past + each)
+        # Frames of each page that there are: from the first that is not absent to the padding.
+        first = torch.where(keys == pages[:, 0, :1], absent, 0)
+        filled = torch.cat((torch.full_like(past, frames), valid), dim=1)
+        there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
+        allowed = sees[..., None] & there[:, None]
         bias = attention_bias(allowed.flatten(2)).repeat_interleave(frames, dim=1)[:, None]
         mu, spks, cond = self.tables.conditions(
             self._dense(batch.mu, size.each), batch.speakers[:: size.each], self._dense(batch.cond, size.each)
         )
-        starts = table[:: size.each, START]
-        cos, sin = self.estimator.rotary_embed(starts[:, None] + count[: size.each * frames])
-        of_branches = {"cos": cos, "sin": sin, "bias": bias, "frames": valid.sum(1)}
+        positions = starts + count[: size.each * frames]
+        of_branches = {"bias": bias, "frames": valid.sum(1)}
+        of_branches |= zip(ROPE, self.estimator.rope(positions), strict=False)
+        if self.estimator.joined_prompts:
+            of_branches[PRESENT] = (positions >= absent).float()[:, None]
         inputs = {name: torch.cat([value] * self.cache.layout.branches) for name, value in of_branches.items()}
         inputs |= {"mu": mu, "spks": spks.contiguous(), "cond": cond}
         return inputs, past.flatten(), own.flatten()
@@ -140,8 +140,29 @@ class ExportedStep(DiTStep):
     def _by_layer(self, prefix: str, values: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
         """Views (rows, frames, inner) of (layers, 2, branches, pages, block_frames, heads, dim_head)."""
         inner = self.cache.layout.heads * self.cache.layout.dim_head
-        return {
-            f"{prefix}_{which}_{layer}": values[layer, kind].reshape(rows, -1, inner)
-            for layer in range(self.cache.layout.layers)
-            for kind, which in enumerate(("key", "value"))
-        }
+        views = (values[layer, kind] for layer in range(self.cache.layout.layers) for kind in range(2))
+        names = cache_names(self.cache.layout.layers)
+        return {f"{prefix}_{name}": view.reshape(rows, -1, inner) for name, view in zip(names, views, strict=True)}
+
+
+class StepFactory:
+    """Maker of the step functions of an estimator, for each way to run it.
+
+    Args:
+        estimator, tables, cache: see `StepFunction`.
+    """
+
+    def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
+        self.estimator, self.tables, self.cache = estimator, tables, cache
+
+    def eager(self) -> StepFunction:
+        """On torch."""
+        return TorchStep(self.estimator, self.tables, self.cache)
+
+    def kernels(self) -> StepFunction | None:
+        """On kernels that read block tables on the device, to be captured; None where there are none."""
+        return None
+
+    def exported(self, graph: StepGraph | None) -> StepFunction:
+        """On an exported graph; on torch in the same form where there is none."""
+        return ExportedStep(self.estimator, self.tables, self.cache, graph)

@@ -1,0 +1,128 @@
+"""Graphs of other families than CosyVoice3: streams on their exported step equal torch, alone and in batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
+from tests.support.batches import WHOLE_BLOCKS
+from tests.support.family_golden import FamilyGolden
+from tests.support.golden import snr_db
+from tests.support.random_weights import fill
+from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
+from token2wav.errors import ConfigError
+from token2wav.execution import backends
+from token2wav.execution.artifacts import EngineFolder
+from token2wav.execution.backends import Graphs
+from token2wav.execution.exported_graphs import OnnxGraph
+from token2wav.families.cosyvoice2 import read
+from token2wav.networks.hift import HiFT
+from token2wav_export.cli import main
+from token2wav_export.making import Maker
+from token2wav_export.packages import load_package
+from token2wav_export.profiles import Load
+
+MEL = 2e-5  # of float32, as on torch
+AUDIO_DB = 40.0
+
+
+def a_cosyvoice2(folder: Path) -> Path:
+    """With few convolutions in its vocoder: exporting takes as long as there are operations."""
+    path = cosyvoice2_model.write_model(folder, FamilyGolden("cosyvoice2", "tiny")) / "cosyvoice2.yaml"
+    text = path.read_text()
+    for key, published, fewer in (
+        ("    resblock_kernel_sizes", "[3, 7, 11]", "[3]"),
+        ("    resblock_dilation_sizes", "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1]]"),
+        ("source_resblock_dilation_sizes", "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]"),
+    ):
+        assert text.count(f"{key}: {published}") == 1
+        text = text.replace(f"{key}: {published}", f"{key}: {fewer}")
+    path.write_text(text)
+    torch.save(fill(HiFT(read(folder).hift)).state_dict(), folder / "hift.pt")
+    return folder
+
+
+Pair = tuple[Token2Wav, Token2Wav]
+
+
+def load(folder: Path, engine: str) -> Token2Wav:
+    runtime = RuntimeConfig(device="cpu", engine=engine, cache_mib=200)  # type: ignore[arg-type]
+    return Token2Wav.load(folder, stream=WHOLE_BLOCKS, runtime=runtime)
+
+
+@pytest.fixture(scope="session")
+def cosyvoice2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with all that a service needs, as the command makes it."""
+    folder = a_cosyvoice2(tmp_path_factory.mktemp("cosyvoice2"))
+    assert main(["onnx", "--model", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session", params=["cosyvoice2", "stepaudio2", "turbo"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A model on torch, and with its exported step. The vocoder is exported for CosyVoice2 only: it is the same."""
+    if request.param == "cosyvoice2":
+        folder: Path = request.getfixturevalue("cosyvoice2")
+        return load(folder, "torch"), load(folder, "onnx")
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "stepaudio2":
+        stepaudio2_model.write_model(folder, FamilyGolden("stepaudio2", "tiny"))
+        graph = OnnxGraph(
+            Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"), torch.device("cpu")
+        )
+    else:  # without guidance; the graph itself is CosyVoice2's, so torch runs what would be in it
+        chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
+        graph = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "_onnx", lambda host: Graphs("onnx", graph))
+        return load(folder, "torch"), load(folder, "onnx")
+
+
+@pytest.mark.parametrize(("prompt", "count"), [(0, 53), (30, 128), (80, 60)])
+def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, count: int) -> None:
+    reference, exported = pair
+    assert exported.engine.name == "onnx"
+    voice, tokens = a_voice(prompt), some_tokens(count)
+    [mel] = streamed_mels(exported, (tokens, voice))
+    assert off(mel, reference.mel(tokens, voice)) <= MEL
+
+
+def test_batched_is_alone(pair: Pair) -> None:
+    _, exported = pair
+    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41))]
+    for utterance, mel in zip(utterances, streamed_mels(exported, *utterances), strict=True):
+        [alone] = streamed_mels(exported, utterance)
+        assert off(mel, alone) <= MEL
+
+
+def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
+    reference, exported = load(cosyvoice2, "torch"), load(cosyvoice2, "onnx")
+    voice, tokens = a_voice(30), some_tokens(90)
+    audio = exported.synthesize(tokens, voice)
+    assert len(audio) == 960 * len(tokens)
+    assert snr_db(audio, reference.synthesize(tokens, voice)) >= AUDIO_DB
+
+
+def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)")
+    load = Load(StreamConfig(), max_streams=4, history_seconds=30.0)
+    maker = Maker(cosyvoice2, EngineFolder.of(cosyvoice2), ["pytest"])
+    assert maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"]).stat().st_size > 100_000
+
+
+def test_the_public_call_is_of_cosyvoice3_only(cosyvoice2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["onnx", "--model", str(cosyvoice2), "--graphs", "estimator-full"]) == 3
+    assert (
+        "estimator-full: only flows of CosyVoice3 have it; export the graphs step and vocoder"
+        in capsys.readouterr().err
+    )
+
+
+def test_whole_utterances_have_no_other_engine(tmp_path: Path) -> None:
+    folder = chatterbox_model.write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
+    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"):
+        Token2Wav.load(folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(engine="onnx"))
