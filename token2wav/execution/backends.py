@@ -16,14 +16,7 @@ from token2wav.config import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.exported_graphs import (
-    PACKAGES,
-    OnnxGraph,
-    TensorRTGraph,
-    check_provider,
-    package,
-    target_of,
-)
+from token2wav.execution.exported_graphs import PACKAGES, OnnxGraph, TensorRTGraph, check_provider, package, target_of
 from token2wav.execution.exported_step import StepFactory
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
@@ -165,12 +158,7 @@ def _tensorrt(host: Host) -> Graphs:
         try:
             versions: dict[str, str] = {name: package(name).__version__}
             step = host.engines.find(
-                "step",
-                host.precision,
-                name,
-                model_folder=host.folder,
-                versions=versions,
-                target=target_of(host.device),
+                "step", host.precision, name, model_folder=host.folder, versions=versions, target=target_of(host.device)
             )
             return Graphs("tensorrt", TensorRTGraph(step, name))
         except ConfigError as error:

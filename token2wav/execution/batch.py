@@ -50,21 +50,16 @@ class ChunkInput:
 
 @dataclass(frozen=True)
 class Block:
-    """One row of a batch. The columns of a block table say what its numbers mean.
-
-    Attributes:
-        pages: that it sees, its own last.
-        joined: those of the last block of a joined chunk, which all of its blocks see.
-    """
+    """One row of a batch. The columns of a block table say what its numbers mean."""
 
     start: int
     valid: int
     before: int
     chunk: int
     last: bool
-    pages: list[int]
+    pages: list[int]  # that it sees, its own last
     absent: int = 0
-    joined: list[int] | None = None
+    joined: list[int] | None = None  # pages of the last block of a joined chunk, which all of its blocks see
 
     @property
     def row(self) -> list[int]:

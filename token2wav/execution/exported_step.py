@@ -20,11 +20,7 @@ from token2wav.networks.ode import OdeTables
 
 
 class TorchGraph:
-    """`CachedStep` on torch, where there is no graph, or none for the shapes of a batch.
-
-    Args:
-        estimator: whose weights are used.
-    """
+    """`CachedStep` on torch, where there is no graph, or none for the shapes of a batch."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._step = CachedStep(estimator)
@@ -42,12 +38,7 @@ class TorchGraph:
 
 
 class ExportedStep(StepFunction):
-    """Step function that runs an exported graph.
-
-    Args:
-        estimator, tables, cache: see `StepFunction`.
-        graph: executes the step; None for torch, which runs all that a graph does not take.
-    """
+    """Step function that runs an exported graph; torch runs what that does not take, or all without one."""
 
     aligned = True
 
@@ -146,11 +137,7 @@ class ExportedStep(StepFunction):
 
 
 class StepFactory:
-    """Maker of the step functions of an estimator, for each way to run it.
-
-    Args:
-        estimator, tables, cache: see `StepFunction`.
-    """
+    """Maker of the step functions of an estimator, for each way to run it."""
 
     def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
         self.estimator, self.tables, self.cache = estimator, tables, cache

@@ -17,18 +17,9 @@ Velocity = Callable[[int], torch.Tensor]
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches; threads may share it.
+    """Evaluates the estimator on batches; threads may share it. The estimator is on the device of the cache."""
 
-    Args:
-        estimator: on the device of the cache; its weights are used, not copied.
-        tables: of the ODE's schedule.
-        cache: of keys and values.
-
-    Attributes:
-        aligned: whether all chunks of a batch must have room for as many blocks.
-    """
-
-    aligned = False
+    aligned = False  # whether all chunks of a batch must have room for as many blocks
 
     def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
         self.estimator = estimator
@@ -87,11 +78,6 @@ class BlockMemory:
     What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of several blocks in one
     call was tried: copying what each sees into one tensor costs more than the calls.
 
-    Args:
-        batch: of blocks.
-        cache: of keys and values.
-        estimator: whose convolutions keep something.
-
     Attributes:
         step: of the ODE, now.
     """
@@ -129,13 +115,7 @@ class BlockMemory:
         return conv(torch.cat(windows, dim=1).flatten(0, 1))
 
     def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Lets every block attend to the pages of its table.
 

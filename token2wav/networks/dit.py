@@ -55,9 +55,7 @@ class TimeEmbedding(nn.Module):
 class ConvPositionEmbedding(nn.Module):
     """Two causal grouped convolutions that tell a frame where it is.
 
-    Args:
-        dim: channels.
-        block_frames: if not None, every block is convolved on its own, so that nothing but attention crosses its edges.
+    With `block_frames` every block is convolved on its own, so that nothing but attention crosses its edges.
     """
 
     def __init__(self, dim: int, block_frames: int | None = None) -> None:
@@ -160,11 +158,7 @@ class Attention(nn.Module):
         self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
-        self,
-        x: torch.Tensor,
-        rope: Rope,
-        bias: torch.Tensor | None,
-        memory: Memory | None = None,
+        self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None, memory: Memory | None = None
     ) -> torch.Tensor:
         """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
         x = x.to(self.to_q.weight.dtype)

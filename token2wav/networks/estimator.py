@@ -31,13 +31,7 @@ class Memory(Protocol):
         """Runs a convolution over x (B, channels, T) with the inputs before it that it `keeps`; notes the last of x."""
 
     def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
 
@@ -46,16 +40,11 @@ class Estimator(nn.Module):
     """Estimator of the flow's velocity, of any family.
 
     With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
-
-    Attributes:
-        attention: layers with keys and values, heads, and channels of a head.
-        keeps: channels and positions of its input that each convolution keeps of a stream.
-        joined_prompts: whether prompts may begin with frames that there are not (`ModelConfig.absent_tokens`).
     """
 
-    attention: tuple[int, int, int]
-    keeps: list[tuple[int, int]]
-    joined_prompts = False
+    attention: tuple[int, int, int]  # layers with keys and values, heads, and channels of a head
+    keeps: list[tuple[int, int]]  # channels and positions of its input that each convolution keeps of a stream
+    joined_prompts = False  # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
         """All that depends on the ODE times (B,) alone of steps, and on where these end, so that it can be a table."""
@@ -151,13 +140,7 @@ class DenseMemory:
         return conv(x)
 
     def attend(
-        self,
-        layer: int,
-        attend: Attend,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         self.new += [k, v]
         past_k, past_v = self._past[2 * layer], self._past[2 * layer + 1]

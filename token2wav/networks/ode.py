@@ -42,17 +42,11 @@ def solver_times(steps: int, schedule: ScheduleConfig = _COSINE) -> tuple[torch.
 
 @dataclass(frozen=True)
 class OdeTables:
-    """Tables of all that depends on the schedule alone.
+    """Tables of all that depends on the schedule alone."""
 
-    Attributes:
-        widths: of every step.
-        modulation: of the estimator at every step, for one row, as its own `modulation` gives it.
-        guidance: classifier-free guidance rate; with 0 there are no unconditional rows.
-    """
-
-    widths: list[float]
-    modulation: list[Modulation]
-    guidance: float
+    widths: list[float]  # of every step
+    modulation: list[Modulation]  # of the estimator at every step, for one row
+    guidance: float  # classifier-free guidance rate; with 0 there are no unconditional rows
 
     @classmethod
     @torch.inference_mode()
@@ -84,14 +78,7 @@ class OdeTables:
 class EulerSolver:
     """Integrates one estimator over a fixed schedule.
 
-    Args:
-        estimator: of any family.
-        steps: ODE steps.
-        guidance: classifier-free guidance rate.
-        schedule: where the steps begin.
-
-    Attributes:
-        tables: made here, once.
+    `guidance` is the classifier-free guidance rate; the schedule says where steps begin.
     """
 
     def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
@@ -100,21 +87,13 @@ class EulerSolver:
 
     @torch.inference_mode()
     def solve(
-        self,
-        noise: torch.Tensor,
-        mu: torch.Tensor,
-        spk: torch.Tensor,
-        cond: torch.Tensor,
-        mask: torch.Tensor | None,
+        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """Noise to mel, for whole sequences that start with their prompt.
+        """Noise to mel (B, bands, T), for whole sequences that start with their prompt.
 
         Args:
             noise, mu, cond: (B, bands, T); spk: (B, bands).
             mask: (T, T) attention mask, True where allowed; None for full attention.
-
-        Returns:
-            (B, bands, T) mel.
         """
         mu, spk, cond = self.tables.conditions(mu, spk, cond)
         bias = None if mask is None else attention_bias(mask)
