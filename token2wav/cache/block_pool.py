@@ -83,9 +83,7 @@ class PrefixCache(Generic[ContentT]):
     A prefix is computed by whoever asks first; others who ask meanwhile wait for it. One that nobody uses stays until
     there are too many, or until its blocks are needed; the one goes first that was used least recently.
 
-    Args:
-        pool: of all blocks; they are taken here and may be given back there.
-        most: prefixes to keep, not counting those that are in use.
+    Blocks are taken here and may be given back to the pool; `most` prefixes are kept beside those that are in use.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:

@@ -114,8 +114,7 @@ class Batch:
     """Tensors of one size that stay where they are, filled anew for every batch.
 
     Args:
-        size: room.
-        layout: of the cache.
+        size, layout: room, and sizes of the cache.
         conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps,
             *layout.conv_state); its device is that of the batch.
 

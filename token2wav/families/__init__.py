@@ -34,17 +34,11 @@ GROUP = "token2wav.families"
 
 @dataclass(frozen=True, eq=False)
 class Exportable:
-    """Model folder, for what exports its networks.
-
-    Attributes:
-        config: of the model.
-        networks: `Networks` without weights, on the device `meta`.
-        load: reads flow or vocoder, in float32 on the CPU.
-    """
+    """Model folder, for what exports its networks."""
 
     config: ModelConfig
-    networks: Any
-    load: Callable[[Stem], Any]
+    networks: Any  # `Networks` without weights, on the device `meta`
+    load: Callable[[Stem], Any]  # reads flow or vocoder, in float32 on the CPU
 
 
 def family_of(folder: Path) -> Any:

@@ -108,14 +108,10 @@ class DenseMemory:
     """The estimator's `Memory` for rows whose pasts have different lengths, padded.
 
     Args:
-        tails: last inputs of every convolution, (R, channels, positions).
+        tails: last inputs of every convolution, (R, channels, positions); `after` is the same after the chunk.
         frames: (R,) valid frames of each row; what follows them is padding.
-        past: keys and values of every layer, k0, v0, k1, v1 ..., each (R, S, inner).
+        past: keys and values of every layer, k0, v0, k1, v1 ..., each (R, S, inner); `new` are those of the chunk.
         present: (R, 1, N) 1 for frames that there are, 0 for others before them; None if there are all.
-
-    Attributes:
-        after: as `tails`, after the chunk.
-        new: keys and values of the chunk in the same order, each (R, N, inner).
     """
 
     def __init__(
@@ -162,10 +158,7 @@ class CachedStep(nn.Module):
     - `past_key_0`, `past_value_0`, `past_key_1` ... (R, S, inner), in the type of the attention's weights
 
     Outputs: `velocity` (R, bands, N), `new_conv_state` after the valid frames, and the chunk's `new_key_0` ... (R, N,
-    inner).
-
-    Args:
-        estimator: whose weights are used; those behind `modulation` are not.
+    inner). The estimator's weights are used but for those behind `modulation`.
     """
 
     def __init__(self, estimator: Estimator) -> None:

@@ -66,11 +66,6 @@ class DiTSteps(StepFactory):
 def build(host: Host, config: CosyVoice3Config, stream: StreamConfig) -> Stages:
     """Makes the stages of a model.
 
-    Args:
-        host: model folder, runtime configuration and device.
-        config: of the model.
-        stream: how streams are cut into chunks.
-
     Raises:
         ConfigError: the backend that the configuration names cannot run here.
         CheckpointError: weights are missing, unreadable, or do not fit the configuration.
@@ -174,17 +169,12 @@ def cached_flow(
     """Makes the incremental flow stage, on torch or on an exported graph.
 
     Args:
-        config: of the model.
+        config, noise, solvers, left_blocks: see `RecomputeFlow`. A page has room for the most steps of all solvers.
         flow: on the device that is to be used.
-        noise: of the flow.
-        solvers: of the flow's estimator, by number of ODE steps; the usual number comes first. A page has room for the
-            most of them.
-        graphs: what executes the estimator.
-        factory: makes its step functions.
-        cache_bytes: size of the page pool.
+        graphs, factory: what executes the estimator, and makes its step functions.
+        cache_bytes, storage: size of the page pool, and type of cached keys and values.
         pool: of the model's CUDA graphs; None runs without.
-        storage: type of cached keys and values.
-        left_blocks, longest_hop: see `CachedFlow`.
+        longest_hop: see `CachedFlow`.
     """
     guidance = next(iter(solvers.values())).tables.guidance
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
@@ -237,14 +227,7 @@ def streaming_hift(
     graphs: GraphPool | None = None,
     hold_frames: int = 0,
 ) -> StreamingVocoder:
-    """Makes the stage in pieces.
-
-    Args:
-        hift: on the device that is to be used.
-        noise: of the harmonic source.
-        decode: runs `HiFT.decode` inside of streams on another backend than torch.
-        shapes, graphs, hold_frames: see `StreamingVocoder`.
-    """
+    """Makes the stage in pieces; `decode` runs `HiFT.decode` inside of streams on another backend than torch."""
 
     def run(mel: torch.Tensor, drawn: torch.Tensor, piece: Piece) -> torch.Tensor:
         return hift(mel, drawn, piece, decode=None if piece.first or piece.beyond else decode)
