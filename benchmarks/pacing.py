@@ -38,23 +38,14 @@ _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 @dataclass
 class Heard:
-    """Account of 10 s of audio: it tells what a listener heard, and what that took.
+    """Account of 10 s of audio: it tells what a listener heard, and what that took."""
 
-    Attributes:
-        first_s: when the first audio comes; the language model begins at 0.
-        underruns: how often the player ran out of audio.
-        silent_s: for how long in all.
-        chunks: number of chunks.
-        computed: tokens in them, over those of the utterance.
-        provisional: share of the audio that was spoken of incomplete blocks.
-    """
-
-    first_s: float
-    underruns: int
-    silent_s: float
+    first_s: float  # when the first audio comes; the language model begins at 0
+    underruns: int  # of the player
+    silent_s: float  # in all
     chunks: int
-    computed: float
-    provisional: float
+    computed: float  # tokens in chunks, over those of the utterance
+    provisional: float  # share of the audio that was spoken of incomplete blocks
 
 
 class Listener:
@@ -200,21 +191,22 @@ def main() -> None:
         for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
             all_heard = crowd(HopSchedule.of(StreamConfig(first_tokens=first_tokens), config), config, count)
             row[name] = {
-                "underruns": round(sum(each.underruns for each in all_heard) / count, 2),
-                "silent_s": round(float(sum(each.silent_s for each in all_heard)) / count, 2),
-                "computed": round(sum(each.computed for each in all_heard) / count, 2),
+                field: round(float(np.mean([getattr(each, field) for each in all_heard])), 2)
+                for field in ("underruns", "silent_s", "computed")
             }
         print(row)
         crowds.append(row)
     save("pacing", {"rows": rows, "first_tokens": early, "crowds": crowds})
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-    for pace in (25, 50, 100):
-        shown = [row for row in early if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]]
-        counts = [row["first_tokens"] for row in shown]
-        panels[0].plot(counts, [row["first_s"] for row in shown], "o-", label=f"{pace} tokens/s")
-        panels[1].plot(counts, [row["provisional"] for row in shown], "o-", label=f"{pace} tokens/s")
-    panels[0].set(xlabel="first_tokens", ylabel="first audio, s")
-    panels[1].set(xlabel="first_tokens", ylabel="share of provisional audio")
+    for panel, field, label in zip(
+        panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True
+    ):
+        for pace in (25, 50, 100):
+            shown = [row for row in early if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]]
+            panel.plot(
+                [row["first_tokens"] for row in shown], [row[field] for row in shown], "o-", label=f"{pace} tokens/s"
+            )
+        panel.set(xlabel="first_tokens", ylabel=label)
     panels[0].legend()
     figure.savefig(RESULTS / "pacing.png", dpi=90)
 

@@ -1,8 +1,7 @@
 """Sizes of the project: files, lines, words and settings are counted, each beside the most that it allows itself.
 
-Prints a table. Counts only what git tracks. A family has a budget of its own, so the core is `token2wav/` without the
-folders in `families/`, and without the modules that only families newer than CosyVoice3 and StreamFlow use. Those are
-counted with the family that brought them.
+Prints a table. Counts only what git tracks. The folder of each family has a budget of its own. So have those that came
+after the core was planned, together with the networks that only they use; the core is the rest of `token2wav/`.
 
     .venv/bin/python scripts/sizes.py
 """
@@ -19,12 +18,8 @@ from token2wav.config import LimitConfig, RuntimeConfig, StreamConfig
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ROOT / "token2wav" / "families"
 MOST_OF_A_FAMILY = 600
-# Modules outside of `families/`, with the family that brought them.
-OF_NEW_FAMILIES = {
-    "token2wav/networks/conformer.py": "cosyvoice2",
-    "token2wav/networks/unet.py": "cosyvoice2",
-    "token2wav/networks/step_audio_dit.py": "stepaudio2",
-}
+NEWER_FAMILIES = ("cosyvoice2", "stepaudio2", "chatterbox")
+NEWER_NETWORKS = [ROOT / "token2wav" / "networks" / name for name in ("conformer.py", "unet.py", "step_audio_dit.py")]
 
 
 def tracked(*folders: str, suffix: str) -> list[Path]:
@@ -39,15 +34,13 @@ def lines(paths: Iterable[Path]) -> int:
 
 def core() -> list[Path]:
     """Lists files of the library that serve every family."""
-    brought = {ROOT / name for name in OF_NEW_FAMILIES}
     files = tracked("token2wav", suffix=".py")
-    return [path for path in files if FAMILIES not in path.parent.parents and path not in brought]
+    return [path for path in files if FAMILIES not in path.parent.parents and path not in NEWER_NETWORKS]
 
 
-def family(name: str) -> list[Path]:
-    """Lists files of a family's folder, and those that it brought."""
-    brought = [ROOT / path for path, owner in OF_NEW_FAMILIES.items() if owner == name]
-    return [*tracked(f"token2wav/families/{name}", suffix=".py"), *brought]
+def family(*names: str) -> list[Path]:
+    """Lists files in folders of families."""
+    return tracked(*(f"token2wav/families/{name}" for name in names), suffix=".py")
 
 
 def main() -> None:
@@ -56,10 +49,12 @@ def main() -> None:
     others = tracked("server", "client", "exporters", "voices", suffix=".py")
     report = tracked("benchmarks/gpu", "benchmarks/gpu_check.py", suffix=".py")
     families = sorted({path.parent.name for path in tracked("token2wav/families", suffix=".py")} - {FAMILIES.name})
+    newer = [*family(*NEWER_FAMILIES), *NEWER_NETWORKS]
     for what, found, most in (
         ("files of the core", len(core()), 55),
         ("lines of the core", lines(core()), 8500),
         *((f"lines of the family {name}", lines(family(name)), MOST_OF_A_FAMILY) for name in families),
+        ("lines of three newer families, with networks", lines(newer), len(NEWER_FAMILIES) * MOST_OF_A_FAMILY),
         ("lines of server, client, exporters and voices", lines(others), 8500),
         ("lines of benchmarks", lines(tracked("benchmarks", suffix=".py")), 3500),
         ("lines of the GPU report", lines(report), 1300),
