@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 import matplotlib as mpl
 import numpy as np
 
-from benchmarks.environment import RESULTS, ROOT, save
+from benchmarks.environment import RESULTS, ROOT, describe, save
 from token2wav import StreamConfig
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.model_config import ModelConfig
@@ -32,7 +32,7 @@ FIRST_TOKENS, PROMPTS = (0, 6, 8, 10, 12, 16, 20, 25), (0, 75, 80)
 CROWDS = (1, 2, 4, 6, 8, 12, 16)
 TOKENS, PROMPT = 250, 75
 BUFFER_S = 0.2
-_RATE, _HELD_BACK_S = 25.0, 0.08
+_RATE, _HELD_BACK_S, _SHORT = 25.0, 0.08, 50
 _POLL_S, _FIXED_S, _TOKEN_S = 0.05, 0.05, 0.001
 
 
@@ -160,7 +160,7 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
             continue
         took = _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
         clock.now += took
-        if any(chunk.provisional for listener in batch if (chunk := listener.chunker.next_chunk)):
+        if all(listener.chunker.next_tokens <= _SHORT for listener in batch):
             load.computed(len(batch), took)
         for listener in batch:
             listener.hear()
@@ -196,7 +196,7 @@ def main() -> None:
             }
         print(row)
         crowds.append(row)
-    save("pacing", {"rows": rows, "first_tokens": early, "crowds": crowds})
+    save("pacing", {**describe(), "rows": rows, "first_tokens": early, "crowds": crowds})
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     for panel, field, label in zip(
         panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True

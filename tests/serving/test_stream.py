@@ -401,3 +401,14 @@ def test_a_stream_is_what_the_package_says(model: Token2Wav, voice: Voice) -> No
         assert isinstance(stream, Stream)
         [chunk] = stream.push(demo_tokens(FIRST))
         assert isinstance(chunk, AudioChunk)
+
+
+def test_a_cancelled_stream_makes_room_for_another_that_speaks_early(voice: Voice) -> None:
+    model = Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
+    for _ in range(30):
+        model.pipeline.load.computed(1, 0.04)  # so that one stream is all that can
+    with model.stream(voice) as cancelled, model.stream(voice) as other:
+        assert cancelled.push(demo_tokens(11))
+        assert not other.push(demo_tokens(11))
+        cancelled.cancel()
+        assert other.push(demo_tokens(1))

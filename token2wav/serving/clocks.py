@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 SLOW_SECONDS = 0.2  # where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
 EARLY_SECONDS = 0.05  # in which the workers compute a chunk for each stream that speaks early, one after the other
@@ -95,7 +94,7 @@ class Load:
     """Load of a pipeline's workers: it tells how late chunks come, and who may speak early beside those that do.
 
     At the pace of speech a stream that speaks early needs a provisional chunk of a few tokens again and again, until it
-    ends. One that the workers cannot keep up with would only fall silent later, so it waits for whole blocks.
+    ends. One that the workers cannot keep up with would only fall silent later, so it begins with a whole hop.
 
     Attributes:
         workers: number of batches that are computed at the same time.
@@ -106,7 +105,8 @@ class Load:
         self.workers = 1
         self.delay_seconds = 0.0
         self._early = weakref.WeakSet[object]()
-        self._means: NDArray[np.float64] | None = None  # of batches: chunks, seconds, chunks * chunks, chunks * seconds
+        self._batches = -1  # that were learned from; the first of all is very slow, and tells nothing
+        self._means = np.zeros(4)  # of their chunks, seconds, chunks * chunks, chunks * seconds
 
     def delayed(self, seconds: float) -> None:
         """Learns how long it took from the decision about a chunk until it was computed."""
@@ -114,10 +114,11 @@ class Load:
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
 
     def computed(self, chunks: int, seconds: float) -> None:
-        """Learns how long a worker took for a batch with provisional chunks in it."""
-        seconds = min(seconds, chunks * SLOW_SECONDS)
-        batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
-        self._means = batch if self._means is None else self._means + _NEWEST_BATCH * (batch - self._means)
+        """Learns how long a worker took for a batch of chunks as long as provisional ones, two blocks at most."""
+        self._batches += 1
+        if self._batches:
+            batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
+            self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
     def may_speak_early(self, stream: object) -> bool:
         """Says whether a stream may speak of an incomplete block; if so, it counts until `leave`."""
@@ -135,7 +136,7 @@ class Load:
 
     def _batch_seconds(self, chunks: float) -> float:
         """Estimates the time of a batch: on a line through those of late, or in proportion where all were alike."""
-        if self._means is None:
+        if self._batches < 1:
             return 0.0
         mean_chunks, mean_seconds, squares, products = self._means
         spread, together = squares - mean_chunks**2, products - mean_chunks * mean_seconds

@@ -31,7 +31,7 @@ class Pipeline:
     Attributes:
         steps: numbers of ODE steps that requests may have, the usual one first.
         clock: returns the monotonic seconds by which listeners hear.
-        load: of whoever calls it.
+        load: of the workers that call it.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Pipeline:
 
     def close(self, request: Request) -> None:
         """Frees all that a request holds; doing so twice is harmless."""
+        self.load.leave(request.chunker)
         if request.slots is not None:
             self.flow.close(request.slots.flow)
             self.vocoder.close(request.slots.vocoder)
@@ -138,7 +139,8 @@ class Pipeline:
             ]
             audio = _on_host(self.vocoder.advance(new))
         end = time.perf_counter()
-        if any(chunk.provisional for _, _, chunk in batch):
+        # As long as provisional chunks: the first of a stream computes the prompt's last block as well.
+        if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
             self.load.computed(len(batch), end - start)
         if timed:
             timed(between - start, end - between)
