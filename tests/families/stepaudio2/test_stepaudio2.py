@@ -109,6 +109,7 @@ def test_a_full_cache(folder: Path) -> None:
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
     assert (config.hift.base_channels, config.hift.f0_channels, config.samples_per_token) == (512, 512, 960)
+    assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)  # what is before a chunk is in its state
 
 
 @pytest.mark.parametrize(

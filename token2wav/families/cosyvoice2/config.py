@@ -60,12 +60,12 @@ class UNetConfig:
         all_positive(self, "flow.decoder.estimator")
 
 
-Estimator = TypeVar("Estimator")
-Config = TypeVar("Config", bound="CosyVoice2Config")
+EstimatorT = TypeVar("EstimatorT")
+ConfigT = TypeVar("ConfigT", bound="CosyVoice2Config")
 
 
 @dataclass(frozen=True)
-class FlowConfig(Generic[Estimator]):
+class FlowConfig(Generic[EstimatorT]):
     """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another estimator."""
 
     vocab_size: int
@@ -74,7 +74,7 @@ class FlowConfig(Generic[Estimator]):
     pre_lookahead_len: int
     inference_cfg_rate: float
     encoder: EncoderConfig
-    estimator: Estimator
+    estimator: EstimatorT
     block_tokens: int = _BLOCK_TOKENS
     n_timesteps: int = 10
 
@@ -96,7 +96,7 @@ class CosyVoice2Config(ModelConfig):
     hift: HiFTConfig
 
     @classmethod
-    def of(cls: type[Config], flow: FlowConfig[Any], hift: HiFTConfig, token_frame_rate: float, **own: Any) -> Config:
+    def of(cls: type[ConfigT], flow: FlowConfig[Any], hift: HiFTConfig, token_frame_rate: float, **own: Any) -> ConfigT:
         """Makes the configuration of a flow and a vocoder.
 
         Args:

@@ -37,7 +37,6 @@ class DiTConfig:
 class StepAudio2Config(CosyVoice2Config):
     """Configuration of a model in Step-Audio2's format."""
 
-    lookbehind_tokens: int = 0
     joined_prompt: bool = True
     left_blocks: int = _WINDOW_BLOCKS
     flow: FlowConfig[DiTConfig]
@@ -53,7 +52,7 @@ def read(folder: Path) -> StepAudio2Config:
     document = HyperYaml.read(path)
     try:
         hift = hift_from(document, causal=False) if "hift" in document else HiFTConfig()
-        return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE)
+        return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE, lookbehind_tokens=0)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
