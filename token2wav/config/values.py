@@ -97,7 +97,7 @@ def number(kind: type[int] | type[float], least: int = 0, most: int = 0, name: s
 
     def converted(text: str) -> int | float:
         try:
-            value = kind(text)
+            value = kind(text) if kind is float or text.isdecimal() else math.nan
         except ValueError:
             value = math.nan
         if not least <= value <= (most or _LARGEST):

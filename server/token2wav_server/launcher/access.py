@@ -134,13 +134,16 @@ def read_or_make_key(file: Path) -> str:
     """
     what = f"admin key file {file}"
     with _explained(what):
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            file.write_text(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
+        with contextlib.suppress(FileExistsError), open(file, "x", opener=_open_private) as made:
+            made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
         raise AccessError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
     return key
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, what: str) -> dict[str, Any]:

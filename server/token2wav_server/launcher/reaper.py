@@ -33,11 +33,12 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
     # A killed Python backend leaves an empty folder in /tmp, whatever TMPDIR says. Nothing tells whose it is, and a
-    # server that misses its own aborts when it stops. So the last server of a machine removes them all.
+    # server that misses its own aborts when it stops. So the last server of a machine removes all of its user's.
     if not running_servers():
         for empty in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
-                empty.rmdir()
+                if empty.stat().st_uid == os.getuid():
+                    empty.rmdir()
 
 
 def running_servers() -> set[int]:
@@ -93,14 +94,14 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
             return False
         # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a moment to bury it.
         dead_before, dead = dead, _dead_stubs(server.pid)
-        if dead_before.keys() & dead.keys():
-            _tell(dead)
+        if lost := dead_before.keys() & dead.keys():
+            _tell(dead[min(lost)])
             return False
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
     if dead := _dead_stubs(os.getpid()):  # of which the server died, too, before they were seen
-        _tell(dead)
+        _tell(dead[min(dead)])
     return False
 
 
@@ -130,9 +131,9 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
     return dead
 
 
-def _tell(dead: dict[int, int]) -> None:
-    """Prints how a model process ended."""
-    code = os.waitstatus_to_exitcode(dead[min(dead)])
+def _tell(status: int) -> None:
+    """Prints how a model process ended that left a wait status."""
+    code = os.waitstatus_to_exitcode(status)
     how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     print(f"{MESSAGE}the model process {how}", flush=True)
 
