@@ -23,9 +23,10 @@ def describe(*packages: str) -> dict[str, Any]:
 
     What is not there is None: a version of a package that is not installed, the commit outside a checkout.
     """
+    program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {
         "date": date.today().isoformat(),
-        "command": " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "command": " ".join(["python -m", program, *sys.argv[1:]]),
         "commit": _commit(),
         "cpus": len(os.sched_getaffinity(0)),
         "processor": _processor(),

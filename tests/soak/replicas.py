@@ -84,7 +84,8 @@ class Server:
         """Kills all its processes at once."""
         self.in_service = False
         for process in call("ip", "netns", "pids", self.name).split():
-            os.kill(int(process), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
 
     def cut_off(self) -> None:
         """Takes its host off the network, as when a machine loses power: nobody is told."""
@@ -420,7 +421,7 @@ def main() -> None:
         again = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.soak.replicas", *sys.argv[1:]]
         plain = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         os.execvpe(again[0], again, plain | {INSIDE: "1"})
-    facts = describe() | {"command": "python -m tests.soak.replicas"}
+    facts = describe()
     with tempfile.TemporaryDirectory(prefix="token2wav-rehearsal-") as name, ExitStack() as stack:
         folder = Path(name)
         folder.chmod(0o755)

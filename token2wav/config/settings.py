@@ -43,7 +43,8 @@ class StreamConfig:
             10 ms below -50 dBFS; 0 for none.
         reference: compute as the public loop does: every chunk anew from the start, the last one under the full
             attention mask, the harmonic source's phase with the public float32 rounding, which drifts (0.4 rad after
-            300 s). Otherwise the audio is independent of chunking.
+            300 s). Otherwise the audio is independent of chunking. Chatterbox: windows under full attention, or
+            whole utterances (docs/models.md).
     """
 
     first_tokens: int = 8
