@@ -81,15 +81,15 @@ def _nothing_is_left(served: Served) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_four_streams_at_once_in_random_portions(name: str, served: Served) -> None:
+def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> None:
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(served.rig.server.grpc_url, model=name) as client:
             portions = random_portions(served.tokens, seed)
             audio = np.concatenate([chunk.audio for chunk in client.synthesize(portions, served.client_voice)])
             return audio.astype(np.float32)
 
-    with ThreadPoolExecutor(4) as pool:
-        for audio in pool.map(synthesize, range(4)):
+    with ThreadPoolExecutor(8) as pool:
+        for audio in pool.map(synthesize, range(8)):
             assert audio.shape == served.whole.shape
             assert snr_db(audio, served.whole) > SNR_DB
 
