@@ -148,12 +148,10 @@ class Listener(threading.Thread):
 
 
 def _push(utterance: Utterance, line: Line) -> None:
-    try:
+    with suppress(ClientError):  # whoever iterates is told
         for batch in paced(batches([line.tokens.tolist()], 5), TOKENS_PER_SECOND):
             utterance.push(batch)
         utterance.finish()
-    except ClientError:
-        pass  # whoever iterates is told
 
 
 class Retries(logging.Handler):

@@ -8,6 +8,7 @@ and what is new goes out. All that is the same in every step (rotary angles, att
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -36,7 +37,7 @@ class Memory(Protocol):
         """Lets q (B, T, inner) attend to all that it can see; notes the chunk's keys and values (B, T, inner)."""
 
 
-class Estimator(nn.Module):
+class Estimator(nn.Module, ABC):
     """Estimator of the flow's velocity, of any family.
 
     With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
@@ -46,14 +47,15 @@ class Estimator(nn.Module):
     keeps: list[tuple[int, int]]  # channels and positions of its input that each convolution keeps of a stream
     joined_prompts = False  # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
 
+    @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """All that depends on the ODE times (B,) alone of steps, and on where these end, so that it can be a table."""
-        raise NotImplementedError
+        """Computes all that depends on ODE times (B,) alone and on where their steps end, so that it can be a table."""
 
     def rope(self, positions: torch.Tensor) -> Rope:
-        """What layers must know of frames at positions (T,) or (B, T), counted from the start of the prompt."""
+        """Encodes positions (T,) or (B, T) of frames, counted from the start of the prompt, as layers need them."""
         return ()
 
+    @abstractmethod
     def velocity(
         self,
         x: torch.Tensor,
@@ -78,15 +80,14 @@ class Estimator(nn.Module):
         Returns:
             (B, bands, T) velocity, float32.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def halve(self) -> None:
         """Puts into float16 what may be (docs/parity.md)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drop_time_weights(self) -> None:
         """Frees what `modulation` needs, once its results are in tables."""
-        raise NotImplementedError
 
     @property
     def state_width(self) -> int:

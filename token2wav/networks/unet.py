@@ -71,7 +71,7 @@ class UNet(Estimator):
             layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """What each residual block adds at ODE times (B,), of one step each: (blocks, B, channels).
+        """Computes the shifts that residual blocks add at ODE times (B,), of one step each: (blocks, B, channels).
 
         Args:
             t: of the evaluations.
