@@ -35,7 +35,7 @@ _SHOWN_CHARS = 200
 def reason(error: BaseException) -> str:
     """Put into one short line why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
-        return "it is nested too deep"
+        return "it is nested too deep, or memory is short"
     text = " ".join(str(error).split()) or type(error).__name__
     text = f"type {text} is not known" if isinstance(error, KeyError) else text
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
