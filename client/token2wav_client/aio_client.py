@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import grpc
@@ -23,7 +23,7 @@ from token2wav_client.wire import Opening
 TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
 
-class AsyncUtterance(BaseUtterance):
+class AsyncUtterance(BaseUtterance, AsyncIterator[AudioChunk], AbstractAsyncContextManager["AsyncUtterance"]):
     """Utterance on a gRPC stream of an event loop: takes tokens, yields chunks of audio.
 
     Made by `AsyncClient.open`; use it in an `async with`, and iterate with `async for`.
@@ -45,14 +45,8 @@ class AsyncUtterance(BaseUtterance):
             self._on_close(self)
         await asyncio.wait([self._receiver])
 
-    async def __aenter__(self) -> AsyncUtterance:
-        return self
-
     async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        return self
 
     async def __anext__(self) -> AudioChunk:
         while (chunk := self._next_chunk(StopAsyncIteration)) is None:
@@ -93,7 +87,7 @@ class AsyncUtterance(BaseUtterance):
         self._notify()
 
 
-class AsyncClient(BaseClient[AsyncUtterance]):
+class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["AsyncClient"]):
     """Client of a Triton server with the model `token2wav`: opens utterances in the event loop in which it was made.
 
         async with AsyncClient("localhost:8001") as client:
@@ -175,9 +169,6 @@ class AsyncClient(BaseClient[AsyncUtterance]):
         for utterance in self._utterances.copy():
             await utterance.close()
         await self._channel.close()
-
-    async def __aenter__(self) -> AsyncClient:
-        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()

@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +23,7 @@ from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening
 
 
-class Utterance(BaseUtterance):
+class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utterance"]):
     """Utterance on a gRPC stream: takes tokens, yields chunks of audio. Made by `Client.open`; use it in a `with`.
 
     `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may iterate.
@@ -41,14 +41,8 @@ class Utterance(BaseUtterance):
         self._receiver.join()
         self._on_close(self)
 
-    def __enter__(self) -> Utterance:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __iter__(self) -> Iterator[AudioChunk]:
-        return self
 
     def __next__(self) -> AudioChunk:
         with self._changed:
@@ -91,7 +85,7 @@ class Utterance(BaseUtterance):
             self._rpc.cancel()
 
 
-class Client(BaseClient[Utterance]):
+class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
     """Client of a Triton server with the model `token2wav`: opens utterances. Thread-safe; use it in a `with`.
 
         with Client("localhost:8001") as client:
@@ -214,9 +208,6 @@ class Client(BaseClient[Utterance]):
         for utterance in self._utterances.copy():
             utterance.close()
         self._channel.close()
-
-    def __enter__(self) -> Client:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,7 @@ _LATENCY_S = 0.3  # what the device holds before it starts to play: chunks need 
 _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 
 
-class Player:
+class Player(AbstractContextManager["Player"]):
     """Player of samples in one format on the default audio device.
 
     As a context it stops when all was heard, and at once when an exception leaves it.
@@ -59,9 +60,6 @@ class Player:
             self._stream.write(decoded(audio, self._audio_format).reshape(-1, 1))
         except self._error as error:
             raise OutputError(f"play: the audio device failed ({error})") from None
-
-    def __enter__(self) -> Player:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ _UNKNOWN_SIZE = b"\xff\xff\xff\xff"  # in a WAV header: to the end
 _PROBE_BYTES = 1 << 16
 
 
-class AudioWriter:
+class AudioWriter(AbstractContextManager["AudioWriter"]):
     """Writer of mono audio: appends chunks; the first one creates the file, or replaces an older one.
 
     A WAV file is valid after every chunk: it is reopened for each, because only closing it brings its header up to
@@ -80,9 +80,6 @@ class AudioWriter:
             self._files.close()
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
-
-    def __enter__(self) -> AudioWriter:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
