@@ -107,16 +107,12 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         with suppress(grpc.RpcError):
             metadata = await self._ask_metadata()
         examination = Examination(metadata, timeout_s - (time.monotonic() - began))
-        utterance = self._new_utterance(Opening(examination.voice, audio_format), retries=0)
-        deadline = asyncio.get_running_loop().call_later(examination.timeout_s, utterance.fail, examination.timeout)
-        try:
-            with examination.judging():
-                async with utterance:
-                    utterance.finish(examination.tokens)
-                    async for chunk in utterance:
-                        examination.hear(chunk)
-        finally:
-            deadline.cancel()
+        opening = Opening(examination.voice, audio_format)
+        with examination.judging():
+            async with self._new_utterance(opening, 0, examination.timeout_s) as utterance:
+                utterance.finish(examination.tokens)
+                async for chunk in utterance:
+                    examination.hear(chunk)
         return examination.result()
 
     async def open(

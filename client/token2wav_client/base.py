@@ -87,10 +87,11 @@ class BaseClient(Generic[UtteranceT]):
         if self._closed.is_set():
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _new_utterance(self, opening: Opening, retries: int) -> UtteranceT:
+    def _new_utterance(self, opening: Opening, retries: int, timeout_s: float | None = None) -> UtteranceT:
+        """Open an utterance, which gRPC ends after that many seconds, if any."""
         self._check_open()
         utterance = self._kind(
-            partial(self._stub.ModelStreamInfer, metadata=self._metadata),
+            partial(self._stub.ModelStreamInfer, timeout=timeout_s, metadata=self._metadata),
             Call(self._model, opening, repeatable=retries > 0),
             url=self._url,
             response_timeout_s=self._response_timeout_s,

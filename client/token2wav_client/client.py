@@ -119,17 +119,11 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         with suppress(grpc.RpcError):
             metadata = self._ask_metadata()
         examination = Examination(metadata, timeout_s - (time.monotonic() - began))
-        utterance = self._new_utterance(Opening(examination.voice, audio_format), retries=0)
-        deadline = threading.Timer(examination.timeout_s, utterance.fail, [examination.timeout])
-        deadline.daemon = True
-        deadline.start()
-        try:
-            with examination.judging(), utterance:
-                utterance.finish(examination.tokens)
-                for chunk in utterance:
-                    examination.hear(chunk)
-        finally:
-            deadline.cancel()
+        opening = Opening(examination.voice, audio_format)
+        with examination.judging(), self._new_utterance(opening, 0, examination.timeout_s) as utterance:
+            utterance.finish(examination.tokens)
+            for chunk in utterance:
+                examination.hear(chunk)
         return examination.result()
 
     def open(

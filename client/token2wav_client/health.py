@@ -21,6 +21,7 @@ from token2wav_client.errors import (
     ProtocolError,
     ResponseTimeoutError,
     ServerError,
+    ServerUnavailable,
 )
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import MEL_BINS, SPEAKER_SIZE, ClientVoice
@@ -63,7 +64,6 @@ class Examination:
             speaker_embedding=np.ones(shapes.get("speaker_embedding", [SPEAKER_SIZE])[-1], np.float32),
         )
         self.timeout_s = timeout_s
-        self.timeout = ResponseTimeoutError(f"the server did not speak {len(TOKENS)} tokens within {timeout_s:.2g} s")
         self._began = time.monotonic()
         self._first_audio_s: float | None = None
 
@@ -71,10 +71,15 @@ class Examination:
     def judging(self) -> Iterator[None]:
         """Raise for a server that shuts down as for one whose model is not ready; let it be if it is full.
 
-        Both are answers of a model process that works.
+        Both are answers of a model process that works. When the time is over, gRPC reports a server that went away.
         """
         try:
             yield
+        except ServerUnavailable:
+            if time.monotonic() - self._began < self.timeout_s:
+                raise
+            late = f"the server did not speak {len(TOKENS)} tokens within {self.timeout_s:.2g} s"
+            raise ResponseTimeoutError(late) from None
         except ServerError as error:
             if str(error).startswith(SHUTTING_DOWN):
                 raise ModelNotReadyError(str(error)) from None
