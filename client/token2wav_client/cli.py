@@ -9,11 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from token2wav_client import __version__
-from token2wav_client.audio import AUDIO_FORMATS
+from token2wav_client.audio import AUDIO_FORMATS, AudioFormat
 from token2wav_client.commands import TOKEN_VARIABLE, health, perf_data, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, ClientError
 from token2wav_client.writer import FILE_FORMATS
@@ -71,211 +72,123 @@ def _give_up(message: str, exit_code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     exit_codes = "exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
+    as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Turn speech tokens into audio on a token2wav server, while the tokens still arrive.",
         epilog=exit_codes,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=as_written,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_synth(commands.add_parser, f"{_DEFINITIONS}\n{exit_codes}")
-    _add_voice_id(commands.add_parser)
-    _add_perf_data(commands.add_parser)
-    _add_health(commands.add_parser, exit_codes)
+
+    def command(run: Callable[[argparse.Namespace], int], brief: str, description: str, epilog: str = "") -> Any:
+        added = commands.add_parser(
+            run.__name__.replace("_", "-"),
+            help=brief,
+            description=description,
+            epilog=epilog,
+            formatter_class=as_written,
+        )
+        added.set_defaults(run=run, refuse=added.error)
+        return added
+
+    speaking = command(
+        synth,
+        "speak one utterance into a file, a pipe or a loudspeaker",
+        "Send tokens, write the audio as it arrives, and report how it arrived.",
+        f"{_DEFINITIONS}\n{exit_codes}",
+    )
+    _add_utterance(speaking)
+    _add_connection(speaking)
+    naming = command(
+        voice_id,
+        "print the id of a voice file",
+        "Print the id under which a server knows a voice once it was sent: the hash of its content.",
+    )
+    naming.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
+    measuring = command(
+        perf_data,
+        "write an utterance as input data for perf_analyzer",
+        "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
+        "Each request that perf_analyzer makes of it is a whole utterance.",
+    )
+    _option(measuring, "--tokens FILE", ".npy, .json or text, as for synth; - for standard input", required=True)
+    _option(measuring, "--voice FILE", ".npz or .safetensors", required=True)
+    _option(measuring, "--out JSON", "file to write", required=True)
+    seconds = "of audio: the tokens are cut, or repeated, to that length (default: all, once)"
+    _option(measuring, "--seconds S", seconds, type=_SECONDS)
+    checking = command(
+        health,
+        "find out whether the server works",
+        "Speak three tokens with a voice that has no prompt, check the audio and say how long it took.\n"
+        "Triton's own readiness is not enough: it stays when the process that runs the model has died.",
+        exit_codes,
+    )
+    _add_audio_format(checking, "float32")
+    _option(checking, "--timeout S", "seconds for all of it", 10, type=_SECONDS)
+    _add_connection(checking)
     return parser
 
 
-def _add_synth(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
-    parser = add_parser(
-        "synth",
-        help="speak one utterance into a file, a pipe or a loudspeaker",
-        description="Send tokens, write the audio as it arrives, and report how it arrived.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--tokens",
-        metavar="FILE",
-        required=True,
-        help=".npy or .json of integers, or text of <|s_123|> or integers; - for text on standard input, "
-        "sent as it comes",
-    )
-    parser.add_argument(
-        "--codebooks",
-        type=_integer(1),
-        default=1,
-        metavar="N",
-        help="codes of each token in text, where they follow one another; .npy and .json say it by their shape "
-        "(default: %(default)s)",
-    )
+def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **more: Any) -> None:
+    """Add an option, spelled as the usage shows it, such as `--retry N`; what it means ends in its default."""
+    flag, *metavar = spelling.split()
+    told = "" if default is None else " (default: %(default)s)"
+    if metavar:  # a flag has none, and takes none
+        more["metavar"] = metavar[0]
+    parser.add_argument(flag, help=meaning + told, default=default, **more)
+
+
+def _add_utterance(parser: argparse.ArgumentParser) -> None:
+    option, count = partial(_option, parser), _number(int, 1)
+    tokens = ".npy or .json of integers, or text of <|s_123|> or integers; - for standard input, sent as it comes"
+    option("--tokens FILE", tokens, required=True)
+    option("--codebooks N", "codes of each token in text; .npy and .json say it by their shape", 1, type=count)
     speaker = parser.add_mutually_exclusive_group(required=True)
-    speaker.add_argument(
-        "--voice",
-        metavar="FILE",
-        help=".npz or .safetensors with prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)",
-    )
-    speaker.add_argument(
-        "--voice-id", metavar="ID", help="of a voice that the server was sent before (see the command voice-id)"
-    )
-    speaker.add_argument("--voice-name", metavar="NAME", help="of a voice that the settings of the server name")
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help=f"mono file to write, ending in {', '.join(FILE_FORMATS)}; - for standard output (then the report goes to "
-        "standard error)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=FILE_FORMATS,
-        help="of the file (default: what its name ends in; raw, which has no header, for standard output)",
-    )
-    parser.add_argument("--play", action="store_true", help="play the audio as it comes, with or without --out")
-    parser.add_argument(
-        "--rate",
-        type=_not_negative,
-        default=0.0,
-        metavar="TOKENS/S",
-        help="send tokens at the pace of a language model, such as 25 (default: 0, as fast as they come)",
-    )
-    parser.add_argument(
-        "--tokens-per-request",
-        type=_integer(1),
-        default=5,
-        metavar="N",
-        help="tokens in a request, at most; fewer if no more are there yet (default: %(default)s)",
-    )
+    arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
+    _option(speaker, "--voice FILE", f".npz or .safetensors with {arrays}")
+    _option(speaker, "--voice-id ID", "of a voice that the server was sent before (see the command voice-id)")
+    _option(speaker, "--voice-name NAME", "of a voice that the settings of the server name")
+    endings = ", ".join(FILE_FORMATS)
+    option("--out FILE", f"mono file, ending in {endings}; - for standard output, and the report on standard error")
+    option("--format", "of the file (default: what its name ends in; for standard output raw)", choices=FILE_FORMATS)
+    option("--play", "play the audio as it comes, with or without --out", action="store_true")
+    pace = "send tokens at the pace of a language model, such as 25; 0 is as fast as they come"
+    option("--rate TOKENS/S", pace, 0, type=_number(float))
+    option("--tokens-per-request N", "tokens in a request, at most; fewer if no more are there yet", 5, type=count)
     _add_audio_format(parser, "int16")
-    parser.add_argument(
-        "--sample-rate",
-        type=_integer(1),
-        metavar="HZ",
-        help="8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)",
-    )
-    parser.add_argument(
-        "--steps",
-        type=_integer(1),
-        metavar="N",
-        help="of the ODE, one of the numbers that the server allows: fewer are faster (default: its usual number)",
-    )
-    parser.add_argument("--json", action="store_true", help="report as one JSON object instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar and no table")
-    _add_connection(parser)
-    parser.add_argument(
-        "--timeout",
-        type=_positive,
-        default=30.0,
-        metavar="S",
-        help="seconds of silence allowed while the server owes an answer (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--retry",
-        type=_integer(0),
-        default=0,
-        metavar="N",
-        help="when no server answers, or it is lost, silent or full, try again that often, after 0.5, 1, 2, then "
-        "4 s; no audio comes twice (default: %(default)s)",
-    )
-    parser.set_defaults(run=synth, refuse=parser.error)
+    option("--sample-rate HZ", "8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)", type=count)
+    option("--steps N", "of the ODE, a number that the server allows: fewer are faster (default: its own)", type=count)
+    option("--json", "report as one JSON object instead of a table", action="store_true")
+    option("--quiet", "no progress bar and no table", action="store_true")
+    option("--timeout S", "seconds of silence allowed while the server owes an answer", 30, type=_SECONDS)
+    again = "try again that often when no server answers, or it is lost, silent or full; no audio comes twice"
+    option("--retry N", again, 0, type=_number(int))
 
 
-def _add_voice_id(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    parser = add_parser(
-        "voice-id",
-        help="print the id of a voice file",
-        description="Print the id under which a server knows a voice once it was sent: the hash of its content.",
-    )
-    parser.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
-    parser.set_defaults(run=voice_id)
-
-
-def _add_perf_data(add_parser: Callable[..., argparse.ArgumentParser]) -> None:
-    parser = add_parser(
-        "perf-data",
-        help="write an utterance as input data for perf_analyzer",
-        description="Write an utterance and its voice as JSON for perf_analyzer's option --input-data. Each request "
-        "that perf_analyzer makes of it is a whole utterance.",
-    )
-    parser.add_argument(
-        "--tokens", metavar="FILE", required=True, help=".npy, .json or text, as for synth; - for standard input"
-    )
-    parser.add_argument("--voice", metavar="FILE", required=True, help=".npz or .safetensors")
-    parser.add_argument("--out", metavar="JSON", required=True, help="file to write")
-    parser.add_argument(
-        "--seconds",
-        type=_positive,
-        metavar="S",
-        help="of audio in the utterance: the tokens are cut, or repeated, to that length (default: all, once)",
-    )
-    parser.set_defaults(run=perf_data)
-
-
-def _add_health(add_parser: Callable[..., argparse.ArgumentParser], epilog: str) -> None:
-    parser = add_parser(
-        "health",
-        help="find out whether the server works",
-        description="Speak three tokens with a voice that has no prompt, check the audio and say how long it took. "
-        "Triton's own readiness is not enough: it stays when the process that runs the model has died.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_audio_format(parser, "float32")
-    _add_connection(parser)
-    parser.add_argument(
-        "--timeout", type=_positive, default=10.0, metavar="S", help="seconds for all of it (default: %(default)g)"
-    )
-    parser.set_defaults(run=health)
-
-
-def _add_audio_format(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--audio-format",
-        choices=AUDIO_FORMATS,
-        default=default,
-        help="of samples on the wire and in WAV and raw files; mulaw and alaw are G.711 (default: %(default)s)",
-    )
+def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> None:
+    meaning = "of samples on the wire and in WAV and raw files; mulaw and alaw are G.711"
+    _option(parser, "--audio-format", meaning, default, choices=AUDIO_FORMATS)
 
 
 def _add_connection(parser: argparse.ArgumentParser) -> None:
-    server = parser.add_argument_group("server")
-    server.add_argument(
-        "--url", default="localhost:8001", metavar="HOST:PORT", help="gRPC endpoint (default: %(default)s)"
-    )
-    server.add_argument("--model", default="token2wav", metavar="NAME", help="default: %(default)s")
-    server.add_argument(
-        "--connect-timeout",
-        type=_positive,
-        default=5.0,
-        metavar="S",
-        help="seconds in which the server must say that it is there (default: %(default)g)",
-    )
-    server.add_argument(
-        "--max-message-mib",
-        type=_integer(1),
-        default=64,
-        metavar="N",
-        help="MiB that a request or a response may have (default: %(default)s)",
-    )
+    option = partial(_option, parser.add_argument_group("server"))
+    option("--url HOST:PORT", "gRPC endpoint", "localhost:8001")
+    option("--model NAME", "name of the model", "token2wav")
+    option("--connect-timeout S", "seconds in which the server must say that it is there", 5, type=_SECONDS)
+    option("--max-message-mib N", "MiB that a request or a response may have", 64, type=_number(int, 1))
     access = parser.add_argument_group("access", "any of --ca, --cert, --key and --server-name turns TLS on")
-    access.add_argument("--tls", action="store_true", help="encrypt; the server's certificate must be a trusted one")
-    access.add_argument("--ca", metavar="FILE", help="PEM of the authorities to trust, instead of the public ones")
-    access.add_argument("--cert", metavar="FILE", help="PEM of this client's certificate, for mutual TLS")
-    access.add_argument("--key", metavar="FILE", help="PEM of its private key")
-    access.add_argument("--server-name", metavar="NAME", help="in the server's certificate, if the address has another")
-    access.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"a token, sent as authorization: Bearer; also from the variable {TOKEN_VARIABLE}. "
-        "Only with TLS or to this machine",
-    )
-    access.add_argument(
-        "--header",
-        type=_header,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="to send with every call; may be repeated. Others on this machine can see it in the process list",
-    )
+    option = partial(_option, access)
+    option("--tls", "encrypt; the server's certificate must be a trusted one", action="store_true")
+    option("--ca FILE", "PEM of the authorities to trust, instead of the public ones")
+    option("--cert FILE", "PEM of this client's certificate, for mutual TLS")
+    option("--key FILE", "PEM of its private key")
+    option("--server-name NAME", "in the server's certificate, if the address has another")
+    bearer = f"a token, sent as authorization: Bearer; also from the variable {TOKEN_VARIABLE}. "
+    option("--token-file FILE", f"{bearer}Only with TLS or to this machine")
+    header = "to send with every call; may be repeated. Others on this machine can see it in the process list"
+    option("--header NAME=VALUE", header, type=_header, action="append")
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -285,30 +198,20 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _integer(least: int) -> Callable[[str], int]:
-    """Make a reader of integers that has a bound."""
+def _number(kind: type[int] | type[float], least: int = 0, *, above: bool = False) -> Callable[[str], float]:
+    """Make a reader of finite numbers that has a bound."""
+    wanted = f"{'an integer' if kind is int else 'a number'} {'above' if above else 'of at least'} {least}"
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
-        return int(text)
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf or (above and value == least):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
 
     return read
 
 
-def _positive(text: str) -> float:
-    value = _not_negative(text)
-    if value == 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    """Read a finite number from 0 on."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return value
+_SECONDS = _number(float, above=True)

@@ -32,7 +32,7 @@ def synth(options: argparse.Namespace) -> int:
     if out is None and not options.play:
         options.refuse("one of the arguments --out --play is required")
     with _client(options, retries=options.retry) as client, ExitStack() as stack:
-        speaker = _speaker(options.voice, options.voice_id, options.voice_name)
+        speaker = _speaker(options)
         writer = player = None
         if out is not None:
             writer = stack.enter_context(AudioWriter(out, options.audio_format, options.format))
@@ -77,14 +77,12 @@ def synth(options: argparse.Namespace) -> int:
     return 0
 
 
-def _speaker(file: str | None, voice_id: str | None, name: str | None) -> ClientVoice | str:
-    if file is not None:
-        return ClientVoice.load(file)
-    if voice_id is not None and not is_voice_id(voice_id):
-        raise VoiceError(f"voice id: {voice_id!r} is not 64 hexadecimal digits")
-    if not (known := voice_id or name):
-        raise VoiceError("voice: neither a file nor an id or a name was given")
-    return known
+def _speaker(options: argparse.Namespace) -> ClientVoice | str:
+    if options.voice is not None:
+        return ClientVoice.load(options.voice)
+    if options.voice_id is not None and not is_voice_id(options.voice_id):
+        raise VoiceError(f"voice id: {options.voice_id!r} is not 64 hexadecimal digits")
+    return str(options.voice_id or options.voice_name)
 
 
 def voice_id(options: argparse.Namespace) -> int:
@@ -138,7 +136,7 @@ def _client(options: argparse.Namespace, retries: int = 0) -> Client:
         response_timeout_s=options.timeout,
         retries=retries,
         tls=_tls(options),
-        headers=dict(options.header),
+        headers=dict(options.header or []),
         token=_token(options.token_file),
         max_message_mib=options.max_message_mib,
     )

@@ -125,7 +125,7 @@ def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
     ("option", "message"),
     [
         ("--voice-id=abc", "voice id: 'abc' is not 64 hexadecimal digits"),
-        ("--voice-name=", "voice: neither a file nor an id or a name was given"),
+        ("--voice-name=", "voice: '' is neither the id nor the name of a voice"),
         ("--voice-name=v.npz", "voice: 'v.npz' is a file, not a name"),
     ],
 )
