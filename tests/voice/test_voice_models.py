@@ -19,7 +19,6 @@ from token2wav_voice.features import prompt_mel
 from token2wav_voice.onnx_models import EARLIER_TOKENIZER_FILES
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
-PUBLIC_TOKENIZER = "expected the inputs float (1, 128, any), int32 (1) and the output int32 or int64 (1, any)"
 
 
 @pytest.fixture
@@ -112,38 +111,27 @@ def test_what_is_no_model(file: str, content: bytes, folder: Path, recording: Re
 
 
 @pytest.mark.parametrize(
-    ("model", "found"),
+    ("model", "message"),
     [
-        (graphs.speaker(), "the inputs input float (B, T, 80) and the output output float (B, 192)"),
-        (
-            graphs.tokenizer(bands=80),
-            "the inputs feats float (1, 80, T), feats_length int32 (1) and the output indices int64 (1, N)",
-        ),
-        (
-            graphs.tokenizer(rank=2),
-            "the inputs feats float (128, T), feats_length int32 (1) and the output indices int64 (1, N)",
-        ),
-        (
-            graphs.tokenizer(length_type=TensorProto.INT64),
-            "the inputs feats float (1, 128, T), feats_length int64 (1) and the output indices int64 (1, N)",
-        ),
+        (graphs.speaker(), "has 1 inputs, expected 2"),
+        (graphs.tokenizer(bands=80), r"failed on inputs of shape \(1, 128, 150\) and \(1,\) \(.*128 Expected: 80.*\)"),
+        (graphs.tokenizer(rank=2), r"failed on inputs of shape .* \(.*rank for input: feats Got: 3 Expected: 2.*\)"),
+        (graphs.tokenizer(length_type=TensorProto.INT64), r"failed on .*expected: \(tensor\(int64\)\)\)"),
         (
             graphs.tokenizer(output_type=TensorProto.FLOAT),
-            "the inputs feats float (1, 128, T), feats_length int32 (1) and the output indices float (1, N)",
+            r"gave an output float32 \(1, 38\), expected integer \(1, any\)",
         ),
     ],
     ids=["another model", "bands", "rank", "length", "output"],
 )
-def test_another_interface(model: onnx.ModelProto, found: str, folder: Path, recording: Recording) -> None:
+def test_another_interface(model: onnx.ModelProto, message: str, folder: Path, recording: Recording) -> None:
     graphs.save(model, folder / graphs.TOKENIZER)
-    refused(folder, recording, graphs.TOKENIZER, re.escape(f"has {found}, {PUBLIC_TOKENIZER}"))
+    refused(folder, recording, graphs.TOKENIZER, message)
 
 
 def test_another_speaker_model(folder: Path, recording: Recording) -> None:
     graphs.save(graphs.speaker(bands=60), folder / graphs.SPEAKER)
-    found = "has the inputs input float (B, T, 60) and the output output float (B, any), "
-    expected = "expected the inputs float (1, any, 80) and the output float (1, 192)"
-    refused(folder, recording, graphs.SPEAKER, re.escape(found + expected))
+    refused(folder, recording, graphs.SPEAKER, r"failed on inputs of shape \(1, 148, 80\) \(.*Got: 80 Expected: 60.*\)")
     graphs.save(graphs.speaker(size=200), folder / graphs.SPEAKER)
     refused(folder, recording, graphs.SPEAKER, "gave an embedding of 200 numbers, not 192")
 
@@ -210,12 +198,7 @@ def test_an_answer_in_rows(folder: Path, recording: Recording) -> None:
     model.graph.node.append(onnx.helper.make_node("Concat", ["row", "row"], ["indices"], axis=0))
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
     graphs.save(model, folder / graphs.TOKENIZER)
-    refused(
-        folder,
-        recording,
-        graphs.TOKENIZER,
-        r"gave an output of shape \(2, 38\), expected int32 or int64 \(1, any\)",
-    )
+    refused(folder, recording, graphs.TOKENIZER, r"gave an output int64 \(2, 38\), expected integer \(1, any\)")
 
 
 def test_each_model_is_loaded_once_and_only_when_needed(folder: Path, recording: Recording) -> None:

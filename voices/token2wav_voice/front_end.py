@@ -88,7 +88,8 @@ class FrontEnd:
 
     def voice(self, recording: Recording) -> PromptVoice:
         """Computes the voice of the speaker of a recording."""
-        encoder = self._speaker_encoder  # before the tokenizer works for seconds
+        # Before the tokenizer, which works for seconds, so that what is wrong with the smaller file is said at once.
+        embedding = self._speaker_encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         tokens = self.tokens(recording)
         top = EARLIER_TOP_HZ if self._tokenizer.earlier else PROMPT_RATE_HZ // 2
         mel = prompt_mel(recording.at(PROMPT_RATE_HZ), top)
@@ -97,7 +98,6 @@ class FrontEnd:
             missing = max(0, MEL_FRAMES_PER_TOKEN * len(tokens) - len(mel))
             mel = np.pad(mel, ((0, missing), (0, 0)), mode="edge")
         count = min(len(tokens), len(mel) // MEL_FRAMES_PER_TOKEN)
-        embedding = encoder(speaker_features(recording.at(SPEAKER_RATE_HZ)))
         return PromptVoice(tokens[:count], mel[: MEL_FRAMES_PER_TOKEN * count], embedding)
 
     def _has(self, *files: str) -> bool:
