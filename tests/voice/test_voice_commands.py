@@ -18,8 +18,9 @@ from token2wav import Token2Wav, Voice
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_client import ClientVoice
 from token2wav_client.tokens import TokenParser
-from token2wav_voice import OutputError, output
+from token2wav_voice import OutputError
 from token2wav_voice.cli import main, tokenize
+from token2wav_voice.front_end import write
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 
@@ -195,7 +196,7 @@ def test_a_file_system_that_refuses(tmp_path: Path) -> None:
     out.write_bytes(b"before")
     long = out.with_name("x" * 300 + ".npy")
     with pytest.raises(OutputError, match=r"cannot be written \(File name too long\)"):
-        output.write(long, b"after")
-    output.write(out, b"after")
+        write(long, b"after")
+    write(out, b"after")
     assert out.read_bytes() == b"after"
     assert list(tmp_path.iterdir()) == [out]

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from token2wav.config.values import number
-from token2wav_voice import output
-from token2wav_voice.errors import FrontEndError
-from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd
+from token2wav_voice.errors import FrontEndError, OutputError
+from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd, write
 from token2wav_voice.recording import MIN_SECONDS, Recording
 
 VOICE, TOKENIZE = "token2wav-voice", "token2wav-tokenize"
@@ -43,21 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     _add_recording(create, f"of who is to speak, {MIN_VOICE_SECONDS:g} to 30 s")
     create.add_argument("--out", required=True, type=Path, metavar="FILE", help=".safetensors file to write")
-    return _run(parser, arguments, _create)
+    return _run(parser, arguments, _save_voice, ".safetensors", MIN_VOICE_SECONDS)
 
 
 def tokenize(arguments: Sequence[str] | None = None) -> int:
     """Runs `token2wav-tokenize` and returns its exit code."""
     parser = _parser(TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder.")
     _add_recording(parser, f"to turn into tokens, {MIN_SECONDS:g} to 30 s")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=".npy file to write, int32 (n,); default: text such as <|s_12|> on standard output, with the report on "
-        "standard error",
-    )
-    return _run(parser, arguments, _tokenize)
+    out = ".npy file to write, int32 (n,); default: text on standard output, and the report on standard error"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=out)
+    return _run(parser, arguments, _save_tokens, ".npy", MIN_SECONDS)
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -77,11 +71,23 @@ def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
 
 
 def _run(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, command: Callable[[argparse.Namespace], None]
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    save: Callable[[FrontEnd, Recording, Any], int],
+    suffix: str,
+    min_seconds: float,
 ) -> int:
-    options = parser.parse_args(arguments, argparse.Namespace(program=parser.prog))
+    """Runs a command, which saves what it makes of a recording, and returns its exit code."""
+    options = parser.parse_args(arguments)
     try:
-        command(options)
+        if options.out is not None:
+            _check_place(options.out, suffix)
+        front_end = FrontEnd(options.model)
+        recording = Recording.load(options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds)
+        for note in recording.notes:
+            print(f"{parser.prog}: note: {note}", file=sys.stderr)
+        tokens = save(front_end, recording, options.out)
+        _report(recording, tokens, options, sys.stderr if options.out is None else sys.stdout)
     except FrontEndError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return UNUSABLE
@@ -93,33 +99,33 @@ def _run(
     return DONE
 
 
-def _create(options: argparse.Namespace) -> None:
-    front_end, recording = _inputs(options, ".safetensors", MIN_VOICE_SECONDS)
+def _check_place(path: Path, suffix: str) -> None:
+    """Raises OutputError if a file cannot be written there, or its name ends in something else than `suffix`."""
+    if path.suffix != suffix:
+        raise OutputError(f"{path}: the name must end in {suffix}")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: the folder {path.parent} does not exist")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: exists and is no regular file")
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path}: no permission to write")
+
+
+def _save_voice(front_end: FrontEnd, recording: Recording, out: Path) -> int:
     voice = front_end.voice(recording)
-    voice.save(options.out)
-    _report(recording, len(voice.prompt_tokens), options, sys.stdout)
+    voice.save(out)
+    return len(voice.prompt_tokens)
 
 
-def _tokenize(options: argparse.Namespace) -> None:
-    front_end, recording = _inputs(options, ".npy", MIN_SECONDS)
+def _save_tokens(front_end: FrontEnd, recording: Recording, out: Path | None) -> int:
     tokens = front_end.tokens(recording)
-    if options.out is None:
+    if out is None:
         print("".join(f"<|s_{token}|>" for token in tokens), flush=True)
     else:
         content = io.BytesIO()
         np.save(content, tokens)
-        output.write(options.out, content.getvalue())
-    _report(recording, len(tokens), options, sys.stderr if options.out is None else sys.stdout)
-
-
-def _inputs(options: argparse.Namespace, suffix: str, min_seconds: float) -> tuple[FrontEnd, Recording]:
-    if options.out is not None:
-        output.check(options.out, suffix)
-    front_end = FrontEnd(options.model)
-    recording = Recording.load(options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds)
-    for note in recording.notes:
-        print(f"{options.program}: note: {note}", file=sys.stderr)
-    return front_end, recording
+        write(out, content.getvalue())
+    return len(tokens)
 
 
 def _report(recording: Recording, tokens: int, options: argparse.Namespace, file: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.numpy import save
 
 from token2wav.errors import ConfigError
 from token2wav.families import cosyvoice3, read_config
-from token2wav_voice.errors import ModelError
+from token2wav_voice.errors import ModelError, OutputError
 from token2wav_voice.features import (
     PROMPT_RATE_HZ,
     SPEAKER_RATE_HZ,
@@ -22,7 +23,6 @@ from token2wav_voice.features import (
     tokenizer_features,
 )
 from token2wav_voice.onnx_models import SpeakerEncoder, SpeechTokenizer
-from token2wav_voice.output import write
 from token2wav_voice.recording import Recording
 
 PUBLIC_VOCABULARY = 6561
@@ -50,6 +50,19 @@ class PromptVoice:
         """Writes a `.safetensors` file, wholly or not at all; raises OutputError if the file system refuses."""
         arrays = {name: np.ascontiguousarray(array) for name, array in vars(self).items()}
         write(Path(path), save(arrays))
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file in place of an older one, which is still there if the file system refuses (OutputError)."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            draft.write_bytes(content)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 class FrontEnd:

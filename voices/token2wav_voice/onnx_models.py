@@ -40,7 +40,7 @@ class _Graph:
         except Exception as error:  # its errors have no base of their own
             raise ModelError(f"{path}: cannot be loaded as an ONNX model ({_one_line(error)})") from None
 
-    def run(self, expected: type[np.generic], *arrays: NDArray[Any]) -> NDArray[Any]:
+    def run(self, expected: type[Any], *arrays: NDArray[Any]) -> NDArray[Any]:
         """Runs the graph, and returns the first output as (n,), whatever dimensions of size 1 it has.
 
         Raises:
