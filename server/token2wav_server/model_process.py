@@ -1,13 +1,10 @@
-"""Process of a model, from inside: it reads what it is to serve, shows where a slow start hangs, and ends itself."""
+"""Process of a model, from inside: it reads what it is to serve, and ends itself."""
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from token2wav.config import ServerConfig, load_server_config
@@ -15,8 +12,6 @@ from token2wav.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 60.0
-_STDERR = 2
 _LAST_WORDS_SECONDS = 0.5
 DEVICE_LOST_STATUS = 70
 
@@ -31,19 +26,6 @@ def given() -> tuple[Path, ServerConfig]:
     if not folder:
         raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
     return Path(folder), load_server_config(Path(file) if file else None)
-
-
-@contextmanager
-def told_if_slow(seconds: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Prints once what every thread of this process is doing, if the block takes longer.
-
-    Whoever waits longer on purpose, for a slow disk or a large engine, reads it and goes on waiting.
-    """
-    faulthandler.dump_traceback_later(seconds, file=_STDERR)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def end_process() -> None:

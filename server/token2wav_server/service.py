@@ -18,7 +18,7 @@ from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import end_process, given, told_if_slow
+from token2wav_server.model_process import end_process, given
 from token2wav_server.protocol import (
     Options,
     Position,
@@ -58,10 +58,9 @@ class Service:
         """Loads the model folder that the environment names, with its settings; raises Token2WavError if it cannot."""
         log_to_triton()
         folder, config = given()
-        with told_if_slow():
-            model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
-            model.probe()
-            return cls(model, config)
+        model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
+        model.probe()
+        return cls(model, config)
 
     def handle(self, request: Any) -> None:
         """Queues one request. Every answer, errors included, goes through its response sender."""

@@ -19,7 +19,6 @@ from token2wav.model import Token2Wav
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
-from token2wav_server.model_process import told_if_slow
 
 Output = NDArray[np.float32]
 
@@ -103,8 +102,7 @@ def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
 def _load(folder: Path, server: ServerConfig) -> Token2Wav:
     """Loads the model on half of the threads, because flow and vocoder work at the same time, in a process each."""
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    with told_if_slow():
-        return Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
+    return Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
 
 
 def _finite(values: torch.Tensor, what: str) -> Output | EngineError:
