@@ -2,7 +2,6 @@
 
 from token2wav_server.launcher.errors import (
     PortInUseError,
-    ServerCrashedError,
     ServerError,
     ServerStartError,
     TritonNotFoundError,
@@ -13,7 +12,6 @@ from token2wav_server.launcher.process import TritonServer
 __all__ = [
     "PortInUseError",
     "Ports",
-    "ServerCrashedError",
     "ServerError",
     "ServerStartError",
     "TritonNotFoundError",

@@ -12,25 +12,23 @@ from types import FrameType
 from typing import NoReturn
 
 from token2wav.config.values import number
-from token2wav.errors import Token2WavError
+from token2wav.errors import ConfigError, Token2WavError
 from token2wav_server.check import check
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
-from token2wav_server.launcher.canary import Canary
-from token2wav_server.launcher.errors import AccessError, ServerError, ServerGaveUpError
+from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.process import TritonServer
-from token2wav_server.launcher.supervisor import BackOff, Supervisor
+from token2wav_server.launcher.supervisor import Canary, Supervisor
 
-STOPPED, BAD_USAGE, NOT_STARTED, DIED, CUT_OFF = 0, 2, 3, 4, 5
+STOPPED, BAD_USAGE, FAILED, CUT_OFF = 0, 2, 3, 5
 
 _PORT = number(int, 1, 65535, "a port, which is a number")
 _EXIT_CODES = """\
 exit codes:
   0    stopped on request, every stream has ended
   2    wrong usage, or a model folder or configuration that cannot be used
-  3    the server could not start
-  4    the server ended by itself, or its model stopped working, too often in a row
+  3    the server could not start, or failed before it was ready
   5    stopped on request, and streams that were still open were cut off
 """
 
@@ -46,12 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _serve(options, given[own + 1 :])
     except KeyboardInterrupt:
         return STOPPED
-    except (Token2WavError, AccessError) as error:
+    except Token2WavError as error:
         return _failed(error, BAD_USAGE)
-    except ServerGaveUpError as error:
-        return _failed(error, DIED)
     except ServerError as error:
-        return _failed(error, NOT_STARTED)
+        return _failed(error, FAILED)
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
@@ -70,7 +66,6 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
     with status or nullcontext():
         supervisor = Supervisor(
             server,
-            back_off=BackOff(options.restarts),
             canary=_canary(options.canary_seconds, server),
             grace_s=options.grace_seconds,
             announce=_announce,
@@ -86,7 +81,7 @@ def _access(options: argparse.Namespace) -> Access:
     certificates = None
     if options.tls_certificate or options.tls_key or options.tls_client_ca:
         if not (options.tls_certificate and options.tls_key):
-            raise AccessError("TLS needs both --tls-certificate and --tls-key")
+            raise ConfigError("TLS needs both --tls-certificate and --tls-key")
         certificates = Certificates(options.tls_certificate, options.tls_key, options.tls_client_ca)
     if options.admin_key_file is None:
         return Access(certificates, http_inference=options.http_inference)
@@ -161,13 +156,6 @@ def _parser() -> argparse.ArgumentParser:
         ),
     ):
         parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)
-    parser.add_argument(
-        "--restarts",
-        type=number(int),
-        default=5,
-        metavar="N",
-        help="how often in a row to restart a server that ended or failed before it spoke (default: %(default)s)",
-    )
     parser.add_argument(
         "--verbose",
         action="store_true",

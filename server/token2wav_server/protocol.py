@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Container
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
-from token2wav_server.launcher.drain import draining
+from token2wav_server.launcher.process import DRAIN_VARIABLE
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +207,8 @@ class TritonReply:
 
 def admitted(request: Any) -> bool:
     """Says whether a request may go on; one that starts an utterance while the server drains is refused here."""
-    if not (Position.of(request).start and draining()):
+    file = os.environ.get(DRAIN_VARIABLE)  # a server that our launcher did not start has none, and never drains
+    if not (Position.of(request).start and file and Path(file).exists()):
         return True
     TritonReply(request).fail(LimitError("server: it is shutting down; try another one"))
     return False

@@ -112,7 +112,7 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     name = metric["pods"]["metric"]["name"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(f"{name}{{")
-    assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "launcher" / "drain.py").read_text()
+    assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "launcher" / "process.py").read_text()
     [places] = re.findall(r"server-template replica- (\d+)", _configuration(manifests))
     assert 2 * spec["maxReplicas"] <= int(places)
 

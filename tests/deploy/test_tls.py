@@ -26,13 +26,12 @@ from tests.deploy.replica import Replica
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav import Token2Wav
+from token2wav import ConfigError, Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable, Tls
 from token2wav_client.errors import AccessError as NoAccess
 from token2wav_server.launcher.access import CLIENT_HEADER, Certificates, read_or_make_key
-from token2wav_server.launcher.canary import Canary
-from token2wav_server.launcher.errors import AccessError
 from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.supervisor import Canary
 
 ADDRESS, OTHER = "127.0.0.2", "127.0.0.3"
 TOKEN = "a-token-for-tests-only"
@@ -133,7 +132,7 @@ def test_tls_without_certificates_of_clients(servers: tuple[Replica, Replica], a
         speaks(url)
     certificates = Certificates(authority.certificate("token2wav.test"), authority.key("token2wav.test"))
     canary = Canary(60.0, REPOSITORY, certificates)
-    assert [canary.failure(url) for _ in range(2)] == ["", ""]
+    assert canary.problem(url) == ""
 
 
 def test_mutual_tls_lets_in_who_has_a_certificate(server: Replica, authority: Authority) -> None:
@@ -162,8 +161,8 @@ def test_a_server_that_is_somebody_else_is_refused(server: Replica, authority: A
 
 def test_the_canary_gets_through_mutual_tls(server: Replica, authority: Authority) -> None:
     certificates = Certificates(authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca)
-    canary = Canary(60.0, REPOSITORY, certificates)  # says nothing of a first failure
-    assert [canary.failure(server.url) for _ in range(2)] == ["", ""]
+    canary = Canary(60.0, REPOSITORY, certificates)
+    assert canary.problem(server.url) == ""
 
 
 CLOSED: dict[str, tuple[str, Any]] = {
@@ -320,12 +319,14 @@ def test_certificates_that_cannot_be_used(authority: Authority, stranger: Author
         ((certificate, stranger.key("token2wav.test")), "key values mismatch"),
         ((certificate, _encrypted(key, tmp_path)), "the key is encrypted"),
     ):
-        with pytest.raises(AccessError, match=problem):
+        with pytest.raises(ConfigError, match=problem):
             Certificates(*files)
-    with pytest.raises(AccessError, match=r"client CA .*junk"):
+    with pytest.raises(ConfigError, match=r"client CA .*junk"):
         Certificates(certificate, key, junk)
-    with pytest.raises(AccessError, match=r"the canary shows it as a client's, which .* does not take"):
+    with pytest.raises(ConfigError, match=r"must be valid, and signed by .* for clients too, for the canary; or --can"):
         Certificates(certificate, key, stranger.ca).for_canary()
+    with pytest.raises(ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"):
+        Certificates(*_nameless(tmp_path)).for_canary()
 
 
 def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
@@ -335,9 +336,9 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
     assert read_or_make_key(file) == made
     for text in ("short", "with spaces in between it", "äöüäöüäöüäöüäöüäöü"):
         file.write_text(text)
-        with pytest.raises(AccessError, match=r"^admin key file "):
+        with pytest.raises(ConfigError, match=r"^admin key file "):
             read_or_make_key(file)
-    with pytest.raises(AccessError, match="No such file or directory"):
+    with pytest.raises(ConfigError, match="No such file or directory"):
         read_or_make_key(tmp_path / "none" / "key")
 
 
@@ -375,3 +376,27 @@ def _encrypted(key: Path, folder: Path) -> Path:
         timeout=PATIENCE_SECONDS,
     )
     return out
+
+
+def _nameless(folder: Path) -> tuple[Path, Path]:
+    files = folder / "nameless.crt", folder / "nameless.key"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-out",
+            files[0],
+            "-keyout",
+            files[1],
+        ],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    return files

@@ -64,9 +64,10 @@ class Rig:
             try:
                 server.start()
             except ServerStartError as error:
-                if "was not ready" not in str(error):
+                if "was not ready" not in str(error) and "killed by SIGABRT" not in str(error):
                     raise
-                # Seen once in thousands of starts and not explained yet: to be read by people, but no test of theirs.
+                # On a busy machine Triton's Python backend aborts in 1 of 200 starts (2.51: "lock_exception"),
+                # and hung once in thousands: to be read by people, but no test of theirs.
                 warnings.warn(f"a server started at the second try only: {error}", stacklevel=2)
                 server.start()
             yield cls(server)

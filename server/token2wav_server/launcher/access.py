@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from token2wav_server.launcher.errors import AccessError
+from token2wav.errors import ConfigError
 
 if TYPE_CHECKING:
     from token2wav_client import Tls
@@ -37,23 +37,17 @@ class Certificates:
         key: PEM file with the private key, not encrypted.
         client_ca: PEM file with the authorities one of which must have signed a client's certificate; None lets
             clients in without one.
-        name: the first name in the certificate.
 
     Raises:
-        AccessError: a file cannot be used, naming it.
+        ConfigError: a file cannot be used, naming it.
     """
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
-    name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        shown = _handshake(self._server(), self._client(), f"certificate {self.certificate}")
-        names = [str(name) for kind, name in shown.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
-        if not names:
-            raise AccessError(f"certificate {self.certificate}: names nobody; it needs a subjectAltName")
-        object.__setattr__(self, "name", names[0].replace("*", "any", 1))
+        self._server()
 
     def arguments(self) -> list[str]:
         """Returns the options of tritonserver that switch TLS on."""
@@ -62,40 +56,36 @@ class Certificates:
         return ["--grpc-use-ssl=true", *files, *mutual]
 
     def for_canary(self) -> Tls:
-        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own.
+        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own if one is due.
 
-        Raises AccessError if the authorities of clients don't accept it.
+        Raises ConfigError if the certificate names nobody, or the authorities of clients don't accept it.
         """
         from token2wav_client import Tls
 
-        if self.client_ca is None:
-            return Tls(ca=self.certificate, server_name=self.name)
-        server, client = self._server(), self._client()
-        server.verify_mode = ssl.CERT_REQUIRED
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        client.load_verify_locations(self.certificate)
         client.load_cert_chain(self.certificate, self.key)
-        _handshake(
-            server,
-            client,
-            f"certificate {self.certificate}: the canary shows it as a client's, which {self.client_ca} does not take; "
-            "have it signed there, for clients too, or do without the canary",
-        )
-        return Tls(ca=self.certificate, cert=self.certificate, key=self.key, server_name=self.name)
+        signed = f", and signed by {self.client_ca} for clients too" if self.client_ca else ""
+        with _explained(
+            f"certificate {self.certificate}: must be valid{signed}, for the canary; or --canary-seconds=0"
+        ):
+            told = _handshake(self._server(), client)
+        names = [str(name) for kind, name in told.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+        if not names:
+            raise ConfigError(f"certificate {self.certificate}: names nobody; it needs a subjectAltName")
+        cert, key = (self.certificate, self.key) if self.client_ca else (None, None)
+        return Tls(ca=self.certificate, cert=cert, key=key, server_name=names[0].replace("*", "any", 1))
 
     def _server(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with _explained(f"certificate {self.certificate} with key {self.key}"):
+        with _explained(f"certificate {self.certificate} with key {self.key}: no PEM files that belong together"):
             context.load_cert_chain(self.certificate, self.key, _refuse_password)
         if self.client_ca is not None:
-            with _explained(f"client CA {self.client_ca}"):
+            context.verify_mode = ssl.CERT_REQUIRED
+            with _explained(f"client CA {self.client_ca}: no PEM file with certificates"):
                 context.load_verify_locations(self.client_ca)
-        return context
-
-    def _client(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        with _explained(f"certificate {self.certificate}"):
-            context.load_verify_locations(self.certificate)
         return context
 
 
@@ -130,7 +120,7 @@ class Access:
 def read_or_make_key(file: Path) -> str:
     """Returns the key in a file, which is made, readable by its owner only, if it is not there.
 
-    Raises AccessError if it can be neither read nor made, or is no key.
+    Raises ConfigError if it can be neither read nor made, or is no key.
     """
     what = f"admin key file {file}"
     with _explained(what):
@@ -138,7 +128,7 @@ def read_or_make_key(file: Path) -> str:
             made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
-        raise AccessError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
+        raise ConfigError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
     return key
 
 
@@ -146,21 +136,19 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, what: str) -> dict[str, Any]:
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
     """Performs a TLS handshake in memory, and returns the certificate that the client was shown.
 
     In the standard library there is no other way to learn what is in a certificate, and whether somebody accepts it.
     """
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
-    unfinished = [asking, answering]
-    with _explained(what):
-        while unfinished:
-            for end in list(unfinished):
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-                    unfinished.remove(end)
+    unfinished = [asking, server.wrap_bio(to_server, to_client, server_side=True)]
+    while unfinished:
+        for end in list(unfinished):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                unfinished.remove(end)
     return asking.getpeercert() or {}
 
 
@@ -169,16 +157,8 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        raise AccessError(f"{what} ({_reason(error)})") from None
+        raise ConfigError(f"{what} ({getattr(error, 'strerror', None) or error})") from None
 
 
 def _refuse_password() -> str:
     raise ValueError("the key is encrypted")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    if isinstance(error, ssl.SSLError):
-        return (error.reason or "not PEM").lower().replace("_", " ")
-    return getattr(error, "strerror", None) or str(error)

@@ -13,17 +13,5 @@ class PortInUseError(ServerError):
     """A port that the server should listen on is taken or cannot be bound."""
 
 
-class AccessError(ServerError):
-    """A certificate, a key or the authority of clients cannot be used."""
-
-
 class ServerStartError(ServerError):
     """The server process ended, or was not ready in time."""
-
-
-class ServerCrashedError(ServerStartError):
-    """The server process was ended by a signal that no one sends."""
-
-
-class ServerGaveUpError(ServerError):
-    """The server ended by itself more often in a row than it is started again."""

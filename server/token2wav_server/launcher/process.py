@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from token2wav_server.launcher import drain, reaper
+from token2wav_server.launcher import reaper
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
-from token2wav_server.launcher.errors import ServerCrashedError, ServerError, ServerStartError
+from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
@@ -28,10 +28,10 @@ _EXIT_TIMEOUT_S = 5
 # Triton counts its own exit timeout in whole seconds and may start counting late.
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
 _POLL_S = 0.05
-# Its Python backend aborts now and then while a model starts on a busy machine (seen with 2.51: "lock_exception", in 1
-# of 200 starts), and starts the next time.
-_CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
+DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"  # names a file to the models, which refuse new utterances once it is there
 _DRAIN_FILE = "drain"
+_DRAIN_POLL_S = 0.1
+_OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  # one for each part that holds it
 
 
 class TritonServer:
@@ -121,13 +121,12 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready; once more if it crashes on the way.
+        """Starts the server and returns when all its models are ready.
 
         Raises:
             TritonNotFoundError: no usable tritonserver on this machine.
             PortInUseError: a port is taken.
-            ServerStartError: the server ended, with the reason from its log, or was not ready in time; a
-                ServerCrashedError if it crashed twice.
+            ServerStartError: the server ended, with the reason from its log, or was not ready in time.
         """
         if self._reaper is not None:
             raise ServerError("the server is already started: stop it first")
@@ -135,10 +134,11 @@ class TritonServer:
             raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
         self.ports.check_free(self.host)
         try:
-            self._start_once()
-        except ServerCrashedError as error:
-            print(f"{error}; trying once more", file=sys.stderr, flush=True)
-            self._start_once()
+            self._launch()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Waits until the server ends.
@@ -163,11 +163,23 @@ class TritonServer:
     def drain(self, grace_s: float) -> int:
         """Has new utterances refused and waits until the open ones have ended.
 
+        Triton cannot do it alone: after SIGTERM it lets open requests finish, but an utterance consists of many, and
+        its next one is refused. So the models look for a file when an utterance starts, and SIGTERM comes afterwards.
+
         Returns:
-            Number of utterances that are still open after ``grace_s``, or were when the server ended.
+            Number of utterances that are lost: still open after ``grace_s``, or when the server ended.
         """
-        file = self._running_in() / _DRAIN_FILE
-        return drain.drain(file, self._inner.metrics, grace_s, lambda: self.wait(timeout_s=0) is not None)
+        deadline = time.monotonic() + grace_s
+        (self._running_in() / _DRAIN_FILE).touch()
+        open_utterances = 0
+        while True:
+            # The pause also lets an utterance that was just admitted show in the metrics.
+            if self.wait(_DRAIN_POLL_S) is not None:
+                return open_utterances
+            if (told := fetched(self._inner.metrics, "/metrics")) is not None:
+                open_utterances = max((int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0)
+            if not open_utterances or time.monotonic() > deadline:
+                return open_utterances
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stops the server and removes what it left behind; does nothing if it does not run.
@@ -178,14 +190,6 @@ class TritonServer:
         if at_once and self._reaper is not None:
             self._reaper.send_signal(reaper.STOP_AT_ONCE)
         self._cleanup.close()
-
-    def _start_once(self) -> None:
-        try:
-            self._launch()
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
 
     def _launch(self) -> None:
         # Not above: model processes import this package too, and need no HTTP.
@@ -202,7 +206,7 @@ class TritonServer:
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
         environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
-        environment[drain.VARIABLE] = str(folder / _DRAIN_FILE)
+        environment[DRAIN_VARIABLE] = str(folder / _DRAIN_FILE)
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
@@ -244,9 +248,8 @@ class TritonServer:
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         while not self._is_ready():
-            if (status := self.wait(timeout_s=_POLL_S)) is not None:
-                kind = ServerCrashedError if status in _CRASHES else ServerStartError
-                raise kind(f"tritonserver could not start: {self.failure_reason()}")
+            if self.wait(timeout_s=_POLL_S) is not None:
+                raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
                 said = last_words([*self._log.lines]) or "nothing"
                 raise ServerStartError(

@@ -7,48 +7,58 @@ that wait for it behind. A server that is gone tells its clients at once, and lo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from token2wav_server.launcher.canary import Canary
-from token2wav_server.launcher.errors import ServerError, ServerGaveUpError
+from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.process import TritonServer
 
-_SETTLED_S = 60.0
-_LONGEST_PAUSE_S = 30.0
+if TYPE_CHECKING:
+    from token2wav_server.launcher.access import Certificates
+
+MODELS = ("token2wav", "token2wav_ensemble")
+_CANARIES = 2
 
 
-@dataclass
-class BackOff:
-    """Count of failures in a row; it says how long to wait before the next start, and when to give up.
+class Canary:
+    """Canary of a server: it notices a model process that hangs, which lives on while Triton says that it is ready.
 
-    Only failures of servers that never served are counted towards giving up: what one client can crash must not end the
-    service of all. Pauses grow all the same, until a server lasts for a minute.
+    It speaks three tokens when it is asked to, to any of ``MODELS`` in a repository. It needs the client library, which
+    is imported here and not above, so that the launcher starts without it and fast.
 
     Attributes:
-        limit: restarts in a row of servers that never served, at most; 0 for none at all.
-        failures: failed servers in a row, so far.
+        interval_s: seconds between utterances, and the time that one may take.
+        why_none: reason why nothing can be tried; empty if it can.
     """
 
-    limit: int
-    failures: int = 0
-    _pause_s: float = 0.0
+    def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
+        self.interval_s = interval_s
+        found = [model for model in MODELS if (model_repository / model).is_dir()]
+        self._model = (found or MODELS)[0]
+        self.why_none = "" if found else f"there is no model {' or '.join(MODELS)}"
+        try:
+            import token2wav_client  # noqa: F401
 
-    def failed(self, lasted_s: float, *, served: bool) -> float | None:
-        """Counts the failure of a server that was ready for so long, and had spoken by then or not.
+            self._tls = certificates.for_canary() if certificates else None
+        except ImportError as error:
+            self.why_none = f"the client library is not installed ({error})"
 
-        Returns:
-            Seconds to wait before the next start: 0, 1, 2, 4 ... up to 30; None if there should be none.
-        """
-        if lasted_s >= _SETTLED_S:
-            self._pause_s = 0.0
-        self.failures = 1 if served or lasted_s >= _SETTLED_S else self.failures + 1
-        if self.failures > self.limit:
-            return None
-        pause_s, self._pause_s = self._pause_s, min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
-        return pause_s
+    def problem(self, grpc_url: str) -> str:
+        """Speaks once, and returns what went wrong, or ''."""
+        from token2wav_client import Client, ClientError
+
+        patience_s = self.interval_s
+        try:
+            with Client(
+                grpc_url, model=self._model, connect_timeout_s=patience_s, response_timeout_s=patience_s, tls=self._tls
+            ) as client:
+                client.health(timeout_s=patience_s)
+        except ClientError as error:
+            return str(error)
+        return ""
 
 
 @dataclass
@@ -57,7 +67,6 @@ class Supervisor:
 
     Attributes:
         server: server process, not started yet.
-        back_off: decides how often and how soon it is started again.
         canary: notices a server that runs and does not work; None if nothing does.
         grace_s: seconds that open utterances have at the end.
         announce: takes what a person should know, one line at a time.
@@ -66,7 +75,6 @@ class Supervisor:
     """
 
     server: TritonServer
-    back_off: BackOff
     canary: Canary | None
     grace_s: float
     announce: Callable[[str], None]
@@ -76,56 +84,49 @@ class Supervisor:
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
 
+        A server that was ready is started again whenever it fails: what one client can crash must not end the service
+        of all. One that never spoke would fail again; to try it later is the business of whoever runs this process.
+
         Returns:
             Number of utterances that were cut off.
 
         Raises:
-            ServerError: it could not be started.
-            ServerGaveUpError: it failed too often after that.
+            ServerError: it could not be started, or failed before it had spoken to the canary.
         """
+        server = self.server
         try:
-            self.server.start()
             while True:
-                self._serve_once()
+                server.start()
+                if failure := self._failure(until_it_speaks=True):
+                    raise ServerError(failure)
+                self.announce(
+                    f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
+                    f"Triton {server.version}, its HTTP and metrics behind a front"
+                )
+                self.tell(Status.READY)
+                failure = self._failure()
+                self.tell(Status.STARTING)
+                self.announce(f"{failure}; restarting it")
+                server.stop(at_once=True)
         except KeyboardInterrupt:
             return self._drain()
         finally:
-            self.server.stop()
+            server.stop()
 
-    def _serve_once(self) -> None:
-        """Serves until the server fails, and starts it again."""
-        server = self.server
-        self.announce(
-            f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
-            f"Triton {server.version}, its HTTP and metrics behind a front"
-        )
-        self.tell(Status.READY)
-        ready_at = time.monotonic()
-        failure, served = self._wait_for_failure()
-        lasted_s = time.monotonic() - ready_at
-        self.tell(Status.STARTING)
-        while (pause_s := self.back_off.failed(lasted_s, served=served)) is not None:
-            restart = f"restart {self.back_off.failures} of {self.back_off.limit}"
-            self.announce(f"{failure}; {restart}" + (f" in {pause_s:g} s" if pause_s else ""))
-            server.stop(at_once=True)
-            time.sleep(pause_s)
-            try:
-                return server.start()
-            except ServerError as error:
-                failure, lasted_s, served = str(error), 0.0, False
-        raise ServerGaveUpError(failure)
-
-    def _wait_for_failure(self) -> tuple[str, bool]:
-        """Returns how the server failed, and whether it had spoken to the canary before."""
-        canary, served = self.canary, False
-        wait_s = 0.0 if canary else None  # the first canary tells at once whether it serves
+    def _failure(self, *, until_it_speaks: bool = False) -> str:
+        """Waits for a failure of the server, and describes it; '' once it has spoken, if it waits for that, too."""
+        canary, failures = self.canary, 0
+        pause_s = canary.interval_s if canary else None
+        wait_s = 0.0 if until_it_speaks else pause_s
         while (status := self.server.wait(wait_s)) is None:
-            if canary:
-                if problem := canary.failure(self.server.grpc_url):
-                    return f"the model does not work: {problem}", served
-                served = served or not canary.failures
-                wait_s = canary.interval_s
-        return f"the server ended by itself (status {status}): {self.server.failure_reason()}", served
+            problem = canary.problem(self.server.grpc_url) if canary else ""
+            if until_it_speaks and not problem:
+                return ""
+            failures = failures + 1 if problem else 0
+            if failures == _CANARIES:
+                return f"the model does not work: {problem}"
+            wait_s = pause_s
+        return f"the server ended by itself (status {status}): {self.server.failure_reason()}"
 
     def _drain(self) -> int:
         if not self.server.running:
