@@ -22,7 +22,6 @@ main() {
     try onnx-gpu onnxruntime
     try server token2wav "import token2wav_server"
     try export token2wav_export
-    try masks token2wav_export.masks
     speak
     for extra in client server export; do
         "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
@@ -36,7 +35,7 @@ try() {
     "$BIN/python" -m venv "$ENVIRONMENTS/$extra"
     case $extra in
         # The torch of .venv: else pip would bring the one for CUDA, several gigabytes each time.
-        server | export | masks) install "$extra" --no-deps --extra-index-url "$TORCH_INDEX" "$TORCH" ;;
+        server | export) install "$extra" --no-deps --extra-index-url "$TORCH_INDEX" "$TORCH" ;;
     esac
     install "$extra" --constraint constraints.txt "$wheel[$extra]"
     (cd / && "$python" -c "import $module; $check")

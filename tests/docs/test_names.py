@@ -17,7 +17,6 @@ from token2wav.config.values import from_mapping
 PROGRAMS = {
     "token2wav-client": ("client",),
     "token2wav-export": ("exporters",),
-    "token2wav-masks": ("exporters",),
     "token2wav-plan": ("server/token2wav_server",),
     "token2wav-tokenize": ("voices",),
     "token2wav-voice": ("voices",),
@@ -38,7 +37,7 @@ FOREIGN = {
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _MAKE = re.compile(r"(?:^|\s)make (?P<target>[a-z][a-z-]*)(?P<rest>(?: [A-Z_]+=\S*)*)")
 _PROGRAM = re.compile(
-    r"(?:^|[\s/(])(?P<name>token2wav-(?:client|export|masks|plan|serve|tokenize|voice))(?=\s|$)"
+    r"(?:^|[\s/(])(?P<name>token2wav-(?:client|export|plan|serve|tokenize|voice))(?=\s|$)"
     r"|-m (?P<module>benchmarks|examples)\."
 )
 _SETTING = re.compile(r"(?P<part>stream|runtime|limits)\.(?P<key>[a-z_]+)")

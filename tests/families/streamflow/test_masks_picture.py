@@ -1,4 +1,4 @@
-"""`token2wav-masks`: what it draws, frame by frame, and that it draws."""
+"""Pictures of attention masks: what the example draws, frame by frame, and that it draws."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import attention_masks as masks
 from tests.families.streamflow.rig import BLOCK_FRAMES, flow_config
 from tests.support.golden import TINY
-from token2wav import StreamConfig
 from token2wav.families import read_config
-from token2wav_export import masks
 
 # Blocks (first, last) that a frame of block q sees, of which there are n.
 SEEN = {
@@ -36,7 +35,7 @@ def by_hand(seen: object, blocks: int, size: int) -> torch.Tensor:
 
 
 def test_every_mask_frame_by_frame() -> None:
-    pictures, size = masks.every_mask(8)
+    pictures, size = masks.every_mask(8), masks.SIZE
     for title, seen in SEEN.items():
         assert torch.equal(pictures.pop(title), by_hand(seen, 8, size)), title
     [(title, mask)] = pictures.items()
@@ -49,40 +48,40 @@ def test_every_mask_frame_by_frame() -> None:
 
 def test_masks_of_a_model_are_those_it_is_served_with() -> None:
     estimator = read_config(TINY).part("flow").estimator
-    pictures, size = masks.masks_of(estimator, StreamConfig(), 4)
-    assert size == 50
+    pictures = masks.masks_of(estimator, -1, 4)
     assert torch.equal(pictures["streaming"], by_hand(lambda q, n: (0, q), 4, 50))
-    kept = StreamConfig(left_blocks=0)
-    pictures, _ = masks.masks_of(estimator, kept, 4)
+    pictures = masks.masks_of(estimator, 0, 4)
     assert pictures["streaming, a prompt of 2 blocks"][-1].nonzero().flatten().tolist() == [
         *range(100),
         *range(150, 200),
     ]
 
 
-def test_masks_of_guided_attention_name_their_layers() -> None:
-    pictures, size = masks.masks_of(flow_config(depth=8).estimator, StreamConfig(), 6)
-    assert size == BLOCK_FRAMES
+def test_masks_of_guided_attention_count_their_layers() -> None:
+    pictures = masks.masks_of(flow_config(depth=8).estimator, -1, 6)
     assert list(pictures) == [
-        "backward: layers 2, 4",
-        "block: 5 other layers",
-        "forward: layer 1",
+        "backward: 2 of the layers",
+        "block: 5 of the layers",
+        "forward: 1 of the layers",
         "all layers: one evaluation",
     ]
     reach = by_hand(lambda q, n: (max(0, q - 2), min(n - 1, q + 1)), 6, BLOCK_FRAMES)
     assert torch.equal(pictures["all layers: one evaluation"], reach)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    for name, arguments in {"all.png": [], "tiny.png": ["--model", str(TINY), "--blocks", "4"]}.items():
-        assert masks.main([*arguments, "--save", str(tmp_path / name)]) == 0
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr("sys.argv", ["attention_masks.py", *map(str, arguments)])
+    masks.main()
+
+
+def test_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, arguments in {"all.png": [], "tiny.png": ["--model", TINY, "--blocks", 4]}.items():
+        run(monkeypatch, *arguments, "--save", tmp_path / name)
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     for arguments, words in (
-        (["--model", str(tmp_path)], "not a model folder"),
-        (["--config", str(tmp_path / "none.yaml")], "cannot be read"),
+        (["--model", tmp_path], "not a model folder"),
+        (["--model", TINY, "--config", tmp_path / "none.yaml"], "cannot be read"),
+        (["--save", tmp_path / "none" / "x.png"], "none"),
     ):
-        assert masks.main([*arguments, "--save", str(tmp_path / "x.png")]) == 2
-        assert words in capsys.readouterr().err
-    assert masks.main(["--save", str(tmp_path / "none" / "x.png")]) == 2
-    assert "none" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match=f"attention_masks: .*{words}"):
+            run(monkeypatch, "--save", tmp_path / "x.png", *arguments)

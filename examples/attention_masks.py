@@ -1,0 +1,107 @@
+"""Pictures of attention masks: this program draws all kinds there are, or those that a model is served with.
+
+    python examples/attention_masks.py --save masks.png --model path/to/model --config server.yaml
+
+Every mask comes from the very function that serving uses. A model's weights are not needed, matplotlib is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from token2wav.config import load_server_config
+from token2wav.config.values import number
+from token2wav.errors import ConfigError, Token2WavError
+from token2wav.families import read_config
+from token2wav.networks.configs import EstimatorConfig, GuidedAttention
+from token2wav.networks.masks import BlockMask, guided_mask
+
+SIZE = 4  # frames of a block where there is no model
+PROMPT_BLOCKS = 2  # in pictures of windows that keep the prompt
+
+Pictures = dict[str, torch.Tensor]  # by title: masks (frames, frames), True where the frame of a row sees a column's
+
+
+def every_mask(blocks: int) -> Pictures:
+    """Draws up one mask of each kind, in blocks of `SIZE` frames."""
+    frames = blocks * SIZE
+    pictures = {
+        "full attention: not streaming": torch.ones(frames, frames, dtype=torch.bool),
+        "static chunks": BlockMask(SIZE).whole(frames),
+        "2 left chunks": BlockMask(SIZE, left_blocks=2).whole(frames),
+        f"2 left chunks and a prompt of {PROMPT_BLOCKS}": BlockMask(SIZE, 2, PROMPT_BLOCKS).whole(frames),
+        "chunks of twice the size": BlockMask(2 * SIZE).whole(frames),
+        "guided: block": guided_mask("block", frames, SIZE),
+        "guided: backward": guided_mask("backward", frames, SIZE),
+        "guided: forward": guided_mask("forward", frames, SIZE),
+    }
+    for name, forward in {"StreamFlow-SR": (1,), "StreamFlow-LR": (1, 22)}.items():
+        attention = GuidedAttention.assigned(22, (7, 14), forward)  # as published
+        pictures[f"{name}: all 22 layers"] = dependence(attention, frames, SIZE)
+    return pictures
+
+
+def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictures:
+    """Draws up the masks that a model is served with, in blocks of its own size."""
+    size, guided = estimator.static_chunk_size, estimator.guided
+    frames = blocks * size
+    if guided is None:
+        kept = PROMPT_BLOCKS if left_blocks >= 0 else 0
+        streaming = BlockMask(size, left_blocks, kept).whole(frames)
+        return {f"streaming, a prompt of {kept} blocks" if kept else "streaming": streaming}
+    counts = {mask: guided.layers.count(mask) for mask in sorted(set(guided.layers))}
+    pictures = {f"{mask}: {count} of the layers": guided_mask(mask, frames, size) for mask, count in counts.items()}
+    return pictures | {"all layers: one evaluation": dependence(guided, frames, size)}
+
+
+def dependence(attention: GuidedAttention, frames: int, block_frames: int) -> torch.Tensor:
+    """Computes which input frames (columns) the output of all layers at a frame (rows) depends on."""
+    reached = torch.eye(frames)
+    for mask in attention.layers:
+        reached = (guided_mask(mask, frames, block_frames).float() @ reached).clamp(max=1)
+    return reached.bool()
+
+
+def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
+    """Writes all masks side by side, with lines between blocks."""
+    columns = min(4, len(pictures))
+    rows = -(-len(pictures) // columns)
+    figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
+    for place, (title, mask) in enumerate(pictures.items(), start=1):
+        axis = figure.add_subplot(rows, columns, place, title=title, xlabel="sees frame", ylabel="frame")
+        axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.6, interpolation="nearest")
+        edges = [edge - 0.5 for edge in range(0, len(mask) + 1, block_frames)]
+        axis.set_xticks(edges, labels=[])
+        axis.set_yticks(edges, labels=[])
+        axis.grid(color="grey", linewidth=0.5)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    """Runs the example; ends with status 1 and a message where it cannot draw."""
+    parser = argparse.ArgumentParser(description="Draw attention masks: all kinds, or those of a model.")
+    parser.add_argument("--save", type=Path, required=True, metavar="PNG", help="file to write; also .pdf, .svg")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="model folder; without it all kinds are drawn")
+    parser.add_argument("--config", type=Path, metavar="YAML", help="settings that the server has, with --model")
+    parser.add_argument("--blocks", type=number(int, 2, 40), default=8, metavar="N", help="default: %(default)s")
+    options = parser.parse_args()
+    try:
+        if options.model is None:
+            return draw(every_mask(options.blocks), SIZE, options.save)
+        config = read_config(options.model)
+        estimator = getattr(config.part("flow"), "estimator", None)
+        if not isinstance(estimator, EstimatorConfig):
+            raise ConfigError(f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only")
+        left_blocks = config.window(load_server_config(options.config).stream)
+        draw(masks_of(estimator, left_blocks, options.blocks), estimator.static_chunk_size, options.save)
+    except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
+        sys.exit(f"attention_masks: {error}")
+
+
+if __name__ == "__main__":
+    main()
