@@ -67,8 +67,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
     )
-    compute = _compute(options, options.prompt_seconds + length / rate, rate)
-    best = max((row["streams"] for row in compute["measured"]), default=memory.streams)
+    compute = None if options.costs is None else measured_streams(options.costs, rate)
+    best = memory.streams if compute is None else max(compute["streams"].values())
     return {
         "model": options.model,
         "gpu": options.gpu,
@@ -87,55 +87,29 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _compute(options: argparse.Namespace, history_s: float, token_rate: float) -> dict[str, Any]:
-    """Reads what was measured on a GPU for a model: which streams run in real time, where nothing else takes time.
+def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
+    """Reads a GPU's report: how many streams run in real time there, by streams in a batch, if nothing else takes time.
 
-    Nothing is estimated. Of all batches those of the longest chunks count, at the longest history within `history_s`,
-    or at the shortest that there is.
+    Nothing is estimated. The longest chunks count, after the longest history that was measured.
+
+    Raises:
+        ConfigError: the file is no such report.
     """
-    path = options.costs
-    if path is None:
-        return _unmeasured("not measured on this GPU: run make gpu-check there, and name its report.json with --costs")
     try:
-        data = json.loads(path.read_bytes())
-        host = str(data.get("gpu") or data["processor"])
-        rows = [
-            _cost(result["case"], row, token_rate)
-            for result in data["results"]
-            if result["model"] == options.measured_as
-            for row in result["rows"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigError(f"costs: {path} is no result of make gpu-check or benchmarks.engines ({error!r})") from None
-    if options.gpu is not None and options.gpu.lower() not in host.lower():
-        return _unmeasured(f"not measured on this GPU: {path} is of {host}", host)
-    if not rows:
-        return _unmeasured(f"not measured for this model: {path} has nothing of '{options.measured_as}'", host)
-    longest_hop = max(row["hop_s"] for row in rows)
-    rows = [row for row in rows if row["hop_s"] == longest_hop]
-    histories = [row["history_s"] for row in rows]
-    history = max((found for found in histories if found <= history_s), default=min(histories))
-    return {"host": host, "problem": "", "measured": [row for row in rows if row["history_s"] == history]}
-
-
-def _unmeasured(problem: str, host: str = "") -> dict[str, Any]:
-    return {"host": host, "problem": problem, "measured": []}
-
-
-def _cost(case: dict[str, Any], row: dict[str, Any], token_rate: float) -> dict[str, Any]:
-    """Returns the cost of a batch, and how many streams run if one follows the other."""
-    batch, hop_s = row["streams"], row["hop_tokens"] / token_rate
-    seconds = (row["flow_ms"][0] + row["vocoder_ms"][0]) / 1000
-    return {
-        "engine": case["engine"] + ("" if case["graphs"] else ", no graphs"),
-        "precision": case["precision"],
-        "batch": batch,
-        "history_s": row["history_s"],
-        "hop_s": hop_s,
-        "seconds": seconds,
-        "real_time_factor": round(seconds / hop_s, 4),
-        "streams": int(batch * hop_s / seconds),
-    }
+        content = json.loads(report.read_bytes())
+        [result] = content["results"]
+        hop, history_s = max((row["hop_tokens"], row["history_s"]) for row in result["rows"])
+        rows = [row for row in result["rows"] if (row["hop_tokens"], row["history_s"]) == (hop, history_s)]
+        return {
+            "measured": f"{content['gpu']}, {result['model']} in {result['case']['precision']}",
+            "hop_tokens": hop,
+            "history_s": history_s,
+            "streams": {
+                row["streams"]: int(row["streams"] * hop / token_rate / row["total_ms"][0] * 1000) for row in rows
+            },
+        }
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ConfigError(f"costs: {report} is no report.json of make gpu-check ({error!r})") from None
 
 
 def as_table(plan: dict[str, Any]) -> str:
@@ -152,18 +126,15 @@ def as_table(plan: dict[str, Any]) -> str:
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
         ("  cache", _mib(memory["cache"])),
         ("  the rest", f"{_mib(memory['rest'])} for batches and activations, which are not measured"),
-        ("memory", f"{memory['streams']} streams, all at their longest; {memory['binds']} bind"),
-        ("compute", compute["problem"] or f"measured on {compute['host']}:"),
+        ("memory", f"{memory['streams']} streams, all at their longest; bound by {memory['binds']}"),
     ]
-    lines += [
-        (
-            "",
-            f"{row['engine']}, {row['precision']}, {row['batch']} at once, {row['history_s']:g} s before: "
-            f"real-time factor {row['real_time_factor']:.4f}, {row['streams']} streams",
-        )
-        for row in compute["measured"]
-    ]
-    lines.append(("streams", f"{plan['streams']}; {plan['binds']} bind" + ("s" if plan["binds"] == "compute" else "")))
+    if compute is None:
+        lines.append(("compute", "not measured: run make gpu-check on the GPU, and name its report.json with --costs"))
+    else:
+        what = f"chunks of {compute['hop_tokens']} tokens after {compute['history_s']:g} s"
+        lines.append(("compute", f"{compute['measured']}, {what}:"))
+        lines += [("", f"{batch} at once: {streams} streams") for batch, streams in compute["streams"].items()]
+    lines.append(("streams", f"{plan['streams']}; bound by {plan['binds']}"))
     if plan["streams"] > LimitConfig().streams:
         lines.append(("", f"set limits.streams, which is {LimitConfig().streams} by default"))
     return "\n".join(f"{name:11} {text}".rstrip() for name, text in lines)
@@ -199,12 +170,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--storage", choices=("auto", *get_args(Storage)), default="auto", help="runtime.cache_storage (default: auto)"
     )
-    parser.add_argument("--costs", type=Path, metavar="JSON", help="what make gpu-check measured")
     parser.add_argument(
-        "--measured-as",
-        default="full",
-        metavar="NAME",
-        help="of the model in that file (default: full, the public size)",
+        "--costs", type=Path, metavar="JSON", help="report.json of make gpu-check, of this GPU and a model of this size"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu.report import write_report
 from tests.execution.rig import CheapSolver, FlowStream, Parts, a_voice, portions, some_tokens
 from tests.support.golden import TINY
+from tests.unit.test_gpu_report import chunk, good
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.execution.cached_flow import CachedFlow
@@ -22,7 +24,8 @@ from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, w
 
 GIB = 2**30
 FULL = TINY.parent / "full_size"
-ROWS = [(0, 25, 1, 40.0), (10, 25, 4, 90.0), (10, 100, 1, 100.0), (10, 100, 4, 200.0), (30, 100, 4, 250.0)]
+# Streams, tokens of a chunk, seconds spoken before, milliseconds.
+ROWS = [(4, 25, 30.0, 90.0), (4, 100, 10.0, 150.0), (1, 100, 30.0, 200.0), (4, 100, 30.0, 260.0)]
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +122,9 @@ def test_public_size_in_float16_takes_ninety_megabytes_a_second(capsys: pytest.C
     plan = json.loads(capsys.readouterr().out)
     assert plan["bytes_per_second_of_audio"] == 2 * 22 * 16 * 64 * 2 * 10 * 2 * 50
     assert plan["binds"] == "cache pages"
-    assert plan["compute"]["measured"] == []
-    assert plan["compute"]["problem"].startswith("not measured on this GPU")
+    assert plan["compute"] is None
+    assert main(["--model", str(FULL), "--gpu", "L4"]) == 0
+    assert "compute     not measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,31 +141,20 @@ def test_what_binds(cache: int, free: int, streams: int, binds: str) -> None:
     assert (plan.streams, plan.binds) == (streams, binds)
 
 
-def measurements(folder: Path) -> Path:
-    rows = [
-        {"history_s": history, "hop_tokens": hop, "streams": streams, "flow_ms": [ms, 0, 0], "vocoder_ms": [10.0, 0, 0]}
-        for history, hop, streams, ms in ROWS
-    ]
-    case = {"engine": "torch", "precision": "float16", "graphs": True}
-    path = folder / "gpu_check.json"
-    path.write_text(json.dumps({"gpu": "NVIDIA L4", "results": [{"model": "full", "case": case, "rows": rows}]}))
-    return path
-
-
 def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--model", str(TINY), "--costs", str(measurements(tmp_path))]
-    assert main([*common, "--gpu", "L4", "--json"]) == 0
+    rows = [chunk(*measured) | {"history_s": measured[2] + 3.0} for measured in ROWS]
+    write_report(good() | {"rows": rows}, tmp_path)
+    common = ["--model", str(TINY), "--gpu", "L4", "--costs", str(tmp_path / "report.json")]
+    assert main([*common, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    [measured] = plan["compute"]["measured"]  # the longest chunks at the longest history within the stream's
-    assert (measured["history_s"], measured["batch"], measured["seconds"]) == (30, 4, 0.26)
+    # The longest chunks after the longest history.
+    assert (plan["compute"]["hop_tokens"], plan["compute"]["history_s"]) == (100, 33.0)
+    assert plan["compute"]["streams"] == {"1": int(4.0 / 0.2), "4": int(4 * 4.0 / 0.26)}
     assert (plan["streams"], plan["binds"]) == (int(4 * 4.0 / 0.26), "compute")
-    assert main([*common, "--gpu", "L4", "--stream-seconds", "9", "--json"]) == 0
-    shorter = json.loads(capsys.readouterr().out)["compute"]["measured"]
-    assert [row["batch"] for row in shorter] == [1, 4]
-    assert main([*common, "--gpu", "H100"]) == 0
-    assert "is of NVIDIA L4" in capsys.readouterr().out
-    assert main([*common, "--gpu", "L4", "--measured-as", "small"]) == 0
-    assert "has nothing of 'small'" in capsys.readouterr().out
+    assert main(common) == 0
+    table = capsys.readouterr().out
+    assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
+    assert "61; bound by compute" in table
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.Capt
         (["--model", "nowhere"], "nowhere: no such model folder"),
         (["--model", str(TINY), "--left-blocks", "-2"], "stream.left_blocks: -2 is below -1"),
         (["--model", str(TINY), "--max-hop-tokens", "30"], "max_hop_tokens: 30 is not a multiple"),
-        (["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")], "is no result of make gpu-check"),
+        (["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")], "is no report.json of make gpu-check"),
     ],
 )
 def test_errors_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
