@@ -37,6 +37,7 @@ from token2wav_client.errors import (
 from token2wav_client.health import Health
 from token2wav_client.tokens import TokenParser
 from token2wav_client.voice import ClientVoice
+from token2wav_client.wire import SpeechOptions
 
 __all__ = [
     "SAMPLES_PER_TOKEN",
@@ -56,6 +57,7 @@ __all__ = [
     "ResponseTimeoutError",
     "ServerError",
     "ServerUnavailable",
+    "SpeechOptions",
     "Tls",
     "TokenError",
     "TokenParser",

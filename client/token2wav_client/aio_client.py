@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy.typing as npt
@@ -18,7 +18,10 @@ from token2wav_client.health import Examination, Health
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
-from token2wav_client.wire import Opening
+from token2wav_client.wire import Opening, SpeechOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
@@ -105,7 +108,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         began, metadata = time.monotonic(), None
         await self._await_ready(retries=0)
         with suppress(grpc.RpcError):
-            metadata = await self._ask_metadata()
+            metadata = await self._ask("ModelMetadata")
         examination = Examination(metadata, timeout_s - (time.monotonic() - began))
         opening = Opening(examination.voice, audio_format)
         with examination.judging():
@@ -115,29 +118,14 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
                     examination.hear(chunk)
         return examination.result()
 
-    async def open(
-        self,
-        voice: ClientVoice | str,
-        *,
-        audio_format: AudioFormat = "float32",
-        keep_open: bool = True,
-        steps: int | None = None,
-        sample_rate: int | None = None,
-    ) -> AsyncUtterance:
+    async def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
-        opening = Opening(voice, audio_format, keep_open, steps, sample_rate)
+        opening = Opening(voice, **options)
         await self._await_ready(self._retries)
         return self._new_utterance(opening, self._retries)
 
     async def synthesize(
-        self,
-        token_batches: TokenBatches,
-        voice: ClientVoice | str,
-        *,
-        audio_format: AudioFormat = "float32",
-        keep_open: bool = True,
-        steps: int | None = None,
-        sample_rate: int | None = None,
+        self, token_batches: TokenBatches, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
     ) -> AsyncIterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -147,9 +135,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         anything.
         """
         batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
-        utterance = await self.open(
-            voice, audio_format=audio_format, keep_open=keep_open, steps=steps, sample_rate=sample_rate
-        )
+        utterance = await self.open(voice, **options)
         sender = asyncio.create_task(_send_all(utterance, batches))
         try:
             async for chunk in utterance:
@@ -175,7 +161,7 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
 
     async def _check_ready(self) -> None:
         with self._grpc_errors():
-            self._note_ready(await self._ask_ready())
+            self._note_ready(await self._ask("ModelReady"))
 
 
 async def _send_all(utterance: AsyncUtterance, token_batches: TokenBatches) -> None:

@@ -101,17 +101,11 @@ class BaseClient(Generic[UtteranceT]):
         self._utterances.add(utterance)
         return utterance
 
-    def _ask_ready(self) -> Any:
-        """Ask whether the model is ready; return the answer, or what an event loop awaits it from."""
-        return self._ask(self._stub.ModelReady, service_pb2.ModelReadyRequest(name=self._model))
-
-    def _ask_metadata(self) -> Any:
-        """Ask for the model's inputs; return the answer, or what an event loop awaits it from."""
-        return self._ask(self._stub.ModelMetadata, service_pb2.ModelMetadataRequest(name=self._model))
-
-    def _ask(self, rpc: Any, question: Any) -> Any:
+    def _ask(self, question: str) -> Any:
+        """Ask `ModelReady` or `ModelMetadata`; return the answer, or what an event loop awaits it from."""
         self._check_open()
-        return rpc(question, timeout=self._connect_timeout_s, metadata=self._metadata)
+        request = getattr(service_pb2, f"{question}Request")(name=self._model)
+        return getattr(self._stub, question)(request, timeout=self._connect_timeout_s, metadata=self._metadata)
 
     def _note_ready(self, answer: Any) -> None:
         if not answer.ready:

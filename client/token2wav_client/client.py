@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy.typing as npt
@@ -20,7 +20,10 @@ from token2wav_client.health import Examination, Health
 from token2wav_client.tokens import as_batches
 from token2wav_client.utterance import CLOSE_GRACE_S, BaseUtterance
 from token2wav_client.voice import ClientVoice
-from token2wav_client.wire import Opening
+from token2wav_client.wire import Opening, SpeechOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utterance"]):
@@ -117,7 +120,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         began, metadata = time.monotonic(), None
         self._await_ready(retries=0)
         with suppress(grpc.RpcError):
-            metadata = self._ask_metadata()
+            metadata = self._ask("ModelMetadata")
         examination = Examination(metadata, timeout_s - (time.monotonic() - began))
         opening = Opening(examination.voice, audio_format)
         with examination.judging(), self._new_utterance(opening, 0, examination.timeout_s) as utterance:
@@ -126,24 +129,12 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
                 examination.hear(chunk)
         return examination.result()
 
-    def open(
-        self,
-        voice: ClientVoice | str,
-        *,
-        audio_format: AudioFormat = "float32",
-        keep_open: bool = True,
-        steps: int | None = None,
-        sample_rate: int | None = None,
-    ) -> Utterance:
+    def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> Utterance:
         """Open an utterance on a gRPC stream of its own; nothing is sent before its first push.
 
         Args:
             voice: the voice to speak in, or the id or name of one that the server knows.
-            audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
-            keep_open: let the server notice at once when this client vanishes. Without it, a server learns
-                that from its idle time-out.
-            steps: of the ODE, one of those that the server allows; None for its usual number.
-            sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own.
+            options: keywords of `SpeechOptions`.
 
         Raises:
             VoiceError: a text that is neither an id nor a name.
@@ -151,19 +142,12 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        opening = Opening(voice, audio_format, keep_open, steps, sample_rate)
+        opening = Opening(voice, **options)
         self._await_ready(self._retries)
         return self._new_utterance(opening, self._retries)
 
     def synthesize(
-        self,
-        token_batches: Iterable[npt.ArrayLike],
-        voice: ClientVoice | str,
-        *,
-        audio_format: AudioFormat = "float32",
-        keep_open: bool = True,
-        steps: int | None = None,
-        sample_rate: int | None = None,
+        self, token_batches: Iterable[npt.ArrayLike], voice: ClientVoice | str, **options: Unpack[SpeechOptions]
     ) -> Iterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
 
@@ -173,10 +157,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         Args:
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
-            audio_format: of the chunks' samples; float32, int16, or G.711 as mulaw or alaw.
-            keep_open: as in `open`.
-            steps: as in `open`.
-            sample_rate: as in `open`.
+            options: keywords of `SpeechOptions`.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
@@ -184,9 +165,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             Exception: whatever `token_batches` raises.
         """
         batches = as_batches(token_batches)
-        utterance = self.open(
-            voice, audio_format=audio_format, keep_open=keep_open, steps=steps, sample_rate=sample_rate
-        )
+        utterance = self.open(voice, **options)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
         sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()
@@ -212,7 +191,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
 
     def _check_ready(self) -> None:
         with self._grpc_errors():
-            self._note_ready(self._ask_ready())
+            self._note_ready(self._ask("ModelReady"))
 
 
 def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
@@ -16,6 +16,23 @@ from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_vo
 
 _DATATYPES = {"uint8": "UINT8", "int32": "INT32", "float32": "FP32"}
 _LARGEST = 2**31 - 1  # a server allows a few numbers, which it names
+
+
+class SpeechOptions(TypedDict, total=False):
+    """Options of an utterance: both clients take them as keywords of `open` and `synthesize`.
+
+    Attributes:
+        audio_format: of the chunks' samples; float32 (the default), int16, or G.711 as mulaw or alaw.
+        keep_open: let the server notice at once when this client vanishes (the default). Without it, a server learns
+            that from its idle time-out.
+        steps: of the ODE, one of those that the server allows; None for its usual number.
+        sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own.
+    """
+
+    audio_format: AudioFormat
+    keep_open: bool
+    steps: int | None
+    sample_rate: int | None
 
 
 @dataclass(frozen=True, slots=True)
