@@ -86,11 +86,11 @@ def test_the_settings_page_shows_the_defaults() -> None:
 
 @cache
 def _options(folders: tuple[str, ...]) -> frozenset[str]:
-    """Strings in the source that look like options: also those that are put together, by their service."""
+    """Strings in the source that look like options, alone or with a placeholder; also those put together, by service."""
     found: set[str] = set()
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
-            found.update(re.findall(r'"(--[a-z][a-z0-9-]*)"', file.read_text(encoding="utf-8")))
+            found.update(re.findall(r'"(--[a-z][a-z0-9-]*)(?: [A-Z/:=]+)?"', file.read_text(encoding="utf-8")))
     if "server/token2wav_server" in folders:
         found.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
     return frozenset(found)
