@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import Batch, Block, frame_positions
+from token2wav.execution.batch import ABSENT, BEFORE, CHUNK, LAST, VALID, Batch, Block, frame_positions
 from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables
 
@@ -57,12 +57,18 @@ class StepGraph(Protocol):
 
 
 class TorchStep(StepFunction):
-    """Step function on torch, eagerly."""
+    """Step function on torch, whose memory is eager (`BlockMemory`) or can be captured in a graph (`KernelMemory`)."""
+
+    memory: type[BlockMemory | KernelMemory]
+
+    def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False) -> None:
+        super().__init__(estimator, tables, cache)
+        self.memory = KernelMemory if kernels else BlockMemory
 
     def __call__(self, batch: Batch) -> Velocity:
         mu, speakers, cond = self.tables.conditions(batch.mu, batch.speakers, batch.cond)
         rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, batch.block_frames)))
-        memory = BlockMemory(batch, self.cache, self.estimator)
+        memory = self.memory(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
             memory.step = step
@@ -130,6 +136,56 @@ class BlockMemory:
             k, v = view.read(pages, spans[-1].stop, q.dtype)
             rows += [attend(next(queries), k[:, span], v[:, span], None) for span in spans]
         return torch.stack(rows, dim=1).flatten(0, 1)
+
+
+class KernelMemory:
+    """The estimator's `Memory` on the device alone, to be captured: a Triton-language kernel attends through the pages.
+
+    Which inputs come before a block, and which of its frames there are, is read from the block tables on the device.
+
+    Attributes:
+        step: of the ODE, now.
+    """
+
+    def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
+        self.step = 0
+        self._cache, self._table, self._state, self._tails = cache, batch.table, batch.conv_state, estimator.tails
+        table = batch.table.long()
+        self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
+        self._follows = table[:, BEFORE, None, None] > 0
+        self._present: torch.Tensor | None = None  # (rows, 1, block_frames), where frames can be missing
+        if estimator.joined_prompts:
+            self._present = (frame_positions(table, batch.block_frames) >= table[:, ABSENT, None])[:, None]
+        # Of every chunk the row of its last block. Other rows write behind the chunks, where nothing is read.
+        rows = len(table)
+        behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
+        self._last = behind.new_zeros(rows + 1).scatter_(0, behind, torch.arange(rows, device=table.device))[:rows]
+        # The kernels rotate; estimators that come here have rotated what they rotate.
+        self._cos = torch.ones(rows, batch.block_frames, cache.layout.dim_head, device=table.device)
+        self._sin = torch.zeros_like(self._cos)
+
+    def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
+        state = self._tails(self._state[:, self.step])[index].transpose(0, 1)  # (branches, chunks, channels, reach)
+        reach = state.shape[3]
+        x = x.unflatten(0, (len(state), -1))  # (branches, blocks, channels, block_frames)
+        if self._present is not None:
+            x = x * self._present
+        tails = torch.where(self._follows, x.roll(1, dims=1)[..., -reach:], state[:, self._chunk])
+        x = torch.cat((tails, x), dim=3)
+        after = self._valid + torch.arange(reach, device=x.device)  # (blocks, 1, reach)
+        kept = x.gather(3, after.expand(*x.shape[:3], -1))
+        y = conv(x.flatten(0, 1))
+        state.copy_(kept[:, self._last])
+        return y
+
+    def attend(
+        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        from token2wav.execution.kernels.attention import paged_attention, store_keys_values
+
+        qkv, view = torch.cat((q, k, v), dim=-1), self._cache.layer(self.step, layer)
+        store_keys_values(qkv, view, self._cos, self._sin, self._table)
+        return paged_attention(qkv, view, self._cos, self._sin, self._table)
 
 
 def _read_together(blocks: Sequence[Block], block_frames: int) -> list[tuple[list[int], list[slice]]]:

@@ -22,6 +22,8 @@ SEEN = tl.constexpr(batch.SEEN)
 BEFORE = tl.constexpr(batch.BEFORE)
 CHUNK = tl.constexpr(batch.CHUNK)
 LAST = tl.constexpr(batch.LAST)
+ABSENT = tl.constexpr(batch.ABSENT)
+VISIBLE = tl.constexpr(batch.VISIBLE)
 HEADER = tl.constexpr(batch.HEADER)
 
 # Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and for multiples of 16;
@@ -156,7 +158,7 @@ def _paged_attention(
     first, head, row = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2)
     block, branch = row % blocks, row // blocks
     own = table + block * width
-    valid, seen = tl.load(own + VALID), tl.load(own + SEEN)
+    valid, visible_pages, start = tl.load(own + VALID), tl.load(own + VISIBLE), tl.load(own + ABSENT)
 
     column = tl.arange(0, DIM)
     frame = first + tl.arange(0, QUERIES)
@@ -174,9 +176,10 @@ def _paged_attention(
     most = tl.full((QUERIES,), _LEAST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     result = tl.zeros((QUERIES, DIM), tl.float32)
-    # All frames see the same: whole pages of other blocks, and the valid frames of their own, which is the last.
-    stop = tl.where(first < valid, (seen - 1) * BLOCK_FRAMES + valid, 0)
-    for begin in range(0, stop, KEYS):
+    # All frames see the same, from the first that there is on: whole pages of other blocks, and of the last, which is
+    # their own or as complete as it, the valid frames.
+    stop = tl.where(first < valid, (visible_pages - 1) * BLOCK_FRAMES + valid, 0)
+    for begin in range(start, stop, KEYS):
         key = begin + tl.arange(0, KEYS)
         visible = key < stop
         page = tl.load(own + HEADER + key // BLOCK_FRAMES, mask=visible, other=0).to(tl.int64)

@@ -1,0 +1,126 @@
+"""Estimators of any family on kernels, in sizes that can be captured, equal themselves run eagerly, batch after batch.
+
+Interpreted kernels are slow, so blocks have 4 frames, networks few layers, and the ODE one step.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
+from token2wav.execution.batch import Batch, BatchSize, ChunkInput
+from token2wav.execution.exported_step import ExportedStep
+from token2wav.execution.kernels import attention
+from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
+from token2wav.execution.step import StepFunction, TorchStep
+from token2wav.networks.estimator import Estimator
+from token2wav.networks.ode import OdeTables
+from token2wav.networks.step_audio_dit import StepAudioDiT
+from token2wav.networks.unet import UNet
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
+# Of mels, whose spread is about 1, and of what convolutions keep, which is up to 10.
+CLOSE = {"float32": 1e-5, "float16": 2e-2}
+BANDS, BLOCK, STEPS, PAGES = 8, 4, 1, 8
+MAKERS = {
+    "unet": lambda: UNet(BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK),
+    "mean flow": lambda: UNet(BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True),
+    "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=1),
+}
+
+
+def an_estimator(name: str, device: torch.device = DEVICE) -> Estimator:
+    torch.manual_seed(0)
+    estimator = MAKERS[name]().eval().requires_grad_(False).to(device)
+    for weight_name, weight in estimator.named_parameters():
+        if ".to_" in weight_name:
+            weight.data.mul_(3)  # so that it shows who sees whom
+    return estimator
+
+
+def a_layout(estimator: Estimator, storage: Storage, guidance: float) -> CacheLayout:
+    layers, heads, dim_head = estimator.attention
+    branches = BRANCHES if guidance else 1
+    return CacheLayout(
+        STEPS, layers, heads, dim_head, BLOCK, storage, branches, BANDS, (branches, estimator.state_width)
+    )
+
+
+def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[ChunkInput]]:
+    """Two batches of two streams: the first has a prompt that may be joined and lack frames; the second, a window."""
+    random = torch.Generator().manual_seed(1)
+
+    def chunk(stream: int, frames: int, start: int, tables: list[list[int]], *, prompt: bool = False) -> ChunkInput:
+        noise, mu, cond = (torch.randn(BANDS, frames, generator=random).to(DEVICE) for _ in range(3))
+        speaker, joined = torch.randn(BANDS, generator=random).to(DEVICE), prompt and estimator.joined_prompts
+        absent = 3 if estimator.joined_prompts and not stream else 0
+        return ChunkInput(noise, mu, cond, speaker, start, tables, states[stream], absent, joined)
+
+    return [
+        [
+            chunk(0, 2 * BLOCK, 0, [[4], [4, 2]], prompt=True),
+            chunk(1, 2 * BLOCK + 1, 0, [[0], [0, 1], [0, 1, 3]]),
+        ],
+        [
+            chunk(1, BLOCK, 2 * BLOCK, [[1, 3]]),
+            chunk(0, 2 * BLOCK - 2, 2 * BLOCK, [[4, 2, 6], [4, 6, 7]]),
+        ],
+    ]
+
+
+def spoken(step: StepFunction, runner: Runner) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Mels of all chunks, and what the convolutions keep of both streams at the end."""
+    layout = step.cache.layout
+    states = [torch.zeros(layout.steps, *layout.conv_state, device=DEVICE) for _ in range(2)]
+    mels = [mel for batch in batches(step.estimator, states) for mel in runner.run(batch)]
+    return mels, states
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "guidance"),
+    [("unet", "float32", 0.7), ("step audio", "float32", 0.7), ("unet", "float16", 0.0)],
+)
+def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: float) -> None:
+    found = []
+    for kernels in (True, False):
+        estimator = an_estimator(name)
+        tables = OdeTables.of(estimator, STEPS, guidance)
+        if storage == "float16":
+            estimator.halve()
+        cache = PagedKVCache(a_layout(estimator, storage, guidance), PAGES, DEVICE)
+        step = TorchStep(estimator, tables, cache, kernels=kernels)
+        pool = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
+        found.append(spoken(step, GraphRunner(step, [BatchSize(6, 1, PAGES)], pool) if kernels else Runner(step)))
+    for one, other in zip(*(mels + states for mels, states in found), strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
+
+
+class _OnDevice(TorchDispatchMode):
+    """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the host either."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+        out = func(*args, **(kwargs or {}))
+        for value in torch.utils._pytree.tree_leaves((args, kwargs, out)):
+            assert not isinstance(value, torch.Tensor) or value.device.type == "meta", f"{func} uses the host's memory"
+        return out
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_is_captured_waits_for_nothing(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: a capture fails where the host reads a tensor, or a tensor of the host is read."""
+    meta = torch.device("meta")
+    monkeypatch.setattr(attention, "store_keys_values", lambda *arguments: None)
+    monkeypatch.setattr(attention, "paged_attention", lambda qkv, *rest: qkv[..., : qkv.shape[-1] // 3])
+    estimator = an_estimator(name, meta)
+    parts = estimator, OdeTables.of(estimator, STEPS, 0.7), PagedKVCache(a_layout(estimator, "float32", 0.7), 1, meta)
+    size = BatchSize(4, 1, PAGES) if kernels else BatchSize(2, 2, PAGES)
+    layout = parts[2].layout
+    batch = Batch(size, layout, torch.zeros(size.rows, layout.steps, *layout.conv_state, device=meta))
+    step = TorchStep(*parts, kernels=True) if kernels else ExportedStep(*parts)
+    with _OnDevice():
+        step.integrate(batch)
