@@ -86,7 +86,7 @@ def test_the_settings_page_shows_the_defaults() -> None:
 
 @cache
 def _options(folders: tuple[str, ...]) -> frozenset[str]:
-    """Strings in the source that look like options, alone or with a placeholder; also those put together, by service."""
+    """Strings in the source that look like options, alone or with a placeholder; some are put together, by service."""
     found: set[str] = set()
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
