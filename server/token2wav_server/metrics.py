@@ -46,26 +46,18 @@ class Family:
     def __init__(self, name: str, description: str, kind: str, buckets: list[float] | None = None) -> None:
         kinds = pb_utils.MetricFamily
         self._buckets = {} if buckets is None else {"buckets": buckets}
+        self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
         self._metrics: dict[tuple[str, ...], Any] = {}
         with _ONE_AT_A_TIME:  # kept, because Triton forgets a metric whose family is not referenced
             self._family = kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
 
-    def set(self, value: float, **labels: str) -> None:
-        self._change("set", value, labels)
-
-    def increment(self, by: float, **labels: str) -> None:
-        self._change("increment", by, labels)
-
-    def observe(self, value: float, **labels: str) -> None:
-        self._change("observe", value, labels)
-
-    def _change(self, method: str, value: float, labels: dict[str, str]) -> None:
-        """Changes the metric with these labels, which is made when it is first asked for."""
+    def record(self, value: float, **labels: str) -> None:
+        """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at its first value."""
         key = tuple(labels.values())
         with _ONE_AT_A_TIME:
             if key not in self._metrics:
                 self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
-            getattr(self._metrics[key], method)(value)
+            getattr(self._metrics[key], self._method)(value)
 
 
 class ServerMetrics(Observer):
@@ -97,47 +89,47 @@ class ServerMetrics(Observer):
         self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
         self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
         self.refused = refusals()
-        self._underruns.increment(0)
-        self._audio.increment(0)
+        self._underruns.record(0)
+        self._audio.record(0)
         self.changed(0)
 
     def changed(self, open_requests: int) -> None:
         usage = self._model.pipeline.flow.usage()
         for state in ("capacity", "used", "shared"):
-            self._pages.set(getattr(usage, state), state=state)
-        self._bytes.set(usage.used * usage.page_bytes)
-        self._voices.set(usage.prompt_hits, result="hit")
-        self._voices.set(usage.prompt_misses, result="miss")
+            self._pages.record(getattr(usage, state), state=state)
+        self._bytes.record(usage.used * usage.page_bytes)
+        self._voices.record(usage.prompt_hits, result="hit")
+        self._voices.record(usage.prompt_misses, result="miss")
         # Last: who reads that nothing is open reads all the rest of it too.
-        self._open.set(self._model.pipeline.open_streams, holder="engine")
-        self._open.set(open_requests, holder="scheduler")
+        self._open.record(self._model.pipeline.open_streams, holder="engine")
+        self._open.record(open_requests, holder="scheduler")
 
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
-        self._batches.observe(len(waited))
+        self._batches.record(len(waited))
         for seconds in waited:
-            self._stages.observe(seconds, stage="wait")
-        self._stages.observe(flow_seconds, stage="flow")
-        self._stages.observe(vocoder_seconds, stage="vocoder")
+            self._stages.record(seconds, stage="wait")
+        self._stages.record(flow_seconds, stage="flow")
+        self._stages.record(vocoder_seconds, stage="vocoder")
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
-        self._audio.increment(seconds)
+        self._audio.record(seconds)
         if late > 0:
-            self._underruns.increment(1)
+            self._underruns.record(1)
         if request.playback.seconds_sent == seconds and request.playback.started is not None:
-            self._first.observe(request.playback.started - request.admitted)
+            self._first.record(request.playback.started - request.admitted)
 
     def ended(self, request: Request, reason: str) -> None:
-        self._ended.increment(1, reason=reason)
+        self._ended.record(1, reason=reason)
         playback, tokens = request.playback, request.chunker.new_tokens
         factor = request.compute_seconds / playback.seconds_sent if playback.seconds_sent else 0.0
         if playback.seconds_sent:
-            self._factor.observe(factor)
+            self._factor.record(factor)
         first, sound = (
             None if since is None else round(since - request.admitted, 3)
             for since in (playback.started, playback.sound_since)
         )
         if sound is not None:
-            self._sound.observe(sound)
+            self._sound.record(sound)
         log.info(
             "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
             "underruns=%d",
@@ -152,17 +144,17 @@ def open_streams(holder: str) -> Callable[[int], None]:
         holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which admits streams as the
             scheduler of the one-process model does.
     """
-    change = partial(Family(*_OPEN_STREAMS).set, holder=holder)
+    change = partial(Family(*_OPEN_STREAMS).record, holder=holder)
     change(0)
     return change
 
 
 def batch_streams(model: str) -> Callable[[int], None]:
     """Makes the histogram of how many streams a stage computed together, and returns what counts there."""
-    return partial(Family(*_BATCH_STREAMS).observe, model=model)
+    return partial(Family(*_BATCH_STREAMS).record, model=model)
 
 
 def refusals() -> Callable[[Token2WavError], None]:
     """Makes the counter of requests that were answered with an error; messages begin with the field or limit."""
     family = Family(*_REFUSED)
-    return lambda error: family.increment(1, what=str(error).partition(":")[0][:40])
+    return lambda error: family.record(1, what=str(error).partition(":")[0][:40])
