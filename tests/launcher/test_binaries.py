@@ -108,20 +108,13 @@ def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(TritonNotFoundError, match=r"pip install --no-deps nvidia-pytriton==0\.7\.0`, or set TOKEN2"):
+    with pytest.raises(TritonNotFoundError, match=r"pip install --no-deps nvidia-pytriton==0\.7\.0` .*, or set TOKEN2"):
         find_tritonserver(tmp_path)
 
 
 def test_python_without_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "_PYTHON", "3.99")
     with pytest.raises(TritonNotFoundError, match=r"Python 3\.99: use Python 3\.10, 3\.11 or 3\.12"):
-        find_tritonserver(tmp_path)
-
-
-@pytest.mark.parametrize("version", ["glibc 2.31", "", "musl"])
-def test_old_system(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "confstr", lambda name: version)
-    with pytest.raises(TritonNotFoundError, match=r"glibc 2\.35 or newer"):
         find_tritonserver(tmp_path)
 
 

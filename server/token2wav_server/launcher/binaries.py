@@ -20,7 +20,6 @@ from pathlib import Path
 from token2wav_server.launcher.errors import TritonNotFoundError
 
 _WHEEL = "nvidia-pytriton"
-_WHEEL_GLIBC = (2, 35)
 _VARIABLE = "TOKEN2WAV_TRITONSERVER"
 _INSTALLED = Path("/opt/tritonserver")
 _EXECUTABLE = Path("bin/tritonserver")
@@ -96,10 +95,10 @@ def _from_wheel(folder: Path) -> Triton:
         site_packages = Path(str(metadata.distribution(_WHEEL).locate_file("")))
     except metadata.PackageNotFoundError:
         raise TritonNotFoundError(
-            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps {_WHEEL}==0.7.0`, "
+            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps {_WHEEL}==0.7.0` "
+            "(Linux with glibc 2.35 or newer: Debian 12, Ubuntu 22.04), "
             f"or set {_VARIABLE} to an installation of Triton such as {_INSTALLED}"
         ) from None
-    _check_glibc()
     root = site_packages / "pytriton" / "tritonserver"
     stub = root / "python_backend_stubs" / _PYTHON / _STUB
     if not stub.is_file():
@@ -109,9 +108,18 @@ def _from_wheel(folder: Path) -> Triton:
     library_folder = root / "backends" / "python"
     for file in (library_folder / "libtriton_python.so", library_folder / "triton_python_backend_utils.py", stub):
         (backend / file.name).symlink_to(file)
-    libraries = [*_libpython_folders(), site_packages / "nvidia_pytriton.libs"]
-    environment = _environment(libraries)
-    _check_libpython(environment)
+    # This interpreter's own libpython, where it brought one; a distribution's lies on the loader's path.
+    brought = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
+    own = [lib for lib in brought if (lib / _LIBPYTHON).is_file()][:1]
+    environment = _environment([*own, site_packages / "nvidia_pytriton.libs"])
+    # In a process of its own: the loader's path cannot be changed in a running one.
+    probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"]
+    if subprocess.run(probe, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:
+        raise TritonNotFoundError(
+            f"{_LIBPYTHON}, which Triton's Python backend needs, cannot be loaded: "
+            f"install it (Debian, Ubuntu: `apt-get install libpython{_PYTHON}`), "
+            "or use a Python that was built with --enable-shared"
+        )
     return Triton(root / "bin" / "tritonserver", backend.parent, environment)
 
 
@@ -122,36 +130,3 @@ def _environment(libraries: list[Path]) -> dict[str, str]:
         if folders:
             environment[name] = os.pathsep.join([*map(str, folders), *filter(None, [environment.get(name)])])
     return environment
-
-
-def _libpython_folders() -> list[Path]:
-    """Finds this interpreter's own libpython, where it brought one; a distribution's lies on the loader's path."""
-    candidates = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
-    return [folder for folder in candidates if (folder / _LIBPYTHON).is_file()][:1]
-
-
-def _check_libpython(environment: dict[str, str]) -> None:
-    # In a process of its own: the loader's path cannot be changed in a running one.
-    probe = f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"
-    loaded = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", probe], env=environment, stderr=subprocess.DEVNULL, check=False
-    )
-    if loaded.returncode != 0:
-        raise TritonNotFoundError(
-            f"{_LIBPYTHON}, which Triton's Python backend needs, cannot be loaded: "
-            f"install it (Debian, Ubuntu: `apt-get install libpython{_PYTHON}`), "
-            "or use a Python that was built with --enable-shared"
-        )
-
-
-def _check_glibc() -> None:
-    try:
-        found = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"
-    except (ValueError, OSError):
-        found = ""
-    version = re.match(r"glibc (\d+)\.(\d+)", found)
-    if version is None or (int(version[1]), int(version[2])) < _WHEEL_GLIBC:
-        raise TritonNotFoundError(
-            f"{_WHEEL} needs Linux with glibc 2.35 or newer, here it is {found or 'not glibc'}: "
-            "use Debian 12, Ubuntu 22.04 or newer, or Triton's docker image"
-        )
