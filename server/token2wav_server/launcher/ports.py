@@ -43,29 +43,28 @@ def listening(host: str, port: int, service: str) -> socket.socket:
     Raises:
         PortInUseError: the port is taken, or is none.
     """
-    with ExitStack() as stack:
-        try:
-            bound = stack.enter_context(reserved(host, port))
-            bound.listen()  # with SO_REUSEADDR, only listening notices another listener
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or "must be between 1 and 65535"
-            raise PortInUseError(
-                f"{service} port {port} on {host} cannot be used ({reason}): "
-                f"stop what listens there or choose another with --{service}-port"
-            ) from None
-        stack.pop_all()
-        return bound
+    family = _family(host)
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
+    except (OSError, OverflowError) as error:
+        # Without what follows in brackets, which is host and port again.
+        reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else "must be between 1 and 65535"
+        raise PortInUseError(
+            f"{service} port {port} on {host} cannot be used ({reason}): "
+            f"stop what listens there or choose another with --{service}-port"
+        ) from None
 
 
-def reserved(host: str, port: int = 0) -> socket.socket:
+def reserved(host: str) -> socket.socket:
     """Opens a socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    with ExitStack() as stack:
-        stack.callback(bound.close)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # free although it lingers in TIME_WAIT
-        bound.bind((host, port))
-        stack.pop_all()
+    bound = socket.socket(_family(host))
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else that process could not bind it too
+    bound.bind((host, 0))
     return bound
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def fetched(port: int, path: str) -> bytes | None:

@@ -54,6 +54,7 @@ class TritonServer:
         ready_timeout_s: seconds that loading the models may take.
 
     Attributes:
+        grpc_url, http_url, metrics_url: HOST:PORT of the services, as clients on this machine want it.
         version: version of tritonserver, once it has been ready.
     """
 
@@ -85,23 +86,13 @@ class TritonServer:
         self._log: LogPump | None = None
         self._folder: Path | None = None
         self._inner = self.ports
+        reached = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+        self.grpc_url, self.http_url, self.metrics_url = (
+            f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}"
+            for port in (self.ports.grpc, self.ports.http, self.ports.metrics)
+        )
         self.version = ""
         self._cleanup = contextlib.ExitStack()
-
-    @property
-    def grpc_url(self) -> str:
-        """HOST:PORT of the gRPC service, as clients want it."""
-        return self._url(self.ports.grpc)
-
-    @property
-    def http_url(self) -> str:
-        """HOST:PORT of the HTTP service."""
-        return self._url(self.ports.http)
-
-    @property
-    def metrics_url(self) -> str:
-        """HOST:PORT of the metrics service."""
-        return self._url(self.ports.metrics)
 
     @property
     def pid(self) -> int:
@@ -155,8 +146,7 @@ class TritonServer:
 
     def failure_reason(self) -> str:
         """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
-        if self._log is None:
-            return "it was never started"
+        assert self._log is not None
         self._log.join(timeout=2)
         return failure_reason([*self._log.lines], self.wait(timeout_s=0) if self.running else None)
 
@@ -293,7 +283,3 @@ class TritonServer:
     def _forget(self) -> None:
         self._reaper = None
         self._folder = None
-
-    def _url(self, port: int) -> str:
-        host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(self.host, self.host)  # under which this machine reaches it
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
