@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from token2wav.config import ServerConfig, load_server_config
+from token2wav.config import load_server_config
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import check_folder, read_config
 from token2wav_server.voices import voices_in
@@ -27,18 +27,12 @@ def check(model: Path, config: Path | None) -> None:
         raise ConfigError(done.stdout.strip() or f"{model}: its check ended with status {done.returncode}")
 
 
-def check_voices(config: ServerConfig, folder: Path) -> None:
-    """Raises ConfigError if a voice in the settings of a server cannot be used with the model in a folder."""
-    if config.voices:
-        voices_in(config, read_config(folder))
-
-
 def main() -> None:
     """Checks, in that process, what its arguments name, and prints what is wrong."""
     model, *config = map(Path, sys.argv[1:])
     try:
         check_folder(model)
-        check_voices(load_server_config(config[0] if config else None), model)
+        voices_in(load_server_config(config[0] if config else None), read_config(model))
     except Token2WavError as error:
         print(error)
         sys.exit(1)

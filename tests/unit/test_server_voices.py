@@ -16,7 +16,6 @@ from token2wav import ConfigError
 from token2wav.config import ServerConfig
 from token2wav.families import read_config
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav_server.check import check_voices
 from token2wav_server.voices import voices_in
 
 
@@ -41,10 +40,6 @@ def test_conditionals_of_chatterbox_are_voices(tmp_path: Path) -> None:
     }
 
 
-def test_without_voices_the_model_is_not_even_read(tmp_path: Path) -> None:
-    check_voices(ServerConfig(), tmp_path / "nothing")
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
@@ -64,11 +59,11 @@ def test_without_voices_the_model_is_not_even_read(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / name, **changes)
     with pytest.raises(ConfigError) as refused:
-        check_voices(ServerConfig(voices=files), TINY)
+        voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
     assert str(refused.value).startswith(f"voices: {tmp_path / name}: {message}")
 
 
 def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     files = (saved(tmp_path / "anna.safetensors", 751),)
     with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"):
-        check_voices(ServerConfig(voices=files), TINY)
+        voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
