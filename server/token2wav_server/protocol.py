@@ -7,10 +7,7 @@ of strings.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import logging
-import mmap
 import os
 import threading
 from collections.abc import Container
@@ -41,8 +38,6 @@ from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.process import DRAIN_VARIABLE
 
-log = logging.getLogger(__name__)
-
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 _NAME_CHARS = 128
@@ -58,10 +53,6 @@ STATUS: dict[type[Token2WavError], str] = {
 }
 
 _START, _END = 1, 2  # bits of InferenceRequest.flags()
-
-_WORTHWHILE_BYTES = 1 << 20  # more than any request within the default limits has
-_madvise = ctypes.CDLL(None, use_errno=True).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True)
@@ -212,22 +203,3 @@ def admitted(request: Any) -> bool:
         return True
     TritonReply(request).fail(LimitError("server: it is shutting down; try another one"))
     return False
-
-
-def give_back(request: Any) -> None:
-    """Returns the shared memory of large inputs to the system; nobody may read them any more, nor have answered yet.
-
-    The backend copies every input into /dev/shm before anybody can look at it, in a pool that grows and never shrinks
-    (seen with servers up to 2.51): what a refused request of 100 MB has taken would stay taken until the server ends.
-    Its pages can be handed back while the input is still ours; they are zeros afterwards, and the pool may use them
-    again.
-    """
-    for name in ("tokens", *VOICE_INPUTS):
-        if (array := tensor(request, name)) is None or array.nbytes < _WORTHWHILE_BYTES:
-            continue
-        page, start = mmap.PAGESIZE, array.ctypes.data
-        first, last = -(-start // page) * page, (start + array.nbytes) // page * page
-        if _madvise(first, last - first, mmap.MADV_REMOVE):  # refused for any memory that is not shared
-            log.warning(
-                "%s: %d bytes of shared memory stay taken: %s", name, array.nbytes, os.strerror(ctypes.get_errno())
-            )

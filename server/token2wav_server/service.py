@@ -19,15 +19,7 @@ from token2wav.serving.worker import WorkerPool, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import end_process, given
-from token2wav_server.protocol import (
-    Options,
-    Position,
-    TritonReply,
-    give_back,
-    refuse_voice,
-    tokens_of,
-    voice_of,
-)
+from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tokens_of, voice_of
 from token2wav_server.voices import registry
 
 _PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
@@ -68,7 +60,6 @@ class Service:
             self._handle(request)
         except Token2WavError as error:
             self._metrics.refused(error)
-            give_back(request)
             TritonReply(request).fail(error)
 
     def close(self) -> None:

@@ -28,7 +28,6 @@ from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
-    give_back,
     refuse_voice,
     tokens_of,
     voice_of,
@@ -89,7 +88,6 @@ class Accumulator:
                 self._handle(request)
         except Token2WavError as error:
             self._refused(error)
-            give_back(request)
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request failed")
