@@ -13,6 +13,7 @@ import secrets
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class Certificates:
     client_ca: Path | None = None
 
     def __post_init__(self) -> None:
-        self._server()
+        self._server()  # reads all files
 
     def arguments(self) -> list[str]:
         """Returns the options of tritonserver that switch TLS on."""
@@ -124,16 +125,12 @@ def read_or_make_key(file: Path) -> str:
     """
     what = f"admin key file {file}"
     with _explained(what):
-        with contextlib.suppress(FileExistsError), open(file, "x", opener=_open_private) as made:
+        with contextlib.suppress(FileExistsError), open(file, "x", opener=partial(os.open, mode=0o600)) as made:
             made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
     return key
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
