@@ -93,6 +93,7 @@ def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
         assert traces.remaining() == []
+        assert server.drain(1.0) == 0
 
 
 def test_model_process_that_dies(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

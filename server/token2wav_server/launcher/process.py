@@ -29,7 +29,6 @@ _EXIT_TIMEOUT_S = 5
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
 _POLL_S = 0.05
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"  # names a file to the models, which refuse new utterances once it is there
-_DRAIN_FILE = "drain"
 _DRAIN_POLL_S = 0.1
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  # one for each part that holds it
 
@@ -84,7 +83,7 @@ class TritonServer:
         self._ready_timeout_s = ready_timeout_s
         self._reaper: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
-        self._folder: Path | None = None
+        self._drain_file = Path()
         self._inner = self.ports
         reached = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         self.grpc_url, self.http_url, self.metrics_url = (
@@ -97,7 +96,8 @@ class TritonServer:
     @property
     def pid(self) -> int:
         """Process id of tritonserver itself, which is the parent of the Python stubs."""
-        return int((self._running_in() / reaper.PID_FILE).read_text())
+        reaper_pid = self._running().pid
+        return int(Path(f"/proc/{reaper_pid}/task/{reaper_pid}/children").read_text().split()[0])
 
     @property
     def running(self) -> bool:
@@ -137,10 +137,8 @@ class TritonServer:
         Returns:
             Its exit status (128 + n after signal n), or None if it still runs after ``timeout_s``.
         """
-        self._running_in()
-        assert self._reaper is not None
         try:
-            return self._reaper.wait(timeout_s)
+            return self._running().wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
@@ -160,7 +158,8 @@ class TritonServer:
             Number of utterances that are lost: still open after ``grace_s``, or when the server ended.
         """
         deadline = time.monotonic() + grace_s
-        (self._running_in() / _DRAIN_FILE).touch()
+        with contextlib.suppress(FileNotFoundError):  # the server has ended, and its reaper cleaned up
+            self._drain_file.touch()
         open_utterances = 0
         while True:
             # The pause also lets an utterance that was just admitted show in the metrics.
@@ -187,7 +186,7 @@ class TritonServer:
 
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
-        self._cleanup.callback(self._forget)
+        self._cleanup.callback(setattr, self, "_reaper", None)
         self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
@@ -196,13 +195,13 @@ class TritonServer:
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
         environment = triton.environment | {"TOKEN2WAV_MODEL": str(self.model)}
-        environment[DRAIN_VARIABLE] = str(folder / _DRAIN_FILE)
+        self._drain_file = folder / "drain"
+        environment[DRAIN_VARIABLE] = str(self._drain_file)
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
         command = [triton.executable, *self._server_arguments(repository, triton.backends, shm_prefix)]
         command = [reaper.__file__, os.getpid(), folder, shm_prefix, _GRACE_S, *command]
-        self._folder = folder
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", *map(str, command)],
             stdin=subprocess.DEVNULL,
@@ -237,7 +236,9 @@ class TritonServer:
     def _wait_until_ready(self) -> None:
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
-        while not self._is_ready():
+        inner = self._inner
+        # The metrics service starts last.
+        while fetched(inner.http, "/v2/health/ready") is None or fetched(inner.metrics, "/metrics") is None:
             if self.wait(timeout_s=_POLL_S) is not None:
                 raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
@@ -246,13 +247,7 @@ class TritonServer:
                     f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "
                     f"or look at its full log (--verbose), which ends with: {said}"
                 )
-
-    def _is_ready(self) -> bool:
-        # The metrics service starts last.
-        if fetched(self._inner.http, "/v2/health/ready") is None or fetched(self._inner.metrics, "/metrics") is None:
-            return False
-        self.version = json.loads(fetched(self._inner.http, "/v2") or b"{}").get("version", "")
-        return True
+        self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
 
     def _reserve(self) -> int:
         """Reserves a free port of the loopback for tritonserver until it is stopped."""
@@ -275,11 +270,7 @@ class TritonServer:
         if self._log is not None:
             self._log.join(timeout=2)
 
-    def _running_in(self) -> Path:
-        if self._folder is None:
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._reaper is None:
             raise ServerError("the server is not running: start it first")
-        return self._folder
-
-    def _forget(self) -> None:
-        self._reaper = None
-        self._folder = None
+        return self._reaper

@@ -17,7 +17,6 @@ import sys
 import time
 from pathlib import Path
 
-PID_FILE = "tritonserver.pid"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PARENT_POLL_S = 0.25
@@ -72,7 +71,6 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
     try:
         server = subprocess.Popen(command, start_new_session=True, preexec_fn=in_child)
         try:
-            (folder / PID_FILE).write_text(str(server.pid))
             if _told_to_stop(server, launcher_pid):
                 server.terminate()
                 _wait_for_end(server, grace_s)
