@@ -8,7 +8,7 @@ import sys
 from contextlib import AbstractContextManager, ExitStack
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import soundfile
 
@@ -50,6 +50,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._files = ExitStack()  # closed with the writer, an encoder before what it writes to
         self._bytes: FileIO | None = None
         self._encoder: soundfile.SoundFile | None = None
+        self._encoded = io.BytesIO()  # for standard output: encoders go back to their header, and a pipe does not
+        self._forwarded = 0
         if self._path is not None:
             _check_place(self._path)
         elif sys.stdout.isatty():
@@ -89,26 +91,38 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             if self._encoder is None:
                 self._encoder = self._new_encoder(sample_rate)
             self._encoder.write(decoded(audio, self._audio_format))
+            self._forward()
         elif self._format == "wav" and self._path is not None:
             self._append_to_wav(self._path, audio, sample_rate)
         else:
-            file = self._bytes = self._bytes or self._open()
-            if self._format == "wav" and not self._begun:
-                _write_all(file, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
-            _write_all(file, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
+            if self._bytes is None:
+                self._bytes = self._open()
+                if self._format == "wav":
+                    _write_all(self._bytes, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
+            _write_all(self._bytes, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
 
     def _open(self) -> FileIO:
         # No buffer, which would be flushed into a closed pipe.
-        file = FileIO(sys.stdout.fileno(), "w", closefd=False) if self._path is None else FileIO(self._path, "w")
-        return self._files.enter_context(file)
+        return self._files.enter_context(FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None))
 
     def _new_encoder(self, sample_rate: int) -> soundfile.SoundFile:
         kind, subtype = _ENCODED[self._format]
         if self._format == "flac" and self._audio_format == "float32":
             subtype = "PCM_24"
-        target: Any = self._path or _Forward(self._open())
-        file = soundfile.SoundFile(target, "w", samplerate=sample_rate, channels=1, format=kind, subtype=subtype)
+        if self._path is None:
+            self._bytes = self._open()
+            self._files.callback(self._forward)
+        file = soundfile.SoundFile(self._path or self._encoded, "w", sample_rate, 1, subtype, format=kind)
         return self._files.enter_context(file)
+
+    def _forward(self) -> None:
+        """Pass on to standard output what an encoder added; what it changes in its header later is lost."""
+        if self._bytes is not None:
+            end = self._encoded.tell()
+            self._encoded.seek(self._forwarded)
+            _write_all(self._bytes, self._encoded.read())
+            self._encoded.seek(end)
+            self._forwarded = end
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
         if self._begun:
@@ -126,28 +140,6 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if self._path is None:
             return OutputError(f"out: cannot write to standard output ({reason or error})")
         return OutputError(f"{self._path}: cannot write ({reason or _refusal(self._path) or error})")
-
-
-class _Forward:
-    """File that can only grow, for encoders that go back to their header: what they would change there is lost."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-        self._position = self._end = 0
-
-    def write(self, data: bytes) -> int:
-        new = bytes(data)[max(self._end - self._position, 0) :]
-        self._position += len(data)
-        self._end = max(self._end, self._position)
-        _write_all(self._file, new)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._end)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

@@ -14,13 +14,20 @@ import pytest
 from token2wav_client import OutputError
 from token2wav_client.cli import main
 from token2wav_client.player import Player
+from token2wav_client.writer import FILE_FORMATS
 
 
-def test_a_full_device_behind_standard_output_is_named() -> None:
-    code = "from token2wav_client.writer import AudioWriter; import numpy; AudioWriter('-').write(numpy.zeros(9, 'f4'))"
+@pytest.mark.parametrize("file_format", FILE_FORMATS)
+def test_a_full_device_behind_standard_output_is_named(file_format: str) -> None:
+    code = (
+        "from token2wav_client.writer import AudioWriter; import numpy\n"
+        f"with AudioWriter('-', file_format={file_format!r}) as writer: writer.write(numpy.zeros(9, 'f4'))"
+    )
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert "OutputError: out: cannot write to standard output (No space left on device)" in done.stderr
+    *_, said = done.stderr.splitlines()
+    assert said.endswith("OutputError: out: cannot write to standard output (No space left on device)")
+    assert "callback" not in done.stderr
 
 
 @pytest.mark.parametrize("wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"])
