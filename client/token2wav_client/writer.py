@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import Literal, get_args
@@ -47,11 +48,10 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._format = file_format or _format_of(self._path)
         self._samples = 0
         self._begun = False
-        self._files = ExitStack()  # closed with the writer, an encoder before what it writes to
-        self._bytes: FileIO | None = None
+        self._files = ExitStack()  # of `_out`, once it is open
         self._encoder: soundfile.SoundFile | None = None
-        self._encoded = io.BytesIO()  # for standard output: encoders go back to their header, and a pipe does not
-        self._forwarded = 0
+        self._encoded = io.BytesIO()
+        self._passed_on = 0
         if self._path is not None:
             _check_place(self._path)
         elif sys.stdout.isatty():
@@ -78,8 +78,15 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     def close(self) -> None:
         """Complete the file. Closing twice is harmless."""
+        encoder, self._encoder = self._encoder, None
         try:
-            self._files.close()
+            with self._files:
+                if encoder is not None:
+                    encoder.close()
+                    self._pass_on()
+                    if self._path is not None:  # standard output keeps the header that was written first
+                        self._out.seek(0)
+                        _write_all(self._out, self._encoded.getvalue())
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
 
@@ -89,40 +96,31 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
     def _write(self, audio: AudioArray, sample_rate: int) -> None:
         if self._format in _ENCODED:
             if self._encoder is None:
-                self._encoder = self._new_encoder(sample_rate)
+                kind, subtype = _ENCODED[self._format]
+                if self._format == "flac" and self._audio_format == "float32":
+                    subtype = "PCM_24"
+                self._encoder = soundfile.SoundFile(self._encoded, "w", sample_rate, 1, subtype, format=kind)
             self._encoder.write(decoded(audio, self._audio_format))
-            self._forward()
+            self._pass_on()
         elif self._format == "wav" and self._path is not None:
             self._append_to_wav(self._path, audio, sample_rate)
         else:
-            if self._bytes is None:
-                self._bytes = self._open()
-                if self._format == "wav":
-                    _write_all(self._bytes, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
-            _write_all(self._bytes, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
+            if self._format == "wav" and not self._begun:
+                _write_all(self._out, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
+            _write_all(self._out, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
 
-    def _open(self) -> FileIO:
+    @cached_property
+    def _out(self) -> FileIO:
         # No buffer, which would be flushed into a closed pipe.
         return self._files.enter_context(FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None))
 
-    def _new_encoder(self, sample_rate: int) -> soundfile.SoundFile:
-        kind, subtype = _ENCODED[self._format]
-        if self._format == "flac" and self._audio_format == "float32":
-            subtype = "PCM_24"
-        if self._path is None:
-            self._bytes = self._open()
-            self._files.callback(self._forward)
-        file = soundfile.SoundFile(self._path or self._encoded, "w", sample_rate, 1, subtype, format=kind)
-        return self._files.enter_context(file)
-
-    def _forward(self) -> None:
-        """Pass on to standard output what an encoder added; what it changes in its header later is lost."""
-        if self._bytes is not None:
-            end = self._encoded.tell()
-            self._encoded.seek(self._forwarded)
-            _write_all(self._bytes, self._encoded.read())
-            self._encoded.seek(end)
-            self._forwarded = end
+    def _pass_on(self) -> None:
+        """Write what the encoder added. It works in memory, because it hides errors and goes back to its header."""
+        end = self._encoded.tell()
+        self._encoded.seek(self._passed_on)
+        _write_all(self._out, self._encoded.read())
+        self._encoded.seek(end)
+        self._passed_on = end
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
         if self._begun:

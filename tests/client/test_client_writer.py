@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,19 @@ def through_a_pipe(sent: AudioArray, file_format: FileFormat, audio_format: Audi
         os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         return pipe.read()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Context in which files cannot grow beyond a size, as on a full disk."""
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, room[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def declared_bytes(path: Path) -> int:
@@ -147,16 +163,20 @@ def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path
     path = tmp_path / "out.WAV"
     writer = AudioWriter(path, "int16")
     writer.write(np.zeros(960, np.int16))
-    room = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, room[1]))
-    try:
-        with pytest.raises(OutputError, match=rf"^{path}: cannot write \({os.strerror(errno.EFBIG)}\)$"):
-            writer.write(np.zeros(24_000, np.int16))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, room)
-        signal.signal(signal.SIGXFSZ, handler)
+    with files_of_at_most(10_000), pytest.raises(OutputError) as error:
+        writer.write(np.zeros(24_000, np.int16))
+    assert str(error.value) == f"{path}: cannot write ({os.strerror(errno.EFBIG)})"
     assert writer.samples == declared_bytes(path) // 2 >= 960
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg", "opus", "raw"])
+def test_a_full_disk_is_named_by_other_formats(kind: FileFormat, tmp_path: Path) -> None:
+    path = tmp_path / f"out.{kind}"
+    noise = np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32)
+    said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
+    with files_of_at_most(3000), pytest.raises(OutputError, match=said), AudioWriter(path) as writer:
+        writer.write(noise)
+    assert path.stat().st_size == 3000
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:
