@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from token2wav_client.client import Client
 from token2wav_client.connection import Tls
 from token2wav_client.errors import InputError, OutputError, TokenError, VoiceError
 from token2wav_client.player import Player
-from token2wav_client.stats import ChunkTiming, as_json, as_table, print_report, summarize
+from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
 from token2wav_client.tokens import as_tokens
 from token2wav_client.voice import FIELDS, ClientVoice, is_voice_id
@@ -71,7 +72,7 @@ def synth(options: argparse.Namespace) -> int:
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
     if options.json:
-        print_report(as_json(stats), report_to)
+        print_report(json.dumps(asdict(stats)), report_to)
     elif not options.quiet:
         print_report(as_table(stats), report_to)
     return 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TextIO
 
 import numpy as np
@@ -56,11 +55,11 @@ class UtteranceStats:
     Attributes:
         chunks: each chunk, in order.
         audio_s: seconds of sound.
-        first_audio_s: arrival of the first chunk; None without chunks.
+        first_audio_s: arrival of the first chunk.
         first_sound_s: when a listener who plays from the first chunk on first hears something: 10 ms above -50 dBFS,
             which is more than the noise of a room and less than the quietest consonant; None if that never comes.
         trimmed_s: seconds of leading silence that the server left out.
-        total_s: arrival of the last chunk; None without chunks.
+        total_s: arrival of the last chunk.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
         underruns: how often a player that starts 0.2 s after the first chunk would have run out of audio.
         stalled_s: how long it would have waited, in sum.
@@ -68,20 +67,19 @@ class UtteranceStats:
 
     chunks: tuple[ChunkTiming, ...]
     audio_s: float
-    first_audio_s: float | None
+    first_audio_s: float
     first_sound_s: float | None
     trimmed_s: float
-    total_s: float | None
+    total_s: float
     real_time_factor: float | None
     underruns: int
     stalled_s: float
 
 
 def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
-    """Sum up chunks in their order of arrival."""
+    """Sum up one or more chunks in their order of arrival."""
+    first, last = chunks[0], chunks[-1]
     audio_s = sum(chunk.duration_s for chunk in chunks)
-    first_audio_s = chunks[0].arrival_s if chunks else None
-    total_s = chunks[-1].arrival_s if chunks else None
     starts, buffered = _starts(chunks), _starts(chunks, _PLAYER_BUFFER_S)
     ends = [start + chunk.duration_s for start, chunk in zip(buffered, chunks, strict=True)]
     stalls = [start - end for start, end in zip(buffered[1:], ends, strict=False) if start > end]
@@ -89,11 +87,11 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     return UtteranceStats(
         chunks=tuple(chunks),
         audio_s=audio_s,
-        first_audio_s=first_audio_s,
+        first_audio_s=first.arrival_s,
         first_sound_s=next(sounds, None),
-        trimmed_s=chunks[-1].samples_trimmed / chunks[-1].sample_rate if chunks else 0.0,
-        total_s=total_s,
-        real_time_factor=total_s / audio_s if total_s is not None and audio_s else None,
+        trimmed_s=last.samples_trimmed / last.sample_rate,
+        total_s=last.arrival_s,
+        real_time_factor=last.arrival_s / audio_s if audio_s else None,
         underruns=len(stalls),
         stalled_s=sum(stalls, 0.0),
     )
@@ -102,7 +100,7 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
 def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]:
     """List when each chunk starts to play, if playback starts that long after the first, and resumes with late ones."""
     starts: list[float] = []
-    played_until_s = chunks[0].arrival_s + buffer_s if chunks else 0.0
+    played_until_s = chunks[0].arrival_s + buffer_s
     for chunk in chunks:
         starts.append(max(chunk.arrival_s, played_until_s))
         played_until_s = starts[-1] + chunk.duration_s
@@ -128,16 +126,8 @@ def print_report(text: str, file: TextIO | None = None) -> None:
         raise OutputError(f"report: cannot be written ({error.strerror})") from None
 
 
-def as_json(stats: UtteranceStats) -> str:
-    """Format statistics as one JSON object on one line: the fields of UtteranceStats, `chunks` as a list of objects."""
-    return json.dumps(asdict(stats))
-
-
 def as_table(stats: UtteranceStats) -> str:
     """Format statistics as a table: a line per chunk, then the totals."""
-    first, sound, total, factor = map(
-        _number, (stats.first_audio_s, stats.first_sound_s, stats.total_s, stats.real_time_factor)
-    )
     trimmed = f", {_number(stats.trimmed_s)} s of silence trimmed" if stats.trimmed_s else ""
     return "\n".join(
         [
@@ -147,10 +137,10 @@ def as_table(stats: UtteranceStats) -> str:
                 f"{_number(chunk.latency_s):>9}  {_number(chunk.gap_s):>8}"
                 for chunk in stats.chunks
             ),
-            f"time to first audio  {first} s",
-            f"time to first sound  {sound} s{trimmed}",
-            f"total                {total} s for {_number(stats.audio_s)} s of audio",
-            f"real-time factor     {factor}",
+            f"time to first audio  {_number(stats.first_audio_s)} s",
+            f"time to first sound  {_number(stats.first_sound_s)} s{trimmed}",
+            f"total                {_number(stats.total_s)} s for {_number(stats.audio_s)} s of audio",
+            f"real-time factor     {_number(stats.real_time_factor)}",
             f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds {_PLAYER_BUFFER_S} s",
         ]
     )
