@@ -130,24 +130,19 @@ def perf_data(options: argparse.Namespace) -> int:
 
 
 def _client(options: argparse.Namespace, retries: int = 0) -> Client:
+    files = {name: getattr(options, name) for name in ("ca", "cert", "key", "server_name")}
+    encrypted = options.tls or any(value is not None for value in files.values())
     return Client(
         options.url,
         model=options.model,
         connect_timeout_s=options.connect_timeout,
         response_timeout_s=options.timeout,
         retries=retries,
-        tls=_tls(options),
+        tls=Tls(**files) if encrypted else None,
         headers=dict(options.header or []),
         token=_token(options.token_file),
         max_message_mib=options.max_message_mib,
     )
-
-
-def _tls(options: argparse.Namespace) -> Tls | None:
-    files = {name: getattr(options, name) for name in ("ca", "cert", "key", "server_name")}
-    if options.tls or any(value is not None for value in files.values()):
-        return Tls(**files)
-    return None
 
 
 def _token(file: str | None) -> str | None:

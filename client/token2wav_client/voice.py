@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -75,11 +72,11 @@ class ClientVoice:
             VoiceError: the file cannot be read, lacks a field, or a field is wrong.
         """
         path = Path(path)
-        readers: dict[str, Callable[[bytes], dict[str, npt.NDArray[Any]]]] = {".npz": _read_npz, ".safetensors": load}
-        if path.suffix not in readers:
-            raise VoiceError(f"{path}: a voice is a file that ends in {' or '.join(readers)}")
+        if path.suffix not in (".npz", ".safetensors"):
+            raise VoiceError(f"{path}: a voice is a file that ends in .npz or .safetensors")
         try:
-            arrays = readers[path.suffix](content_of(path))
+            content = content_of(path)
+            arrays = arrays_in_npz(content, FIELDS) if path.suffix == ".npz" else load(content)
             missing = [field for field in FIELDS if field not in arrays]
             if missing:
                 raise VoiceError(f"{missing[0]}: missing, expected the fields {', '.join(FIELDS)}")
@@ -105,13 +102,6 @@ def check_known_voice(text: str) -> None:
         raise VoiceError(f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it")
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
         raise VoiceError(f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice")
-
-
-def _read_npz(content: bytes) -> dict[str, npt.NDArray[Any]]:
-    try:
-        return arrays_in_npz(content, FIELDS)
-    except BadZipFile as error:
-        raise VoiceError(f"not an .npz archive, or a damaged one ({error})") from None
 
 
 def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.float32]:
