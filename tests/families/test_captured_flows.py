@@ -1,0 +1,102 @@
+"""Flows of the newer families in the form that is captured on a GPU: their streams equal the whole, as run eagerly.
+
+Without a GPU torch stands in for the attention kernel, and nothing is captured. `execution/kernels` tests the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support import chatterbox_model, cosyvoice2_model, stepaudio2_model
+from tests.support.family_golden import FamilyGolden
+from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
+from token2wav import RuntimeConfig, Token2Wav
+from token2wav.cache.paged_kv_cache import LayerView
+from token2wav.execution.batch import ABSENT, HEADER, SEEN, VALID, VISIBLE, BatchSize
+from token2wav.execution.runner import GraphRunner
+from token2wav.execution.step import KernelMemory, TorchStep
+
+MEL = 2e-5  # of float32 on one device
+DEVICES = 2e-4  # between devices, which sum in another order
+HALF = 1e-2  # of float16, relative to the spread of the mel
+CPU = RuntimeConfig(device="cpu", cache_mib=400)
+BUCKETS = [BatchSize(blocks, 1, 64) for blocks in (2, 8)]
+WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
+    "cosyvoice2": cosyvoice2_model.write_model,
+    "stepaudio2": stepaudio2_model.write_model,
+    "chatterbox": chatterbox_model.write_model,
+    "turbo": partial(chatterbox_model.write_model, mean_flow=True),
+}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    golden = FamilyGolden(request.param.replace("turbo", "chatterbox"), "tiny")
+    return WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
+
+
+def store(qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor) -> None:
+    """`store_keys_values` on torch."""
+    for which, new in enumerate(qkv.chunk(3, dim=-1)[1:]):
+        for branch, blocks in enumerate(new.unflatten(0, (-1, len(table)))):
+            for block, row in zip(blocks, table.tolist(), strict=True):
+                if row[VALID]:
+                    values = block[: row[VALID]].unflatten(-1, view.data.shape[-2:])
+                    view.data[which, branch, row[HEADER + row[SEEN] - 1], : row[VALID]] = values
+
+
+def attend(
+    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """`paged_attention` on torch."""
+    heads, out = view.data.shape[4], torch.zeros_like(qkv.chunk(3, dim=-1)[0])
+    for index, query in enumerate(qkv.chunk(3, dim=-1)[0]):
+        branch, row = index // len(table), table[index % len(table)].tolist()
+        if row[VALID]:
+            pages = view.data[:, branch, row[HEADER : HEADER + row[VISIBLE]]].flatten(1, 2)
+            seen = pages[:, row[ABSENT] : (row[VISIBLE] - 1) * len(query) + row[VALID]]
+            k, v = seen.to(query.dtype).transpose(1, 2)  # (heads, keys, dim)
+            q = query[: row[VALID]].unflatten(-1, (heads, -1)).transpose(0, 1)
+            out[index, : row[VALID]] = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+    return out
+
+
+@pytest.fixture
+def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = pytest.importorskip("token2wav.execution.kernels.attention", exc_type=ImportError)
+    monkeypatch.setattr(attention, "store_keys_values", store)
+    monkeypatch.setattr(attention, "paged_attention", attend)
+
+
+@pytest.mark.usefixtures("_torch_for_kernels")
+def test_streams_equal_the_whole(folder: Path) -> None:
+    model = Token2Wav.load(folder, runtime=CPU)
+    for steps, runner in (runners := model.pipeline.flow._runners).items():  # type: ignore[attr-defined]
+        step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
+        runners[steps] = GraphRunner(step, BUCKETS, None)
+    utterances = [(some_tokens(130), a_voice(30)), (some_tokens(28), a_voice(80)), (some_tokens(1), a_voice(0))]
+    for mel, utterance in zip(streamed_mels(model, *utterances), utterances, strict=True):
+        assert off(mel, model.mel(*utterance)) <= MEL
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
+    runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
+    model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
+    [runner] = model.pipeline.flow._runners.values()  # type: ignore[attr-defined]
+    assert isinstance(runner, GraphRunner)
+    assert runner.step.memory is KernelMemory  # type: ignore[attr-defined]
+    for prompt, count in ((0, 30), (41, 60), (75, 260)):
+        utterance = some_tokens(count), a_voice(prompt)
+        [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)
+        bound = DEVICES if precision == "float32" else HALF * float(wanted.std())
+        assert np.sqrt(np.mean((mel - wanted) ** 2)) <= bound
