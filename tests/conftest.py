@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from token2wav_server import PortInUseError, Ports
@@ -26,8 +26,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from token2wav.serving.pipeline import Pipeline
 
-# No test asserts speed, which on a busy machine depends on all others.
-settings.register_profile("patient", deadline=None)
+# No test asserts speed, which on a busy machine depends on all others, and every run tries the same examples.
+settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]

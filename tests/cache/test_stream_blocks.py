@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, PrefixCache, StreamBlocks
@@ -24,7 +24,6 @@ def a_cache() -> PrefixCache[Pages]:
     return PrefixCache(BlockPool(CAPACITY))
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     prefix=st.integers(0, 4),
     kept=st.booleans(),

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.execution.rig import a_voice
@@ -64,7 +64,6 @@ def test_too_many_pages_are_refused_and_none_is_taken() -> None:
     assert pool.acquire(3) == [1, 2, 3]
 
 
-@settings(derandomize=True, deadline=None)
 @given(operations=st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
 def test_any_use_of_a_pool(operations: list[tuple[bool, int]]) -> None:
     pool, free, owners = BlockPool(12), set(range(12)), list[list[int]]()
@@ -146,7 +145,6 @@ def test_blocks_that_are_needed_come_from_idle_prefixes_if_those_are_enough() ->
     voices.cache.release(used)
 
 
-@settings(derandomize=True, deadline=None)
 @given(operations=st.lists(st.tuples(st.sampled_from("aaare"), st.integers(0, 5)), max_size=60))
 def test_any_use_of_a_prefix_cache(operations: list[tuple[str, int]]) -> None:
     voices = Voices()

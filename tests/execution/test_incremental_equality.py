@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.execution.rig import (
@@ -76,7 +76,7 @@ def test_audio_is_that_of_the_same_mel_vocoded_at_once(
     assert off(audio, parts.vocode(mel)) <= AUDIO
 
 
-@settings(max_examples=8, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 @given(
     prompt=st.integers(0, 60),
     lengths=st.lists(st.integers(0, 40), max_size=6),

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.execution.rig import MEL, FlowStream, Parts, a_voice, flow_mel, off, portions, some_tokens
@@ -22,7 +22,7 @@ UTTERANCES = st.lists(
 )
 
 
-@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5)
 @given(utterances=UTTERANCES, data=st.data())
 def test_interleaved_streams(
     parts: Parts, engine: CachedFlow, utterances: list[Utterance], data: st.DataObject

@@ -57,7 +57,7 @@ def portioned(draw: st.DrawFn) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("sample_rate", SAMPLE_RATES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(portioned())
 def test_resampled_in_portions_equals_the_whole(sample_rate: int, case: tuple[int, list[int]]) -> None:
     tokens, cuts = case
@@ -114,7 +114,7 @@ def test_what_is_too_loud_is_clipped() -> None:
 
 
 @pytest.mark.parametrize(("encoding", "sample_rate"), [("float32", None), ("mulaw", 8_000), ("int16", 22_050)])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(portioned(), st.integers(0, 8000), st.integers(0, 300))
 def test_trimmed_in_portions_equals_the_whole(
     encoding: str, sample_rate: int | None, case: tuple[int, list[int]], silence: int, trim_ms: int

@@ -75,7 +75,7 @@ def test_chunks_come_as_soon_as_their_lookahead_is_there(model: Token2Wav, voice
 
 
 @given(cuts=st.lists(st.integers(0, 110), max_size=8))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_audio_does_not_depend_on_portions(
     loaded_model: Token2Wav, voice: Voice, expected: Expected, cuts: list[int]
 ) -> None:
