@@ -122,6 +122,7 @@ def test_trimmed_in_portions_equals_the_whole(
     tokens, cuts = case
     audio = noise(tokens * TOKEN)
     audio[:silence] *= 1e-3
+    audio[silence:] += np.copysign(np.float32(0.1), audio[silence:])  # else a window may end in noise near 0
     windows = min(trim_ms // 10, min(silence, len(audio)) // WINDOW)
     rate = sample_rate or CONFIG.sample_rate
     chunks = taken(AudioOutput(CONFIG, AudioFormat(encoding, sample_rate), trim_ms), audio, cuts)
