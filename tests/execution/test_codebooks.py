@@ -28,7 +28,7 @@ from token2wav.families import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.weights import load_flow
 
-MEL, SNR_DB = 2e-5, 60.0
+MEL, SNR_DB = 2e-5, 50.0  # 59 was seen, by the sums of another processor; a single wrong frame is 44
 CODES = some_codes(75)
 
 
