@@ -8,7 +8,19 @@ import threading
 import numpy as np
 import pytest
 
-from tests.serving.replies import FIRST, HOP, SECOND, Counter, Expected, GatedReply, RecordingReply, joined, speak
+from tests.serving.replies import (
+    FIRST,
+    HOP,
+    SECOND,
+    Counter,
+    Expected,
+    FakeClock,
+    GatedReply,
+    Make,
+    RecordingReply,
+    joined,
+    speak,
+)
 from tests.support.golden import snr_db
 from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
 from token2wav import StreamClosedError, Token2Wav, Voice
@@ -82,8 +94,8 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(workers: Wor
 # Order.
 
 
-def test_first_chunks_go_before_second_ones(workers: WorkerPool, voice: Voice) -> None:
-    journal: list[str] = []
+def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
+    workers, journal = make(clock=FakeClock()), list[str]()  # no listener falls silent meanwhile, and goes first
     a, b, c = GatedReply("a", journal), RecordingReply("b", journal), RecordingReply("c", journal)
     speak(workers, voice, SECOND, a)
     assert a.reached.wait(WAIT_SECONDS)
@@ -97,8 +109,8 @@ def test_first_chunks_go_before_second_ones(workers: WorkerPool, voice: Voice) -
     assert turns == ["a0", "b0", "c0", "a1", "b1", "c1", "a2", "b2", "c2"]
 
 
-def test_a_new_utterance_goes_before_an_old_one_that_is_half_done(workers: WorkerPool, voice: Voice) -> None:
-    journal: list[str] = []
+def test_a_new_utterance_goes_before_an_old_one_that_is_half_done(make: Make, voice: Voice) -> None:
+    workers, journal = make(clock=FakeClock()), list[str]()
     old, new = GatedReply("old ", journal), RecordingReply("new ", journal)
     utterance = workers.open(voice)
     workers.push(utterance, demo_tokens(FIRST), old, end=False)
