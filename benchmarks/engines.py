@@ -29,8 +29,8 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import Token2WavError
 from token2wav.execution.artifacts import EngineFolder
 from token2wav.execution.runner import SWITCH
+from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
-from token2wav_export.packages import load_package
 from token2wav_export.profiles import Load
 from token2wav_export.verify import verify
 

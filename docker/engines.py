@@ -21,8 +21,7 @@ from token2wav.config import RuntimeConfig, ServerConfig, load_server_config
 from token2wav.errors import ArtifactError, ConfigError, EngineUnavailableError, Token2WavError
 from token2wav.execution.artifacts import Backend, EngineFolder, Graph, Precision
 from token2wav_export import cli
-from token2wav_export.errors import MissingPackageError
-from token2wav_export.packages import build_target, load_package, own_target
+from token2wav_export.engines import build_target, load_package, own_target, version_of
 
 UNUSABLE = 2
 
@@ -53,10 +52,10 @@ class Machine:
             return cls("onnx", version("onnxruntime"), {})
         try:
             package = load_package("auto")
-        except (MissingPackageError, ImportError, OSError) as error:  # not installed, or without its libraries
+        except EngineUnavailableError as error:
             raise EngineUnavailableError(f"no TensorRT to build with: {error}") from error
-        build_target(package, [target["compute_capability"]] if package.name == "tensorrt_rtx" else [])
-        return cls(package.name, package.version, target)
+        build_target(package, [target["compute_capability"]] if package == "tensorrt_rtx" else [])
+        return cls(package, version_of(package), target)
 
     @property
     def key(self) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
 from token2wav.config import load_server_config
+from token2wav.config.values import number
 from token2wav.errors import Token2WavError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav_export.errors import ExportError
+from token2wav_export import ExportError
 
 PROGRAM = "token2wav-export"
 DONE, DIFFERENT, UNUSABLE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -25,7 +26,6 @@ exit codes:
   3    the export failed; what was there before is still in place
   130  interrupted (Ctrl-C)
 """
-_AddParser = Callable[..., argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,105 +60,98 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('token2wav')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_onnx, _add_tensorrt, _add_verify, _add_inspect):
-        add(commands.add_parser)
-    return parser
 
-
-def _add_onnx(add_parser: _AddParser) -> None:
-    parser = add_parser(
+    onnx = commands.add_parser(
         "onnx",
+        parents=[_folders(), _graphs("float32")],
         help="export graphs as ONNX",
         description="Export graphs as ONNX, compare each with torch, and add them to the engine folder.",
     )
-    _add_folders(parser)
-    _add_graphs(parser, precision="float32")
-    parser.add_argument("--opset", type=int, choices=range(18, 23), default=20, help="of ONNX (default: %(default)s)")
-    parser.set_defaults(run=_run_onnx)
+    onnx.add_argument("--opset", type=int, choices=range(18, 23), default=20, help="of ONNX (default: %(default)s)")
+    onnx.set_defaults(run=_run_onnx)
 
-
-def _add_tensorrt(add_parser: _AddParser) -> None:
-    parser = add_parser(
+    tensorrt = commands.add_parser(
         "tensorrt",
+        parents=[_folders(), _graphs("float16")],
         help="build TensorRT engines",
         description="Build engines from ONNX graphs, which are exported first where there are none to use.",
     )
-    _add_folders(parser)
-    _add_graphs(parser, precision="float16")
-    parser.add_argument(
+    tensorrt.add_argument(
         "--package",
         choices=("auto", "tensorrt", "tensorrt_rtx"),
         default="auto",
         help="to build with; auto takes ordinary TensorRT where it is installed, else TensorRT-RTX (default: auto)",
     )
-    parser.add_argument(
+    tensorrt.add_argument(
         "--compute-capability",
         nargs="+",
         default=[],
         metavar="X.Y",
         help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it knows from Ampere on)",
     )
-    parser.add_argument(
+    tensorrt.add_argument(
         "--max-streams",
-        type=int,
+        type=number(int, 1),
         default=4,
         metavar="N",
         help="streams computed in one batch, at most (default: %(default)s)",
     )
-    parser.add_argument(
+    tensorrt.add_argument(
         "--history-seconds",
-        type=float,
+        type=number(float, 1, 3600),
         default=32.0,
         metavar="S",
         help="prompt and past that a chunk can look back on, at most (default: %(default)g)",
     )
-    parser.add_argument(
+    tensorrt.add_argument(
         "--config", type=Path, metavar="FILE", help="server configuration (YAML), for the lengths of chunks"
     )
-    parser.set_defaults(run=_run_tensorrt)
+    tensorrt.set_defaults(run=_run_tensorrt)
 
-
-def _add_verify(add_parser: _AddParser) -> None:
-    parser = add_parser(
+    verify = commands.add_parser(
         "verify",
+        parents=[_folders()],
         help="compare an engine with torch in float32",
         description="Run an engine as a stream would, and report how far it is from torch in float32.",
     )
-    _add_folders(parser)
-    parser.add_argument(
+    verify.add_argument(
         "--engine",
         choices=("auto", "torch", "onnx", "tensorrt"),
         default="auto",
         help="default: what a server would take on this machine",
     )
-    parser.add_argument("--precision", choices=("auto", *get_args(Precision)), default="auto", help="default: auto")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of audio to compare (default: %(default)g)")
-    parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
-    parser.set_defaults(run=_run_verify)
+    verify.add_argument("--precision", choices=("auto", *get_args(Precision)), default="auto", help="default: auto")
+    verify.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    verify.add_argument(
+        "--seconds", type=number(float, 1), default=10.0, help="of audio to compare (default: %(default)g)"
+    )
+    verify.add_argument("--json", action="store_true", help="as JSON instead of a table")
+    verify.set_defaults(run=_run_verify)
 
-
-def _add_inspect(add_parser: _AddParser) -> None:
-    parser = add_parser(
+    inspect = commands.add_parser(
         "inspect",
+        parents=[_folders()],
         help="list what was exported, and whether it can be used",
         description="List the artefacts of an engine folder: what is in them, for what they are, and whether they can "
         "be used with this model on this machine.",
     )
-    _add_folders(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON instead of text")
-    parser.set_defaults(run=_run_inspect)
+    inspect.add_argument("--json", action="store_true", help="as JSON instead of text")
+    inspect.set_defaults(run=_run_inspect)
+    return parser
 
 
-def _add_folders(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
-    parser.add_argument(
+def _folders() -> argparse.ArgumentParser:
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
+    parent.add_argument(
         "--out", type=Path, metavar="FOLDER", help="engine folder (default: the folder engines in the model folder)"
     )
+    return parent
 
 
-def _add_graphs(parser: argparse.ArgumentParser, precision: Precision) -> None:
-    parser.add_argument(
+def _graphs(precision: Precision) -> argparse.ArgumentParser:
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument(
         "--graphs",
         nargs="+",
         choices=get_args(Graph),
@@ -166,9 +159,10 @@ def _add_graphs(parser: argparse.ArgumentParser, precision: Precision) -> None:
         metavar="GRAPH",
         help=f"any of {', '.join(get_args(Graph))} (default: step vocoder)",
     )
-    parser.add_argument(
+    parent.add_argument(
         "--precision", nargs="+", choices=get_args(Precision), default=[precision], help=f"default: {precision}"
     )
+    return parent
 
 
 def _engines(options: argparse.Namespace) -> EngineFolder:
@@ -188,8 +182,8 @@ def _run_onnx(options: argparse.Namespace) -> None:
 
 
 def _run_tensorrt(options: argparse.Namespace) -> None:
+    from token2wav_export.engines import load_package
     from token2wav_export.making import Maker
-    from token2wav_export.packages import load_package
     from token2wav_export.profiles import Load
 
     load = Load(load_server_config(options.config).stream, options.max_streams, options.history_seconds)

@@ -6,20 +6,20 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
 import onnx
 
+from token2wav.errors import EngineUnavailableError
 from token2wav.execution.artifacts import Artifact, EngineFolder
-from token2wav_export.packages import installed_version, own_target
+from token2wav_export.engines import own_target, version_of
 
 _Shape = TypeVar("_Shape")
 _SHOWN_OPERATORS = 8
 _HEAD = (
     f"{'graph':20} {'precision':9} {'backend':12} {'nodes':>6} {'weights MB':>10} {'size MB':>8} {'target':21} "
-    f"{'age':>6}  state"
+    f"{'created, UTC':16}  state"
 )
 
 
@@ -54,18 +54,16 @@ def inspect_folder(engines: EngineFolder, model_folder: Path) -> list[Inspected]
 
 
 def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) -> Inspected:
+    versions, target, missing = dict[str, str](), dict[str, str](), None
     if artifact.backend != "onnx":
-        installed = installed_version(artifact.backend)
-        problem = engines.problem(
-            artifact,
-            model_folder=model_folder,
-            versions={artifact.backend: installed} if installed else {},
-            target=own_target(),
-        )
-        return Inspected(artifact, problem or (None if installed else f"{artifact.backend} is not installed here"))
-    problem = engines.problem(artifact, model_folder=model_folder)
+        target = own_target()
+        try:
+            versions[artifact.backend] = version_of(artifact.backend)
+        except EngineUnavailableError as error:
+            missing = str(error)
+    problem = engines.problem(artifact, model_folder=model_folder, versions=versions, target=target) or missing
     path = engines.path / artifact.file
-    if not path.is_file():
+    if artifact.backend != "onnx" or not path.is_file():
         return Inspected(artifact, problem)
     try:
         model = onnx.load(path, load_external_data=False)
@@ -95,21 +93,21 @@ def as_json(found: list[Inspected]) -> str:
     return json.dumps([asdict(one) for one in found], indent=1)
 
 
-def as_text(found: list[Inspected], now: datetime | None = None) -> str:
+def as_text(found: list[Inspected]) -> str:
     """Formats a table, and below it what is inside of each artefact."""
     if not found:
         return "nothing was exported here yet"
-    now = now or datetime.now(timezone.utc)
-    return "\n".join([_HEAD, *(_row(one, now) for one in found), *(_details(one) for one in found)])
+    return "\n".join([_HEAD, *map(_row, found), *map(_details, found)])
 
 
-def _row(one: Inspected, now: datetime) -> str:
+def _row(one: Inspected) -> str:
     artifact = one.artifact
     target = ",".join(artifact.target.get("compute_capability", ("any",)))
+    nodes, weights = ("-", "-") if one.weights is None else (one.nodes, f"{one.weights / 1e6:.1f}")
     return (
-        f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {_or_dash(one.nodes):>6} "
-        f"{_megabytes(one.weights):>10} {_megabytes(artifact.size):>8} {target:21} "
-        f"{_age(artifact.created, now):>6}  {'usable' if one.problem is None else f'stale: {one.problem}'}"
+        f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {nodes:>6} {weights:>10} "
+        f"{artifact.size / 1e6:>8.1f} {target:21} {artifact.created[:16]:16}  "
+        f"{'usable' if one.problem is None else f'stale: {one.problem}'}"
     )
 
 
@@ -133,19 +131,3 @@ def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
     last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
     first = {name: shape for name, shape in tensors.items() if not name[-1].isdigit() or name.endswith("_0")}
     return {f"{name}..{last}" if name.endswith("_0") and last else name: shape for name, shape in first.items()}
-
-
-def _or_dash(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-def _megabytes(size: int | None) -> str:
-    return "-" if size is None else f"{size / 1e6:.1f}"
-
-
-def _age(created: str, now: datetime) -> str:
-    try:
-        hours = (now - datetime.fromisoformat(created)).total_seconds() / 3600
-    except (ValueError, TypeError):
-        return "?"
-    return f"{hours:.0f} h" if hours < 48 else f"{hours / 24:.0f} d"

@@ -24,12 +24,11 @@ from token2wav.execution.artifacts import (
     fingerprint,
     stem_of,
 )
+from token2wav.execution.exported_graphs import Package
 from token2wav.families import Exportable, exportable
-from token2wav_export.builder import build_engine
+from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module
-from token2wav_export.onnx_file import write_onnx
-from token2wav_export.packages import Package, build_target
-from token2wav_export.parity import check_parity
+from token2wav_export.onnx_file import check_parity, write_onnx
 from token2wav_export.profiles import Load, profiles, shapes
 from token2wav_export.signatures import signature
 
@@ -54,6 +53,7 @@ class Maker:
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)
+        self._schedule = {"steps": self.model.config.ode_steps, "guidance": self.model.networks.guidance}
 
     def onnx(self, graph: Graph, precision: Precision, opset: int = OPSET) -> Path:
         """Exports a graph and adds it.
@@ -69,21 +69,40 @@ class Maker:
         start = time.monotonic()
         tensors = signature(graph, precision, self.model)
         made_of = fingerprint(self._folder, stem_of(graph))
-        with self._engines.staging() as staged, _stages(f"{graph} {precision}", 3) as bar:
+        metadata = {  # tells what the file is, should it be found without its description
+            "graph": graph,
+            "graph_version": str(GRAPH_VERSION),
+            "precision": precision,
+            "opset": str(opset),
+            "fingerprint": made_of,
+            "config": config_hash(self.model.config),
+            "token2wav": version("token2wav"),
+            **{name: f"{value:g}" for name, value in self._schedule.items()},
+        }
+        with (
+            self._engines.staging() as staged,
+            tqdm(desc=f"{graph} {precision}", total=2, unit="stage", leave=False, disable=None) as bar,
+        ):
             path = staged / f"{graph}-{precision}.onnx"
             bar.set_postfix_str("tracing")
             module = load_module(graph, precision, self.model)
-            metadata = self._metadata(graph, precision, opset, made_of)
             write_onnx(module, tensors, path, opset=opset, metadata=metadata)
             bar.update()
             bar.set_postfix_str("comparing")
             reference = module if precision == "float32" else load_module(graph, "float32", self.model)
             found = check_parity(path, graph, precision, tensors, reference)
             bar.update()
-            bar.set_postfix_str("adding")
-            made = {"graph": graph, "precision": precision, "backend": "onnx", "opset": opset, "fingerprint": made_of}
-            versions = {name: version(name) for name in _ONNX_PACKAGES}
-            return self._add(path, start, f"disagreement with torch {found:.1e}", versions=versions, **made)
+            return self._add(
+                path,
+                start,
+                f"disagreement with torch {found:.1e}",
+                graph=graph,
+                precision=precision,
+                backend="onnx",
+                opset=opset,
+                fingerprint=made_of,
+                versions={name: version(name) for name in _ONNX_PACKAGES},
+            )
 
     def tensorrt(
         self, graph: Graph, precision: Precision, package: Package, load: Load, compute_capabilities: list[str]
@@ -119,11 +138,20 @@ class Maker:
                 compute_capabilities=compute_capabilities,
                 timing_cache=self._engines.path / "timing.cache",
             )
-            opset = next(entry.version for entry in onnx.load(source, load_external_data=False).opset_import)
-            made = {"graph": graph, "precision": precision, "backend": package.name, "opset": opset}
-            built = {"fingerprint": made_of, "target": target, "flags": flags, "profiles": tuple(allowed)}
-            versions: dict[str, str] = {package.name: package.version}
-            return self._add(path, start, f"{len(allowed)} profiles", versions=versions, **made, **built)
+            return self._add(
+                path,
+                start,
+                f"{len(allowed)} profiles",
+                graph=graph,
+                precision=precision,
+                backend=package,
+                opset=onnx.load(source, load_external_data=False).opset_import[0].version,
+                fingerprint=made_of,
+                versions={package: version_of(package)},
+                target=target,
+                flags=flags,
+                profiles=tuple(allowed),
+            )
 
     def _add(self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any) -> Path:
         """Adds what was made since `start`, described with what all artefacts of this maker have in common."""
@@ -140,24 +168,3 @@ class Maker:
         placed = self._engines.add(path.parent, artifact)
         print(f"{artifact.graph} {artifact.precision}: {placed} ({seconds:.0f} s, {remark})")
         return placed
-
-    @property
-    def _schedule(self) -> dict[str, float]:
-        return {"steps": self.model.config.ode_steps, "guidance": self.model.networks.guidance}
-
-    def _metadata(self, graph: Graph, precision: Precision, opset: int, made_of: str) -> dict[str, str]:
-        """Returns metadata that an ONNX file carries, should it be found without its description."""
-        return {
-            "graph": graph,
-            "graph_version": str(GRAPH_VERSION),
-            "precision": precision,
-            "opset": str(opset),
-            "fingerprint": made_of,
-            "config": config_hash(self.model.config),
-            "token2wav": version("token2wav"),
-            **{name: f"{value:g}" for name, value in self._schedule.items()},
-        }
-
-
-def _stages(name: str, count: int) -> tqdm[Any]:
-    return tqdm(desc=name, total=count, unit="stage", leave=False, disable=None)

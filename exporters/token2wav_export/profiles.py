@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from token2wav.config import StreamConfig
-from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import Graph
 from token2wav.families import Exportable
 from token2wav.model_config import ModelConfig
@@ -15,44 +14,23 @@ from token2wav_export.signatures import Axis, Signature
 Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Span of a free dimension: it bounds the sizes that a profile allows, and names the one it is tuned for."""
 
     smallest: int
     best: int
     largest: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.smallest <= self.best <= self.largest:
-            raise ConfigError(
-                f"profile: sizes {self.smallest}, {self.best}, {self.largest} do not grow; "
-                "raise --history-seconds or --max-streams"
-            )
-
 
 Profile = dict[str, Span]  # by free dimension
 
 
-@dataclass(frozen=True)
-class Load:
-    """Load that an engine must bear.
+class Load(NamedTuple):
+    """Load that an engine must bear."""
 
-    Attributes:
-        stream: settings that cut streams into chunks.
-        max_streams: most streams in one batch.
-        history_seconds: longest prompt and past that a chunk can look back on.
-    """
-
-    stream: StreamConfig
-    max_streams: int
-    history_seconds: float
-
-    def __post_init__(self) -> None:
-        if self.max_streams < 1:
-            raise ConfigError(f"--max-streams: {self.max_streams} is below 1")
-        if not 1 <= self.history_seconds <= 3600:
-            raise ConfigError(f"--history-seconds: {self.history_seconds:g} is not between 1 and 3600")
+    stream: StreamConfig  # settings that cut streams into chunks
+    max_streams: int  # most streams in one batch
+    history_seconds: float  # longest prompt and past that a chunk can look back on
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
@@ -95,14 +73,8 @@ def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:
-    """Returns the shapes of all inputs with a free dimension. As all follow from the same sizes, they fit one another.
-
-    Raises:
-        ConfigError: the profile has other dimensions than the graph.
-    """
-    if set(profile) != set(signature.free):
-        raise ConfigError(f"profile: dimensions {', '.join(profile)}, but the graph has {', '.join(signature.free)}")
-    ends = [{name: getattr(span, end) for name, span in profile.items()} for end in ("smallest", "best", "largest")]
+    """Returns the shapes of all inputs that have a free dimension; as they follow from the same sizes, they fit."""
+    ends = [{name: getattr(span, end) for name, span in profile.items()} for end in Span._fields]
     return {
         spec.name: tuple(spec.of(sizes) for sizes in ends)
         for spec in signature.inputs

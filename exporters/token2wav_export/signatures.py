@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -15,66 +15,46 @@ from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import VocoderNetwork
-from token2wav_export.errors import ExportError
+from token2wav_export import ExportError
 
 Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Axis that is free, or follows from free ones: the sum of `terms` and a constant.
+class Axis(NamedTuple):
+    """Axis that is free, or follows from free ones: a multiple of the sum of free dimensions, given by name."""
 
-    Attributes:
-        terms: factors of the free dimensions, by name.
-        constant: number that is added to them.
-    """
-
-    terms: tuple[tuple[str, int], ...]
-    constant: int = 0
+    names: tuple[str, ...]
+    factor: int = 1
 
     def of(self, sizes: Sizes) -> int:
-        return sum(factor * sizes[name] for name, factor in self.terms) + self.constant
+        return self.factor * sum(sizes[name] for name in self.names)
 
     def __str__(self) -> str:
-        parts = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.terms]
-        return "+".join(parts + ([str(self.constant)] if self.constant else []))
+        total = "+".join(self.names)
+        return total if self.factor == 1 else f"{self.factor}*{total}"
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Tensor that goes into a graph or comes out of it.
-
-    Attributes:
-        name: name in the graph.
-        shape: sizes, and axes where they are free.
-        dtype: number type, as numpy and torch call it.
-    """
+    """Tensor that goes into a graph or comes out of it."""
 
     name: str
-    shape: tuple[int | Axis, ...]
-    dtype: Literal["float32", "float16", "int64"] = "float32"
+    shape: tuple[int | Axis, ...]  # axes where it is free
+    dtype: Literal["float32", "float16", "int64"] = "float32"  # as numpy and torch call it
 
     def of(self, sizes: Sizes) -> tuple[int, ...]:
         """Returns the shape for given sizes of the free dimensions."""
         return tuple(axis.of(sizes) if isinstance(axis, Axis) else axis for axis in self.shape)
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """Signature of a graph: it lists inputs and outputs in their order."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    @property
-    def free(self) -> list[str]:
-        """Names of the free dimensions."""
-        axes = (axis for spec in self.inputs for axis in spec.shape if isinstance(axis, Axis))
-        return list(dict.fromkeys(name for axis in axes for name, _ in axis.terms))
 
-
-ROWS, FRAMES = Axis((("rows", 1),)), Axis((("frames", 1),))
-PAST_FRAMES, KEYS = Axis((("past", 1),)), Axis((("past", 1), ("frames", 1)))
+ROWS, FRAMES, PAST_FRAMES, KEYS = (Axis(names) for names in (("rows",), ("frames",), ("past",), ("past", "frames")))
 
 
 def signature(graph: Graph, precision: Precision, model: Exportable) -> Signature:
@@ -137,7 +117,7 @@ def _estimator(bands: int) -> Signature:
 
 
 def _vocoder(vocoder: VocoderNetwork, *, whole: bool) -> Signature:
-    samples = Axis((("frames", vocoder.frame_samples),))
+    samples = Axis(FRAMES.names, vocoder.frame_samples)
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
     signals = [TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)), TensorSpec("source", (ROWS, 1, samples))]
     kept: dict[str, tuple[int | Axis, ...]]

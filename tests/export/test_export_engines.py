@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ from tests.export.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.exported_graphs import Package
 from token2wav.families import Exportable
-from token2wav_export.builder import build_engine
-from token2wav_export.errors import ExportError
+from token2wav_export import ExportError
+from token2wav_export.engines import build_engine, build_target, load_package, version_of
 from token2wav_export.making import Maker
-from token2wav_export.packages import Package, build_target, load_package
 from token2wav_export.profiles import Load, Span, chunk_frames, profiles, shapes
 from token2wav_export.signatures import signature
 
@@ -52,7 +51,7 @@ def test_graphs_build_with_dynamic_profiles(
     maker = Maker(models[model], engines, ["pytest"])
     path = maker.tensorrt(graph, precision, rtx, LOAD, ["8.9", "12.0"])
     assert path.stat().st_size > 100_000
-    machine = {"versions": {"tensorrt_rtx": rtx.version}, "target": {"compute_capability": "12.0"}}
+    machine = {"versions": {"tensorrt_rtx": version_of(rtx)}, "target": {"compute_capability": "12.0"}}
     assert engines.find(graph, precision, "tensorrt_rtx", model_folder=models[model], **machine) == path
     made = next(a for a in engines.artifacts() if engines.path / a.file == path)
     assert len(made.profiles) == count
@@ -151,13 +150,3 @@ def test_shapes_of_a_profile_fit_one_another(networks: Exportable) -> None:
     assert found["bias"] == ((2, 1, 1, 1), (2, 1, 50, 800), (8, 1, 50, 1550))
     assert found["past_key_0"] == ((2, 0, 64), (2, 750, 64), (8, 1500, 64))
     assert "modulation" not in found
-    with pytest.raises(ConfigError, match="dimensions rows, frames, past, but the graph has rows, frames"):
-        shapes(profile, signature("vocoder", "float32", networks))
-
-
-def test_loads_that_make_no_sense() -> None:
-    for change, field in (({"max_streams": 0}, "--max-streams"), ({"history_seconds": 0.0}, "--history-seconds")):
-        with pytest.raises(ConfigError, match=field):
-            dataclasses.replace(LOAD, **change)
-    with pytest.raises(ConfigError, match="sizes 5, 4, 3 do not grow"):
-        Span(5, 4, 3)

@@ -14,9 +14,9 @@ from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Pr
 from token2wav.families import Exportable, exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import CachedStep
-from token2wav_export.errors import ExportError
+from token2wav_export import ExportError
 from token2wav_export.modules import load_module, run_module, sample_inputs
-from token2wav_export.parity import bound, check_parity, disagreement, run_onnx
+from token2wav_export.onnx_file import bound, check_parity, disagreement, run_onnx
 from token2wav_export.signatures import signature
 
 CASES: list[tuple[str, Graph, Precision]] = [

@@ -22,8 +22,8 @@ from token2wav.execution.exported_graphs import OnnxGraph
 from token2wav.families.cosyvoice2 import read
 from token2wav.networks.hift import HiFT
 from token2wav_export.cli import main
+from token2wav_export.engines import load_package
 from token2wav_export.making import Maker
-from token2wav_export.packages import load_package
 from token2wav_export.profiles import Load
 
 MEL = 2e-5  # of float32, as on torch

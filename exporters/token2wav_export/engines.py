@@ -1,4 +1,4 @@
-"""Builder of engines: either TensorRT package turns an ONNX file into one, in the precision that the graph has.
+"""Engines of TensorRT: either package turns an ONNX file into one, in the precision that the graph has.
 
 Engines are strongly typed, so both packages, and TensorRT 10 and 11, are driven by the same calls; what only some of
 them have is looked for. Before opset 23 graphs have no `Attention` operator, so that of float32, for which there is no
@@ -7,21 +7,81 @@ kernel, never has to be taken apart.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from tqdm import tqdm
 
+from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import Precision
-from token2wav_export.errors import ExportError
-from token2wav_export.packages import Package
+from token2wav.execution.exported_graphs import PACKAGES, Package, package, target_of
+from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
+
+_AMPERE = 8.0
+_INSTALL = (
+    "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install tensorrt-rtx-cu13), or ordinary "
+    "TensorRT for data centre GPUs (pip install tensorrt, or NVIDIA's containers)"
+)
+
+
+def load_package(name: Package | Literal["auto"]) -> Package:
+    """Imports a package and returns its name; `auto` takes ordinary TensorRT before TensorRT-RTX.
+
+    Raises:
+        EngineUnavailableError: it is not installed, or a library that it needs is missing.
+    """
+    wanted = PACKAGES if name == "auto" else (name,)
+    for candidate in wanted:
+        if importlib.util.find_spec(candidate) is not None:
+            package(candidate)
+            return candidate
+    raise EngineUnavailableError(f"{' and '.join(wanted)} cannot be imported; {_INSTALL}")
+
+
+def version_of(name: Package) -> str:
+    """Returns the version of a package; EngineUnavailableError if it cannot be imported."""
+    return str(package(name).__version__)
+
+
+def own_target() -> dict[str, str]:
+    """Returns this machine's GPU as `EngineFolder.find` takes it; empty where torch sees none."""
+    return target_of(torch.device("cuda")) if torch.cuda.is_available() else {}
+
+
+def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns the target of an engine: given capabilities, or this machine's GPU where the package cannot choose.
+
+    Without capabilities TensorRT-RTX builds for every GPU that it knows from Ampere on: not for Turing, 7.5.
+
+    Raises:
+        ConfigError: a capability that the package does not know, or that it cannot build for from here.
+    """
+    if name == "tensorrt_rtx":
+        digits = [member.removeprefix("SM") for member in package(name).ComputeCapability.__members__]
+        known = [f"{each[:-1]}.{each[-1]}" for each in digits if each.isdecimal()]
+        for capability in compute_capabilities:
+            if capability not in known:
+                raise ConfigError(
+                    f"--compute-capability: {capability} is not one of {', '.join(known)}, which TensorRT-RTX builds "
+                    "for; other GPUs need ordinary TensorRT"
+                )
+        return {"compute_capability": tuple(compute_capabilities or (c for c in known if float(c) >= _AMPERE))}
+    if compute_capabilities:
+        raise ConfigError(
+            "--compute-capability: ordinary TensorRT builds for the GPU of this machine only; leave it out"
+        )
+    if target := own_target():
+        return {key: (value,) for key, value in target.items()}
+    raise ConfigError("--package: ordinary TensorRT builds on the GPU it is for, and torch sees none here")
 
 
 def build_engine(
-    package: Package,
+    name: Package,
     source: Path,
     engine: Path,
     *,
@@ -33,7 +93,7 @@ def build_engine(
     """Builds and writes an engine.
 
     Args:
-        package: TensorRT package that builds.
+        name: TensorRT package that builds.
         source: ONNX file, with its weights beside it.
         engine: file to write.
         precision: number type of the graph. TF32 is turned off for float32, of which it would keep 10 bits of mantissa.
@@ -47,15 +107,14 @@ def build_engine(
     Raises:
         ExportError: the package refuses the graph or the profiles.
     """
-    trt = package.module
-    logger = _logger(package)
+    trt, logger = package(name), _logger(name)
     logger.errors.clear()
     builder = trt.Builder(logger)
     kinds = trt.NetworkDefinitionCreationFlag
     network = builder.create_network(1 << int(kinds.STRONGLY_TYPED) if hasattr(kinds, "STRONGLY_TYPED") else 0)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(source)):
-        raise _failed(package, source, [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors)
+        raise _failed(name, source, [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors)
     config = builder.create_builder_config()
     if precision == "float32":
         config.clear_flag(trt.BuilderFlag.TF32)
@@ -64,34 +123,34 @@ def build_engine(
         config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), place)
     for shapes in profiles:
         profile = builder.create_optimization_profile()
-        for name, (smallest, best, largest) in shapes.items():
-            profile.set_shape(name, smallest, best, largest)
+        for tensor, (smallest, best, largest) in shapes.items():
+            profile.set_shape(tensor, smallest, best, largest)
         if config.add_optimization_profile(profile) < 0:
-            raise _failed(package, source, logger.errors)
-    measured = package.name == "tensorrt"  # TensorRT-RTX measures nothing before it runs
+            raise _failed(name, source, logger.errors)
+    measured = name == "tensorrt"  # TensorRT-RTX measures nothing before it runs
     if measured:
         known = timing_cache.read_bytes() if timing_cache.is_file() else b""
         config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
-    with tqdm(desc=f"{package.name}: {engine.name}", unit="step", leave=False, disable=None) as bar:
-        config.progress_monitor = _monitor(package, bar)
+    with tqdm(desc=f"{name}: {engine.name}", unit="step", leave=False, disable=None) as bar:
+        config.progress_monitor = _monitor(name, bar)
         blob = builder.build_serialized_network(network, config)
     if blob is None:
-        raise _failed(package, source, logger.errors)
+        raise _failed(name, source, logger.errors)
     engine.write_bytes(blob)
     if measured:
         timing_cache.write_bytes(config.get_timing_cache().serialize())
     return ("TF32 off",) if precision == "float32" else ()
 
 
-def _failed(package: Package, source: Path, errors: Sequence[str]) -> ExportError:
+def _failed(name: Package, source: Path, errors: Sequence[str]) -> ExportError:
     reason = " ".join(errors[-1].split())[:500] if errors else "it gives no reason"
-    return ExportError(f"{package.name} {package.version} cannot build {source.name}: {reason}")
+    return ExportError(f"{name} {version_of(name)} cannot build {source.name}: {reason}")
 
 
 @cache
-def _logger(package: Package) -> Any:
+def _logger(name: Package) -> Any:
     """Returns the one logger that a process may have."""
-    trt = package.module
+    trt = package(name)
 
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
         """Keeps errors, drops the rest."""
@@ -107,8 +166,8 @@ def _logger(package: Package) -> Any:
     return Logger()
 
 
-def _monitor(package: Package, bar: tqdm[Any]) -> Any:
-    trt = package.module
+def _monitor(name: Package, bar: tqdm[Any]) -> Any:
+    trt = package(name)
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
         """Shows the steps of all phases on one bar: their number is only known when they start."""
