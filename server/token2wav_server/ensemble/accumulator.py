@@ -39,26 +39,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Stream:
-    """Utterance whose tokens still come. Times are monotonic seconds.
+    """Utterance whose tokens still come. Times are monotonic seconds."""
 
-    Attributes:
-        chunker: its tokens, and the chunk that is handed on next.
-        playback: clock of its listener.
-        voice: prompt and speaker, which go with the first chunk.
-        options: parameters of its first request.
-        stream_id: name under which later stages know it. Random, so that neither a client that uses a sequence id
-            again nor a restart of this process meets what an earlier stream left there.
-        admitted: time of its admission.
-        last_progress: time at which tokens came last.
-    """
-
-    chunker: Chunker
-    playback: Playback
-    voice: Voice
-    options: Options
+    chunker: Chunker  # its tokens, and the chunk that is handed on next
+    playback: Playback  # clock of its listener
+    voice: Voice  # prompt and speaker, which go with the first chunk
+    options: Options  # parameters of its first request
+    # Name under which later stages know it. Random, so that neither a client that uses a sequence id again nor a
+    # restart of this process meets what an earlier stream left there.
     stream_id: int = field(default_factory=lambda: secrets.randbits(63))
     admitted: float = field(default_factory=time.monotonic)
-    last_progress: float = field(default_factory=time.monotonic)
+    last_progress: float = field(default_factory=time.monotonic)  # when tokens came
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""

@@ -24,34 +24,21 @@ _LONGEST_TICK_S = 1.0
 
 @dataclass(frozen=True)
 class Label:
-    """Label of a chunk, which names its stream and its place there.
+    """Label of a chunk, which names its stream and its place there."""
 
-    Attributes:
-        stream_id: number that the accumulator drew at random, never used again.
-        index: 0, 1, 2 ... within the stream.
-        last: whether the stream ends with it.
-        audio_format: what its client wants to be sent.
-    """
-
-    stream_id: int
-    index: int
-    last: bool
-    audio_format: AudioFormat
+    stream_id: int  # number that the accumulator drew at random, never used again
+    index: int  # 0, 1, 2 ... within the stream
+    last: bool  # whether the stream ends with it
+    audio_format: AudioFormat  # what its client wants to be sent
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Part of a stream in a stage: one chunk that waits for its turn.
-
-    Attributes:
-        label: stream and place of the chunk.
-        content: input of the stage, or the error that ended the stream in an earlier one.
-        answer: takes what was computed, or the error with which the stream is lost; it is called once.
-    """
+    """Part of a stream in a stage: one chunk that waits for its turn."""
 
     label: Label
-    content: Any
-    answer: Callable[[Any], None]
+    content: Any  # input of the stage, or the error that ended the stream in an earlier one
+    answer: Callable[[Any], None]  # takes what was computed, or the error with which the stream is lost; called once
 
 
 class Stage(Protocol):
