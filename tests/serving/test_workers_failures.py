@@ -11,6 +11,7 @@ import torch
 from tests.serving.replies import (
     FIRST,
     LIMITS,
+    SECOND,
     BrokenReply,
     Counter,
     Expected,
@@ -24,7 +25,7 @@ from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
 from token2wav.serving import pipeline
-from token2wav.serving.worker import WorkerPool
+from token2wav.serving.worker import Observer, WorkerPool
 
 
 @pytest.mark.parametrize(
@@ -112,3 +113,44 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voi
     workers.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
     assert_serves(workers, voice, expected)
+
+
+def broken(*_: object) -> None:
+    raise OSError("a metric is gone")
+
+
+def test_an_observer_that_raises_at_every_call_harms_nobody(
+    make: Make, model: Token2Wav, voice: Voice, expected: Expected
+) -> None:
+    class Broken(Observer):
+        changed = computed = sent = ended = broken
+
+    workers = make(observer=Broken())
+    workers.cancel(workers.open(voice))
+    replies = {count: RecordingReply() for count in (4, FIRST, SECOND + 1)}
+    for count, reply in replies.items():
+        workers.push(workers.open(voice, broken), demo_tokens(count), reply, end=True)
+        assert np.array_equal(joined(reply), expected(count))
+    assert model.pipeline.open_streams == 0
+
+
+@pytest.mark.parametrize("call", ["next_to_open", "next_batch", "computed", "settle"])
+def test_a_worker_outlives_a_fault_of_ours(
+    make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever it was about is told, or is served all the same."""
+    workers = make()
+    real, faults = getattr(workers._scheduler, call), [ValueError("a bug")]
+
+    def once(*given: object) -> object:
+        if threading.current_thread().name.startswith("token2wav-worker") and faults:
+            raise faults.pop()
+        return real(*given)
+
+    monkeypatch.setattr(workers._scheduler, call, once)
+    utterance, reply = workers.open(voice), RecordingReply()
+    workers.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
+    reply.wait()
+    assert not faults
+    assert_serves(workers, voice, expected)
+    assert workers._idle_workers == 1

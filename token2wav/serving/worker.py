@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
@@ -162,12 +163,12 @@ class WorkerPool:
                 return
             replies = self._scheduler.fail(request, error)
             if request.owner in (None, threading.get_ident()):
-                self._pipeline.close(request)
+                _attempt(self._pipeline.close, request)
         self._over(request, type(reason).__name__ if reason else "cancelled")
         for reply in replies:
-            _last_word(partial(reply.fail, error))
+            _attempt(reply.fail, error)
         if isinstance(reason, DeviceLostError):
-            self._on_device_lost()
+            _attempt(self._on_device_lost)
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, waits for the open ones as long as asked, then ends them and the workers."""
@@ -185,25 +186,42 @@ class WorkerPool:
 
     def _run(self) -> None:
         torch.set_num_threads(self._torch_threads)  # of this worker alone: each thread has a number of its own
-        owner, scheduler = threading.get_ident(), self._scheduler
-        while True:
-            self._drop_abandoned()
+        owner, going = threading.get_ident(), True
+        while going:
+            try:
+                going = self._turn(owner)
+            except Exception as error:  # a fault of ours: who was about to be served is lost, others are not
+                told = _told(error)
+                for request in list(self._scheduler.requests):
+                    if request.owner == owner:
+                        self.cancel(request, told)
+                time.sleep(_POLL_SECONDS)
+
+    def _turn(self, owner: int) -> bool:
+        """Opens a request or computes a batch, or waits for either; says whether there is more to come."""
+        scheduler = self._scheduler
+        self._drop_abandoned()
+        with self._wake:
+            scheduler.look_at_listeners()
+            unopened, batch = scheduler.next_to_open(owner), list[Request]()
+            if unopened is None:
+                batch = scheduler.next_batch(owner, self._idle_workers)
+                if not batch:
+                    if scheduler.closing and not scheduler.requests:
+                        return False
+                    self._wake.wait(_POLL_SECONDS if scheduler.requests else None)
+                    return True
+                self._idle_workers -= 1
+                self._wake.notify()  # another worker may take what this one has left
+        if unopened is not None:
+            self._serve(unopened, self._open)
+            return True
+        try:
+            self._compute(batch)
+        finally:
             with self._wake:
-                scheduler.look_at_listeners()
-                unopened, batch = scheduler.next_to_open(owner), list[Request]()
-                if unopened is None:
-                    batch = scheduler.next_batch(owner, self._idle_workers)
-                    if not batch:
-                        if scheduler.closing and not scheduler.requests:
-                            return
-                        self._wake.wait(_POLL_SECONDS if scheduler.requests else None)
-                        continue
-                    self._idle_workers -= 1
-                    self._wake.notify()  # another worker may take what this one has left
-            if unopened is not None:
-                self._serve(unopened, self._open)
-            else:
-                self._compute(batch)
+                self._idle_workers += 1
+        return True
 
     def _drop_abandoned(self) -> None:
         now = self._clock()
@@ -233,7 +251,7 @@ class WorkerPool:
         waited = [start - request.ready_since for request in batch]
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
-            results = self._pipeline.advance(batch, partial(self._observer.computed, waited))
+            results = self._pipeline.advance(batch, partial(_attempt, self._observer.computed, waited))
         except Exception as error:  # of the engines as a whole: nobody can go on
             results = [_told(error)] * len(batch)
         took = self._clock() - start
@@ -241,7 +259,6 @@ class WorkerPool:
             request.compute_seconds += took
             self._serve(request, partial(self._send, result=result))
         with self._wake:
-            self._idle_workers += 1
             self._scheduler.computed(tokens, took)
 
     def _send(self, request: Request, result: AudioChunk | Token2WavError | None) -> None:
@@ -254,7 +271,7 @@ class WorkerPool:
                 reply = request.messages[0].reply if request.messages else request.kept_open[0]
                 late = request.playback.sent(result.duration_s, result.sound_s, result.trimmed_s)
             reply.send(result)
-            self._observer.sent(request, result.duration_s, late)
+            _attempt(self._observer.sent, request, result.duration_s, late)
         with self._wake:
             if not request.over:
                 self._scheduler.sent(request, heard=result is not None)
@@ -263,9 +280,10 @@ class WorkerPool:
         """Does something for a request of this worker, which ends that one alone if it fails, and releases it then."""
         try:
             work(request)
+            self._release(request)
         except Exception as error:
             self.cancel(request, _told(error))
-        self._release(request)
+            self._release(request)
 
     def _release(self, request: Request) -> None:
         """Releases a request of this worker, when all replies are finished that can be; one that is over is freed."""
@@ -276,7 +294,7 @@ class WorkerPool:
                 finished = self._scheduler.settle(request)
                 over = request.over
                 if over:
-                    self._pipeline.close(request)
+                    _attempt(self._pipeline.close, request)
                 if over or not finished:
                     self._scheduler.release(request)
             if over and not cancelled:
@@ -288,13 +306,13 @@ class WorkerPool:
                 return
 
     def _over(self, request: Request, reason: str) -> None:
-        request.on_close()
-        self._observer.ended(request, reason)
+        _attempt(request.on_close)
+        _attempt(self._observer.ended, request, reason)
         self._changed()  # last, so that who sees nothing open has been told of every end
 
     def _changed(self) -> None:
         with self._telling:  # else an older number could be told after a newer one, and stay
-            self._observer.changed(self.open_requests)
+            _attempt(self._observer.changed, self.open_requests)
 
 
 def _told(error: Exception) -> Token2WavError:
@@ -315,12 +333,12 @@ def _is_cancelled(reply: Reply) -> bool:
 
 def _finish(replies: list[Reply]) -> None:
     for reply in replies:
-        _last_word(reply.finish)
+        _attempt(reply.finish)
 
 
-def _last_word(say: Callable[[], None]) -> None:
-    """Says what may not come through: the client can be gone, and nobody else may suffer from it."""
+def _attempt(call: Callable[..., None], *given: Any) -> None:
+    """Calls what may fail, such as an observer or the reply to a client that is gone: nobody else may suffer from it."""
     try:
-        say()
+        call(*given)
     except Exception:
-        log.warning("the end of a request could not be told", exc_info=True)
+        log.warning("%s failed, and the worker goes on", getattr(call, "__qualname__", call), exc_info=True)
