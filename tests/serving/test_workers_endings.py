@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -19,10 +20,11 @@ from tests.serving.replies import (
     assert_serves,
     joined,
     refused,
+    speak,
     until,
 )
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import StreamClosedError, Token2Wav, Voice
+from token2wav import EngineError, LimitError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import ExpiredError, IdleError
 from token2wav.serving.worker import Observer, WorkerPool
 
@@ -128,11 +130,67 @@ def test_a_client_that_vanishes_ends_its_utterance(workers: WorkerPool, model: T
     workers.push(workers.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True)
     assert reply.reached.wait(WAIT_SECONDS)
     reply.cancelled = True
-    reply.gate.set()
     assert isinstance(reply.failed(), StreamClosedError)
+    reply.gate.set()
+    until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
     assert len(reply.chunks) == 1
     assert closed.count == 1
-    assert model.pipeline.open_streams == 0
+
+
+class Hanging:
+    """What a vocoder does meanwhile, until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.gate.wait(WAIT_SECONDS)
+
+
+def test_who_is_idle_or_vanishes_is_freed_while_the_worker_hangs(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    model, vocoder = faulty
+    clock, hanging, idle, vanishing = FakeClock(), Hanging(), RecordingReply(), RecordingReply()
+    workers = make(model, clock=clock, idle_seconds=30.0)
+    for kept in (idle, vanishing):
+        workers.push(workers.open(voice), [1], kept, end=False, keep_open=True)
+    until(lambda: model.pipeline.open_streams == 2)
+    vocoder.meanwhile["advance"] = hanging
+    running = speak(workers, voice, FIRST)
+    assert hanging.reached.wait(WAIT_SECONDS)
+    vanishing.cancelled = True
+    assert isinstance(vanishing.failed(), StreamClosedError)
+    clock.now += 31.0
+    assert isinstance(idle.failed(), IdleError)
+    assert (workers.open_requests, model.pipeline.open_streams) == (1, 1)
+    hanging.gate.set()
+    assert np.array_equal(joined(running), expected(FIRST))
+
+
+def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+) -> None:
+    """Else canary and health check, for which a full server is well, would never restart it."""
+    model, vocoder = faulty
+    clock, hanging = FakeClock(), Hanging()
+    workers = make(model, clock=clock, streams=1, stream_tokens=15000)
+    time.sleep(0.1)
+    clock.now += 1000.0  # nobody speaks
+    vocoder.meanwhile["advance"] = hanging
+    running = speak(workers, voice, FIRST)
+    assert hanging.reached.wait(WAIT_SECONDS)
+    clock.now += 179.0
+    with pytest.raises(LimitError, match=r"try again later$"):
+        workers.open(voice)
+    clock.now += 2.0
+    with pytest.raises(EngineError, match=r"^engine: no batch has ended for 181 s; it hangs$"):
+        workers.open(voice)
+    hanging.gate.set()
+    assert np.array_equal(joined(running), expected(FIRST))
+    assert_serves(workers, voice, expected)
 
 
 @pytest.mark.parametrize("how", ["ended", "cancelled", "failed"])

@@ -123,7 +123,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
     make: Make, model: Token2Wav, voice: Voice, expected: Expected
 ) -> None:
     class Broken(Observer):
-        changed = computed = sent = ended = broken
+        changed = computed = sent = ended = broken  # type: ignore[assignment]
 
     workers = make(observer=Broken())
     workers.cancel(workers.open(voice))

@@ -25,6 +25,7 @@ from token2wav.voice import Voice
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
+_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes a slow CPU 130 s
 _MOST_WORKERS = 4
 
 
@@ -50,7 +51,7 @@ def default_workers(device: str) -> int:
 
 
 class WorkerPool:
-    """Pool of workers, which serve requests until `close`.
+    """Pool of workers, which serve requests until `close`, and a thread that drops requests nobody waits for.
 
     A request belongs to one worker at a time. Its messages are consumed in order, each answered as soon as its tokens
     have been taken and the chunks that they made possible have been sent. Methods may be called from any thread and
@@ -81,7 +82,8 @@ class WorkerPool:
         self._clock = clock
         self._on_device_lost = on_device_lost
         self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
-        self._looked_for_abandoned = clock()
+        self._came_for_work = clock()  # when a worker did last
+        self._closed = threading.Event()
         self._wake = threading.Condition()  # guards the scheduler and all that requests hold
         self._telling = threading.Lock()
         self._idle_workers = workers
@@ -90,6 +92,8 @@ class WorkerPool:
             threading.Thread(target=self._run, name=f"token2wav-worker-{number}", daemon=True)
             for number in range(workers)
         ]
+        # Not a worker's business: it may hang, or compute for long.
+        self._threads.append(threading.Thread(target=self._drop_abandoned, name="token2wav-dropper", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -116,13 +120,18 @@ class WorkerPool:
         Raises:
             InputError: steps are not allowed, or the model cannot have that sample rate.
             LimitError: there are too many requests, at all or of this client.
+            EngineError: so there are, because no worker comes back from its batch.
         """
         buffer_seconds = self._limits.player_buffer_seconds
         request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
         request.on_close, request.client = on_close, client
         with self._wake:
-            self._scheduler.admit(request)
-            self._wake.notify()  # from now on, idle time is watched
+            try:
+                self._scheduler.admit(request)
+            except LimitError:  # which would tell canary and health check that all is well
+                if (seconds := self._clock() - self._came_for_work) > _HANG_SECONDS:
+                    raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs") from None
+                raise
         self._changed()
         return request
 
@@ -181,6 +190,7 @@ class WorkerPool:
             self.cancel(request, LimitError("server: it is shutting down; try another one"))
         with self._wake:
             self._wake.notify_all()
+        self._closed.set()
         for thread in self._threads:
             thread.join()
 
@@ -200,16 +210,16 @@ class WorkerPool:
     def _turn(self, owner: int) -> bool:
         """Opens a request or computes a batch, or waits for either; says whether there is more to come."""
         scheduler = self._scheduler
-        self._drop_abandoned()
         with self._wake:
             scheduler.look_at_listeners()
             unopened, batch = scheduler.next_to_open(owner), list[Request]()
             if unopened is None:
                 batch = scheduler.next_batch(owner, self._idle_workers)
+                self._came_for_work = self._clock()
                 if not batch:
                     if scheduler.closing and not scheduler.requests:
                         return False
-                    self._wake.wait(_POLL_SECONDS if scheduler.requests else None)
+                    self._wake.wait(_POLL_SECONDS)
                     return True
                 self._idle_workers -= 1
                 self._wake.notify()  # another worker may take what this one has left
@@ -224,22 +234,17 @@ class WorkerPool:
         return True
 
     def _drop_abandoned(self) -> None:
-        now = self._clock()
-        if 0 <= now - self._looked_for_abandoned < _POLL_SECONDS:
-            return
-        self._looked_for_abandoned = now
-        with self._wake:
-            waiting = [
-                (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
-                for request in self._scheduler.requests
-            ]
-        for request, replies in waiting:
-            if any(_is_cancelled(reply) for reply in replies):
-                self.cancel(request)
-        with self._wake:
-            overdue = self._scheduler.overdue()
-        for request, error in overdue:
-            self.cancel(request, error)
+        """Ends requests whose client has vanished, and those that are idle or open for too long, until `close`."""
+        while not self._closed.wait(_POLL_SECONDS):
+            with self._wake:
+                overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
+                waiting = [
+                    (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
+                    for request in self._scheduler.requests
+                ]
+            vanished = [(request, None) for request, replies in waiting if any(map(_is_cancelled, replies))]
+            for request, error in vanished + overdue:
+                self.cancel(request, error)
 
     def _open(self, request: Request) -> None:
         self._pipeline.open(request)
@@ -337,7 +342,7 @@ def _finish(replies: list[Reply]) -> None:
 
 
 def _attempt(call: Callable[..., None], *given: Any) -> None:
-    """Calls what may fail, such as an observer or the reply to a client that is gone: nobody else may suffer from it."""
+    """Calls what may fail, as an observer or the reply to a client that is gone: nobody else may suffer from it."""
     try:
         call(*given)
     except Exception:
