@@ -88,7 +88,7 @@ class ServerMetrics(Observer):
         self._underruns = Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
         self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
         self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
-        self.refused = refusals()
+        self._refused = refusals()
         self._underruns.record(0)
         self._audio.record(0)
         self.changed(0)
@@ -110,6 +110,9 @@ class ServerMetrics(Observer):
             self._stages.record(seconds, stage="wait")
         self._stages.record(flow_seconds, stage="flow")
         self._stages.record(vocoder_seconds, stage="vocoder")
+
+    def refused(self, error: Token2WavError) -> None:
+        self._refused(error)
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
         self._audio.record(seconds)

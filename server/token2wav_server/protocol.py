@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
 from token2wav.config.values import shown
-from token2wav.errors import (
-    EngineError,
-    ExpiredError,
-    IdleError,
-    InputError,
-    LimitError,
-    StreamClosedError,
-    Token2WavError,
-)
+from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.voices import VoiceRegistry
@@ -42,12 +34,11 @@ VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 _NAME_CHARS = 128
 
-# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module.
+# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module. They hold for
+# subclasses too.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
-    IdleError: "NOT_FOUND",
-    ExpiredError: "NOT_FOUND",
     LimitError: "UNAVAILABLE",
     EngineError: "INTERNAL",
 }
@@ -183,7 +174,8 @@ class TritonReply:
         self._last_word()
 
     def fail(self, error: Token2WavError) -> None:
-        status = getattr(pb_utils.TritonError, STATUS.get(type(error), "INTERNAL"))
+        name = next((name for kind, name in STATUS.items() if isinstance(error, kind)), "INTERNAL")
+        status = getattr(pb_utils.TritonError, name)
         self._last_word(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)))
 
     def is_cancelled(self) -> bool:

@@ -38,6 +38,9 @@ class Observer:
     def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
         """Is called when a batch has run, with the seconds for which each of its chunks had been ready."""
 
+    def refused(self, error: Token2WavError) -> None:
+        """Is called when a request that was admitted found no room in the engines."""
+
     def sent(self, request: Request, seconds: float, late: float) -> None:
         """Is called when audio was sent, with its duration, and the seconds for which the listener heard nothing."""
 
@@ -247,7 +250,11 @@ class WorkerPool:
                 self.cancel(request, error)
 
     def _open(self, request: Request) -> None:
-        self._pipeline.open(request)
+        try:
+            self._pipeline.open(request)
+        except LimitError as error:
+            _attempt(self._observer.refused, error)
+            raise
         self._changed()
 
     def _compute(self, batch: list[Request]) -> None:

@@ -1,0 +1,163 @@
+"""Service of the one-process model, on stand-ins for what Triton gives to a Python backend."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.serving.replies import until
+from tests.unit.material import FaultyVocoder, demo_tokens
+from token2wav import Token2Wav, Voice
+from token2wav.cache.block_pool import OutOfBlocksError
+from token2wav.config import ServerConfig
+from token2wav.errors import (
+    DeviceLostError,
+    EngineError,
+    ExpiredError,
+    IdleError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
+
+IMPORTED = [f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "service")]
+
+
+class FakeTriton(SimpleNamespace):
+    """Stand-in for `triton_python_backend_utils`.
+
+    Attributes:
+        values: of all metrics, by name and labels.
+        fault: what every change of a metric raises.
+    """
+
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+        self.fault: Exception | None = None
+
+        class Error(str):
+            INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"
+
+            def __new__(cls, message: str, status: str) -> Error:
+                return super().__new__(cls, f"{status} {message}")
+
+        class MetricFamily:
+            GAUGE = COUNTER = HISTOGRAM = 0
+
+            def __init__(family, name: str, **_: object) -> None:  # noqa: N805
+                family.name = name.removeprefix("token2wav_")
+
+            def Metric(family, labels: dict[str, str], **_: object) -> Any:  # noqa: N805
+                key = family.name, *labels.values()
+
+                def change(value: float, before: float | None = None) -> None:
+                    if self.fault:
+                        raise self.fault
+                    self.values[key] = value + (self.values.get(key, 0) if before is None else before)
+
+                return SimpleNamespace(set=lambda value: change(value, 0), increment=change, observe=change)
+
+        self.TritonError, self.MetricFamily = Error, MetricFamily
+
+    @staticmethod
+    def InferenceResponse(tensors: object = None, error: str | None = None) -> str | None:
+        return error
+
+    class Tensor:
+        @staticmethod
+        def from_dlpack(name: str, tensor: torch.Tensor) -> None:
+            """Makes no tensor: nobody looks at it."""
+
+    @staticmethod
+    def get_input_tensor_by_name(request: FakeRequest, name: str) -> Any:
+        if (array := request.inputs.get(name)) is None:
+            return None
+        return SimpleNamespace(to_dlpack=torch.from_numpy(array.copy()).__dlpack__)
+
+
+class FakeRequest:
+    """Request of a whole utterance, or of nothing without inputs; it is its own response sender."""
+
+    def __init__(self, **inputs: Any) -> None:
+        self.inputs = inputs
+        self.errors: list[str | None] = []  # of all answers but the empty last word
+        self.over = False
+
+    def correlation_id(self) -> int:
+        return 0
+
+    def flags(self) -> int:
+        return 0
+
+    def parameters(self) -> str:
+        return "{}"
+
+    def get_response_sender(self) -> FakeRequest:
+        return self
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def send(self, *responses: str | None, flags: int = 0) -> None:
+        assert not self.over, "an answer after the last word"
+        self.errors += responses
+        self.over = bool(flags)
+
+
+def spoken(voice: Voice) -> FakeRequest:
+    return FakeRequest(tokens=demo_tokens(4), **vars(voice))
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTriton]:
+    fake = FakeTriton()
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake)
+    yield fake
+    for name in IMPORTED:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def service(triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder]) -> Iterator[Any]:
+    made = importlib.import_module("token2wav_server.service").Service(faulty[0], ServerConfig())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InputError("tokens", "none"), "INVALID_ARG"),
+        (StreamClosedError("stream: gone"), "NOT_FOUND"),
+        (IdleError("stream: idle"), "NOT_FOUND"),
+        (ExpiredError("stream: old"), "NOT_FOUND"),
+        (LimitError("streams: full"), "UNAVAILABLE"),
+        (OutOfBlocksError("cache: full"), "UNAVAILABLE"),
+        (EngineError("engine: broken"), "INTERNAL"),
+        (DeviceLostError("engine: lost"), "INTERNAL"),
+        (Token2WavError("something"), "INTERNAL"),
+    ],
+)
+def test_status_of_an_error_holds_for_its_subclasses(triton: FakeTriton, error: Token2WavError, status: str) -> None:
+    request = FakeRequest()
+    importlib.import_module("token2wav_server.protocol").TritonReply(request).fail(error)
+    assert request.errors == [f"{status} {error}"]
+
+
+def test_a_full_cache_is_unavailable_and_counts_as_a_refusal(
+    service: Any, triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
+    faulty[1].open_fault = OutOfBlocksError("cache: 3 pages needed, 0 of 64 free; try again later")
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [f"UNAVAILABLE {faulty[1].open_fault}"]
+    assert triton.values["refused", "cache"] == 1
