@@ -54,10 +54,13 @@ class Family:
     def record(self, value: float, **labels: str) -> None:
         """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at its first value."""
         key = tuple(labels.values())
-        with _ONE_AT_A_TIME:
-            if key not in self._metrics:
-                self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
-            getattr(self._metrics[key], self._method)(value)
+        try:
+            with _ONE_AT_A_TIME:
+                if key not in self._metrics:
+                    self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
+                getattr(self._metrics[key], self._method)(value)
+        except Exception:  # no request may suffer from it
+            log.warning("a metric could not be changed", exc_info=True)
 
 
 class ServerMetrics(Observer):

@@ -184,8 +184,9 @@ class TritonReply:
 
     def _last_word(self, *response: Any) -> None:
         with self._lock:
-            self._over = True
-            self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if not self._over:
+                self._over = True
+                self._sender.send(*response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def admitted(request: Any) -> bool:

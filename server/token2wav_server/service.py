@@ -12,10 +12,10 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from token2wav.config import ServerConfig
-from token2wav.errors import InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import InputError, LimitError, StreamClosedError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
-from token2wav.serving.worker import WorkerPool, default_workers
+from token2wav.serving.worker import WorkerPool, as_told, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import end_process, given
@@ -56,23 +56,24 @@ class Service:
 
     def handle(self, request: Any) -> None:
         """Queues one request. Every answer, errors included, goes through its response sender."""
+        reply = TritonReply(request)
         try:
-            self._handle(request)
-        except Token2WavError as error:
-            self._metrics.refused(error)
-            TritonReply(request).fail(error)
+            self._handle(request, reply)
+        except Exception as error:  # one that is not ours too: Triton has more requests for us
+            told = as_told(error)
+            self._metrics.refused(told)
+            reply.fail(told)
 
     def close(self) -> None:
         """Ends all utterances."""
         self._workers.close()
 
-    def _handle(self, request: Any) -> None:
+    def _handle(self, request: Any, reply: TritonReply) -> None:
         position = Position.of(request)
         tokens = tokens_of(request)
         if position.start:
             options = Options.of(request)
             utterance = self._open(request, position, options)
-            reply = TritonReply(request)
             self._workers.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
             return
         utterance = self._find(position)
@@ -82,7 +83,7 @@ class Service:
         except InputError as error:
             self._workers.cancel(utterance, error)
             raise
-        self._workers.push(utterance, tokens, TritonReply(request), end=position.end)
+        self._workers.push(utterance, tokens, reply, end=position.end)
 
     def _open(self, request: Any, position: Position, options: Options) -> Request:
         sequence_id = position.sequence_id

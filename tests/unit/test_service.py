@@ -161,3 +161,26 @@ def test_a_full_cache_is_unavailable_and_counts_as_a_refusal(
     until(lambda: request.over)
     assert request.errors == [f"UNAVAILABLE {faulty[1].open_fault}"]
     assert triton.values["refused", "cache"] == 1
+
+
+def test_an_unexpected_failure_ends_its_request_alone(
+    service: Any, triton: FakeTriton, voice: Voice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(service._workers._scheduler, "push", lambda *_, **__: [][0])
+        service.handle(request := spoken(voice))
+    assert request.errors == ["INTERNAL engine: IndexError: list index out of range"]
+    assert triton.values["refused", "engine"] == 1
+    assert service._workers.open_requests == 0
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [None]  # its audio
+
+
+def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voice: Voice) -> None:
+    triton.fault = RuntimeError("TRITONSERVER_METRIC_KIND_COUNTER does not support Observe")
+    service.handle(refused := FakeRequest())
+    assert [error.partition(" ")[0] for error in refused.errors if error] == ["INVALID_ARG"]
+    service.handle(request := spoken(voice))
+    until(lambda: request.over)
+    assert request.errors == [None]

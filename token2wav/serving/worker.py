@@ -162,8 +162,8 @@ class WorkerPool:
                 self._wake.notify()
         except StreamClosedError:
             raise
-        except Token2WavError as error:
-            self.cancel(request, error)
+        except Exception as error:
+            self.cancel(request, as_told(error))
             raise
         _finish(finished)
 
@@ -204,7 +204,7 @@ class WorkerPool:
             try:
                 going = self._turn(owner)
             except Exception as error:  # a fault of ours: who was about to be served is lost, others are not
-                told = _told(error)
+                told = as_told(error)
                 for request in list(self._scheduler.requests):
                     if request.owner == owner:
                         self.cancel(request, told)
@@ -265,7 +265,7 @@ class WorkerPool:
         try:
             results = self._pipeline.advance(batch, partial(_attempt, self._observer.computed, waited))
         except Exception as error:  # of the engines as a whole: nobody can go on
-            results = [_told(error)] * len(batch)
+            results = [as_told(error)] * len(batch)
         took = self._clock() - start
         for request, result in zip(batch, results, strict=True):
             request.compute_seconds += took
@@ -294,7 +294,7 @@ class WorkerPool:
             work(request)
             self._release(request)
         except Exception as error:
-            self.cancel(request, _told(error))
+            self.cancel(request, as_told(error))
             self._release(request)
 
     def _release(self, request: Request) -> None:
@@ -327,7 +327,7 @@ class WorkerPool:
             _attempt(self._observer.changed, self.open_requests)
 
 
-def _told(error: Exception) -> Token2WavError:
+def as_told(error: Exception) -> Token2WavError:
     """Returns an error as clients are told it; one that is not ours is logged."""
     if isinstance(error, Token2WavError):
         return error
