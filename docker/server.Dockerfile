@@ -71,6 +71,15 @@ ENV TOKEN2WAV_TRITONSERVER=/opt/tritonserver \
     PATH=/opt/token2wav/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp
+# The Triton language compiles the libraries that launch its kernels when the server starts. For that NVIDIA's image has
+# clang and Python's headers; one without them fails here. (torch for the CPU comes without the language.)
+RUN if [ -d "$(echo /opt/token2wav/venv/lib/python3*/site-packages/triton)" ] \
+    && ! TRITON_CACHE_DIR=/tmp/probe python3 -c "from triton.runtime.build import compile_module_from_src as compile; \
+        compile('#include <Python.h>\nstatic struct PyModuleDef module = {PyModuleDef_HEAD_INIT, \"probe\"};\n' \
+        'PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }', 'probe')"; then \
+        echo "this image cannot compile for the Triton language: it needs clang or gcc, and Python.h" >&2; exit 1; \
+    fi \
+    && rm -rf /tmp/probe
 COPY model_repository /opt/token2wav/model_repository
 COPY docker/entrypoint.sh docker/engines.py docker/server.yaml /opt/token2wav/docker/
 # A new volume gets the owner of the folder that it is mounted on.

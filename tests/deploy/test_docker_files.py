@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -122,6 +124,27 @@ def test_both_servers_are_alike_but_for_their_triton() -> None:
     gpu, cpu = (stage[stage.index("COPY model_repository") :].strip() for stage in stages[-2:])
     comments = re.compile(r"(?m)^#.*\n")
     assert comments.sub("", gpu) == comments.sub("", cpu)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(works: bool, tmp_path: Path) -> None:
+    """The command of the Dockerfile, in the environment of the tests and without a compiler."""
+    pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
+    if shutil.which("gcc") is None and shutil.which("clang") is None:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    [command] = [rest for rest in arguments(DOCKER / "server.Dockerfile", "RUN") if "compile_module_from_src" in rest]
+    command = command.replace("/opt/token2wav/venv/lib/python3*/site-packages", sysconfig.get_path("purelib"))
+    command = command.replace("/tmp/probe", str(tmp_path / "probe"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (programs / "python3").chmod(0o755)
+    (programs / "rm").symlink_to("/usr/bin/rm")
+    path = f"{programs}:{os.environ['PATH']}" if works else str(programs)
+    shell = ["/bin/sh", "-c", command]
+    done = subprocess.run(shell, env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is works, done.stderr
+    assert ("cannot compile for the Triton language" in done.stderr) is not works
 
 
 def test_the_image_is_laid_out_as_the_entry_point_expects() -> None:
