@@ -117,6 +117,17 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     assert 2 * spec["maxReplicas"] <= int(places)
 
 
+def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> None:
+    """At the place where the entry point looks for them, which is that of docker-compose.yml."""
+    name = _config_map(manifests, "token2wav-server")
+    assert manifests["ConfigMap", name]["data"] == {"server.yaml": (ROOT / "docker" / "server.yaml").read_text()}
+    pod = _pod(manifests, "token2wav-server")
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "settings"]
+        assert mount["mountPath"] == "/opt/token2wav/docker/server.yaml"
+        assert mount["subPath"] in manifests["ConfigMap", name]["data"]
+
+
 @pytest.mark.parametrize("manifests", ["gpu"], indirect=True)
 def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
     pod = _pod(manifests, "token2wav-server")
@@ -150,7 +161,7 @@ def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path
     (tmp_path / "tokens").write_text("")
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     given |= {"TOKEN2WAV_CERTIFICATE": str(tls), "TOKEN2WAV_TOKENS": str(tmp_path / "tokens")}
-    files = manifests["ConfigMap", _configuration_name(manifests)]["data"]
+    files = manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"]
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     checked = subprocess.run(
@@ -188,12 +199,11 @@ def _help(program: str, *command: str) -> str:
     ).stdout
 
 
-def _configuration_name(manifests: Manifests) -> str:
-    [name] = [name for kind, name in manifests if kind == "ConfigMap"]
-    volumes = _pod(manifests, "token2wav-balancer")["volumes"]
-    assert name in [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
-    return name
+def _config_map(manifests: Manifests, deployment: str) -> str:
+    """Name of the one that pods of a deployment mount."""
+    [name] = [volume["configMap"]["name"] for volume in _pod(manifests, deployment)["volumes"] if "configMap" in volume]
+    return str(name)
 
 
 def _configuration(manifests: Manifests) -> str:
-    return manifests["ConfigMap", _configuration_name(manifests)]["data"]["haproxy.cfg"]
+    return manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"]["haproxy.cfg"]
