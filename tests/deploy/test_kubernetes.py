@@ -113,8 +113,18 @@ def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(f"{name}{{")
     assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "launcher" / "process.py").read_text()
-    [places] = re.findall(r"server-template replica- (\d+)", _configuration(manifests))
-    assert 2 * spec["maxReplicas"] <= int(places)
+
+
+def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(manifests: Manifests) -> None:
+    """One that left keeps its place while it may still have streams, and rollouts may follow one another meanwhile."""
+    configuration = _configuration(manifests)
+    [places] = re.findall(r"server-template replica- (\d+)", configuration)
+    [hold_minutes] = re.findall(r"hold obsolete (\d+)m", configuration)
+    server = _pod(manifests, "token2wav-server")
+    most = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]["maxReplicas"]
+    assert 60 * int(hold_minutes) >= server["terminationGracePeriodSeconds"]
+    rollouts = int(hold_minutes) / 2  # of all servers: none takes less than two minutes
+    assert most * (1 + rollouts) <= int(places)
 
 
 def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> None:
