@@ -13,6 +13,7 @@ import yaml
 
 from tests.deploy.container import DOCKER
 from tests.deploy.queries import ALERTS, DASHBOARD, panels, queries
+from token2wav.config import ServerConfig
 from token2wav_server.launcher.ports import Ports
 
 PROMETHEUS = DOCKER / "prometheus"
@@ -68,6 +69,13 @@ def test_every_alert_says_what_to_do() -> None:
     for rule in group["rules"]:
         assert set(rule["annotations"]) == {"summary", "action"}
         assert rule["labels"]["severity"] in ("critical", "warning")
+
+
+def test_alerts_name_settings_that_exist() -> None:
+    found = re.findall(r"\b(stream|runtime|limits)\.(\w+)", ALERTS.read_text())
+    assert found
+    for section, key in found:
+        assert hasattr(getattr(ServerConfig(), section), key), f"{section}.{key}"
 
 
 def test_grafana_finds_prometheus_and_the_dashboard(compose: dict[str, Any]) -> None:
