@@ -24,7 +24,7 @@ def given() -> tuple[Path, ServerConfig]:
     """
     folder, file = os.environ.get("TOKEN2WAV_MODEL"), os.environ.get("TOKEN2WAV_CONFIG")
     if not folder:
-        raise ConfigError("TOKEN2WAV_MODEL: not set; it names the CosyVoice3 model folder to serve")
+        raise ConfigError("TOKEN2WAV_MODEL: not set; it names the model folder to serve")
     return Path(folder), load_server_config(Path(file) if file else None)
 
 

@@ -70,6 +70,14 @@ def test_variables_are_those_of_the_example(example: dict[str, str]) -> None:
             assert default == example[name], f"{name}: the default differs from .env.example"
 
 
+def test_pages_name_a_profile_for_what_has_none_by_default(compose: dict[str, Any]) -> None:
+    assert all(service["profiles"] for service in compose["services"].values())
+    pages = [DOCKER.parent / "README.md", *(DOCKER.parent / "docs").glob("*.md")]
+    commands = [line for page in pages for line in re.findall(r"docker compose.* (?:build|up)\b.*", page.read_text())]
+    assert commands
+    assert all("--profile" in command for command in commands), commands
+
+
 def test_what_is_mounted_exists(compose: dict[str, Any]) -> None:
     made_by_the_operator = {"files", "grafana_password"}
     sources = [

@@ -8,6 +8,14 @@ from tests.docs.markdown import PAGES, ROOT, anchors, links
 
 
 def test_relative_links_and_anchors(page: Path) -> None:
+    check_links(page)
+
+
+def test_links_of_the_changelog() -> None:
+    check_links(ROOT / "CHANGELOG.md")
+
+
+def check_links(page: Path) -> None:
     for link in links(page):
         if "://" in link:
             continue
