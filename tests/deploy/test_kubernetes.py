@@ -143,6 +143,8 @@ def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
     pod = _pod(manifests, "token2wav-server")
     for container in [*pod["containers"], *pod["initContainers"]]:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    strategy = manifests["Deployment", "token2wav-server"]["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}, "a rollout must not need a spare GPU"
 
 
 def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path: Path) -> None:
