@@ -20,7 +20,8 @@ from token2wav_server.launcher.ports import Ports
 
 def recipe(ports: Ports) -> str:
     script = (ROOT / "deploy" / "plain_tritonserver.sh").read_text(encoding="utf-8")
-    for port, free in (("8001", ports.grpc), ("8002", ports.metrics), ("0.0.0.0", "127.0.0.1")):
+    assert "0.0.0.0" not in script, "who calls is not asked: only this machine may, unless HOST says otherwise"
+    for port, free in (("8001", ports.grpc), ("8002", ports.metrics)):
         assert script.count(f"={port}") == 1
         script = script.replace(f"={port}", f"={free}")
     return script
