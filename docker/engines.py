@@ -24,6 +24,10 @@ from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 
 UNUSABLE = 2
+# What a server captures: batches of at most so many streams (it runs larger ones in parts), and so much of the past.
+# An engine for more costs memory and is never asked; one for less leaves chunks to torch.
+CAPTURED_STREAMS = 4
+CAPTURED_SECONDS = 64
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,9 @@ class Machine:
         """Returns the arguments of `token2wav-export` but for folders and graphs."""
         if self.backend == "onnx":
             return ["onnx"]
-        arguments = ["tensorrt", "--package", self.backend, "--max-streams", str(config.limits.batch_streams)]
+        most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
+        arguments = ["tensorrt", "--package", self.backend]
+        arguments += ["--max-streams", str(most_streams), "--history-seconds", str(CAPTURED_SECONDS)]
         if self.backend == "tensorrt_rtx":
             arguments += ["--compute-capability", self.target["compute_capability"]]
         return arguments

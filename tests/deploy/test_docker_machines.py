@@ -10,8 +10,10 @@ from types import ModuleType
 import pytest
 
 from tests.deploy.container import DOCKER
-from token2wav.config import RuntimeConfig, ServerConfig
+from token2wav.config import LimitConfig, RuntimeConfig, ServerConfig
 from token2wav.errors import EngineUnavailableError
+from token2wav.execution import backends
+from token2wav_export import cli as export_cli
 
 L4 = {"compute_capability": "8.9", "gpu": "NVIDIA L4"}
 H200 = {"compute_capability": "9.0", "gpu": "NVIDIA H200"}
@@ -50,6 +52,17 @@ def test_what_a_gpu_needs(engines: ModuleType) -> None:
     assert command[0] == "tensorrt"
     assert command[command.index("--compute-capability") + 1] == "8.9"
     assert "--compute-capability" not in engines.Machine("tensorrt", "10", H200).command(ServerConfig())
+
+
+def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
+    seconds_of_a_block = 1  # of CosyVoice3
+    assert engines.CAPTURED_STREAMS == backends._CAPTURED_STREAMS
+    assert backends._CAPTURED_PAST * seconds_of_a_block == engines.CAPTURED_SECONDS
+    machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
+    for asked, built in ((8, 4), (2, 2)):
+        command = machine.command(ServerConfig(limits=LimitConfig(batch_streams=asked)))
+        parsed = export_cli._parser().parse_args([*command, "--model", "m"])
+        assert (parsed.max_streams, parsed.history_seconds) == (built, 64)
 
 
 def test_gpu_that_the_installed_tensorrt_cannot_build_for(
