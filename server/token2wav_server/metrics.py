@@ -69,7 +69,9 @@ class ServerMetrics(Observer):
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
         self._open = Family(*_OPEN_STREAMS)
-        self._pages = Family("cache_pages", "Pages of the cache: all, in use, and those of voices' prompts", "GAUGE")
+        self._pages = Family(
+            "cache_pages", "Pages of the cache: all, used, for voices' prompts, for prompts nobody uses", "GAUGE"
+        )
         self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
         self._voices = Family(
             "voice_prompts", "Utterances whose voice's prompt was there, or had to be computed", "GAUGE"
@@ -98,7 +100,7 @@ class ServerMetrics(Observer):
 
     def changed(self, open_requests: int) -> None:
         usage = self._model.pipeline.flow.usage()
-        for state in ("capacity", "used", "shared"):
+        for state in ("capacity", "used", "shared", "idle"):
             self._pages.record(getattr(usage, state), state=state)
         self._bytes.record(usage.used * usage.page_bytes)
         self._voices.record(usage.prompt_hits, result="hit")

@@ -116,7 +116,7 @@ def test_prefix_in_use_is_not_evicted() -> None:
     assert first is again
     voices.cache.release(first)
     assert not voices.cache.evict()
-    assert (voices.live, voices.cache.referenced, voices.cache.pages) == ([0], 1, 1)
+    assert (voices.live, voices.cache.referenced, voices.cache.pages, voices.cache.idle_pages) == ([0], 1, 1, 0)
     voices.cache.release(again)
     assert (voices.live, voices.cache.referenced, len(voices.cache), voices.pool.used) == ([], 0, 0, 0)
 

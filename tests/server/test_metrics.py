@@ -153,8 +153,8 @@ def test_open_streams(seen: Seen) -> None:
 
 def test_cache(seen: Seen) -> None:
     """One block of the prompt of 30 tokens is shared; a stream takes three pages when it opens."""
-    assert seen.by_label("cache_pages", seen.during) == {"capacity": CAPACITY, "used": 4, "shared": 1}
-    assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1}
+    assert seen.by_label("cache_pages", seen.during) == {"capacity": CAPACITY, "used": 4, "shared": 1, "idle": 0}
+    assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1, "idle": 1}
     assert seen.value("cache_used_bytes") == PAGE_BYTES
 
 

@@ -108,6 +108,12 @@ class PrefixCache(Generic[ContentT]):
         with self._lock:
             return sum(len(prefix.content.pages) for prefix in self._prefixes.values() if prefix.content is not None)
 
+    @property
+    def idle_pages(self) -> int:
+        """Of prefixes that no stream uses, which are evicted when their pages are needed."""
+        with self._lock:
+            return sum(len(content.pages) for content in self._idle().values())
+
     def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
         """The prefix of a key, with a reference that `release` gives back. Raises what `compute` raises."""
         with self._lock:
@@ -142,8 +148,7 @@ class PrefixCache(Generic[ContentT]):
             OutOfBlocksError: it is not; nothing was taken or evicted.
         """
         with self._lock:  # eviction and taking are one step
-            idle = sum(len(content.pages) for content in self._idle().values())
-            while self.pool.free < count <= self.pool.free + idle and self.evict():
+            while self.pool.free < count <= self.pool.free + self.idle_pages and self.evict():
                 pass
             return self.pool.acquire(count)
 

@@ -99,6 +99,7 @@ class CachedFlow(FlowStage):
             capacity=self.pool.capacity,
             used=self.pool.used,
             shared=prefixes.pages,
+            idle=prefixes.idle_pages,
             page_bytes=self._layout.page_bytes,
             prompt_hits=prefixes.acquired - prefixes.computed,
             prompt_misses=prefixes.computed,

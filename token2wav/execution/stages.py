@@ -60,6 +60,7 @@ class CacheUsage:
     capacity: int = 0
     used: int = 0
     shared: int = 0  # those of them that belong to voices' prompts
+    idle: int = 0  # those of these that no stream uses, and that are free for whoever needs them
     page_bytes: int = 0
     prompt_hits: int = 0  # utterances whose voice's prompt was there
     prompt_misses: int = 0  # and those for which it had to be computed
