@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from token2wav import RuntimeConfig, StreamConfig
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.backends import Host
 from token2wav.execution.device import (
+    available_bytes,
     check_device,
     cuda_cache_bytes,
     device_named,
@@ -100,6 +102,32 @@ def test_a_lost_gpu_is_told_from_other_failures(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("free_gib", "cache_gib"), [(130, 104), (22, 17.6), (10, 6), (6, 3)])
 def test_the_cache_leaves_room_for_graphs(free_gib: float, cache_gib: float) -> None:
     assert cuda_cache_bytes(int(free_gib * 2**30)) / 2**30 == pytest.approx(cache_gib)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "available_mib"),
+    [
+        ({}, 8000),
+        ({"memory.max": "max", "memory.current": 900}, 8000),
+        ({"memory.max": 2000, "memory.current": 900}, 2000 - 900 + 300),
+        ({"memory.max": 20000, "memory.current": 900}, 8000),
+        ({"memory.max": 800, "memory.current": 1200}, 0),
+        ({"memory/memory.limit_in_bytes": 1000, "memory/memory.usage_in_bytes": 900}, 1000 - 900 + 300),
+    ],
+    ids=["no limits", "unlimited", "limited", "more than the host has", "lowered", "version 1"],
+)
+def test_memory_of_a_cpu_is_what_host_and_container_leave(
+    tmp_path: Path, cgroup: dict[str, int | str], available_mib: int
+) -> None:
+    (tmp_path / "proc").mkdir()
+    text = f"MemTotal:  99999 kB\nMemFree:  1024 kB\nMemAvailable:  {8000 << 10} kB\n"
+    (tmp_path / "proc/meminfo").write_text(text)
+    for name, value in cgroup.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{value if value == 'max' else int(value) << 20}\n")
+        (file.parent / "memory.stat").write_text(f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n")
+    assert available_bytes(tmp_path) == available_mib << 20
 
 
 def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

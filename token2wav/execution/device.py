@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from token2wav.errors import ConfigError, DeviceLostError
 
 _CPU_SHARE = 0.25
+# Of the container, versions 2 and 1: folder, and files of the limit and of what is taken.
+_CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 _CUDA_SHARE = 0.8
 # Room for activations, convolution contexts and some 100,000 nodes of CUDA graphs, which are taken after the cache. By
 # count, not measured: 3 GB for the public model.
@@ -70,7 +76,28 @@ def cache_bytes(mib: int, device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return cuda_cache_bytes(free)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_SHARE)
+    return int(available_bytes() * _CPU_SHARE)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may still take: of the host, or of its container (cgroup) where that is less.
+
+    Pages of files count as free in both: the kernel gives them up when memory is needed.
+    """
+    free = 1024 * _number("MemAvailable:", root / "proc/meminfo")
+    for folder, limit, used in _CGROUPS:
+        try:
+            most, taken = (int((root / folder / name).read_text()) for name in (limit, used))
+            files = sum(_number(f"{kind}_file", root / folder / "memory.stat") for kind in ("active", "inactive"))
+        except (OSError, ValueError, IndexError):  # there is no such cgroup, or its limit is `max`
+            continue
+        free = min(free, max(0, most - taken + files))
+    return free
+
+
+def _number(name: str, file: Path) -> int:
+    """Number behind a name at the start of a line."""
+    return int(re.findall(rf"^{name} +(\d+)", file.read_text(), re.MULTILINE)[0])
 
 
 def cuda_cache_bytes(free: int) -> int:
