@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -22,7 +23,10 @@ from token2wav_server.model_process import end_process, given
 from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tokens_of, voice_of
 from token2wav_server.voices import registry
 
+log = logging.getLogger(__name__)
+
 _PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
+_USUAL_SECONDS = 30.0  # of an utterance
 _REMEMBERED = 1024  # ids of streams that are over
 
 
@@ -40,6 +44,7 @@ class Service:
         self._sequences: dict[int | str, Request] = {}
         self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
         self._metrics = ServerMetrics(model)
+        _warn_of_small_cache(model, config)
         workers = config.runtime.lanes or default_workers(model.engine.device)
         self._workers = WorkerPool(
             model.pipeline, config.limits, self._metrics, workers=workers, on_device_lost=end_process
@@ -130,6 +135,20 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
             return
         if time.monotonic() > deadline:
             return
+
+
+def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
+    """Logs for how many streams the cache has pages, where more may be open at once."""
+    sizes, capacity = model.config, model.pipeline.flow.usage().capacity
+    pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1  # and what its prompt's last block needs
+    if (window := sizes.window(config.stream)) >= 0:  # as `CachedFlow` reserves them
+        pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2
+    if capacity and (fit := capacity // pages) < config.limits.streams:
+        log.warning(
+            "the cache has pages for %d streams of %g s, and limits.streams admits %d: more will be refused, or slow "
+            "all down as they recompute; change limits.streams, stream.left_blocks or runtime.cache_storage",
+            *(fit, _USUAL_SECONDS, config.limits.streams),
+        )
 
 
 class TritonHandler(logging.Handler):

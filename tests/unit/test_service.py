@@ -15,7 +15,7 @@ from tests.serving.replies import until
 from tests.unit.material import FaultyVocoder, demo_tokens
 from token2wav import Token2Wav, Voice
 from token2wav.cache.block_pool import OutOfBlocksError
-from token2wav.config import ServerConfig
+from token2wav.config import LimitConfig, ServerConfig, StreamConfig
 from token2wav.errors import (
     DeviceLostError,
     EngineError,
@@ -184,3 +184,24 @@ def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voi
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [None]
+
+
+@pytest.mark.parametrize(
+    ("streams", "left_blocks", "fit"), [(64, -1, 2), (2, -1, None), (64, 8, 4), (64, 0, 9), (9, 0, None)]
+)
+def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
+    triton: FakeTriton,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    caplog: pytest.LogCaptureFixture,
+    streams: int,
+    left_blocks: int,
+    fit: int | None,
+) -> None:
+    """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the tiny model's."""
+    config = ServerConfig(limits=LimitConfig(streams=streams), stream=StreamConfig(left_blocks=left_blocks))
+    assert faulty[0].pipeline.flow.usage().capacity == 65
+    importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
+    warnings = [record.getMessage() for record in caplog.records if "the cache has pages" in record.getMessage()]
+    assert [warning.partition(":")[0] for warning in warnings] == (
+        [] if fit is None else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
+    )
