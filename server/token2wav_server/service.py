@@ -65,9 +65,11 @@ class Service:
         try:
             self._handle(request, reply)
         except Exception as error:  # one that is not ours too: Triton has more requests for us
-            told = as_told(error)
-            self._metrics.refused(told)
-            reply.fail(told)
+            # Not under another name, which would outlive this clause: error, traceback and this frame would hold one
+            # another, and with them the request and its shared memory, until Python looks for cycles.
+            error = as_told(error)
+            self._metrics.refused(error)
+            reply.fail(error)
 
     def close(self) -> None:
         """Ends all utterances."""
