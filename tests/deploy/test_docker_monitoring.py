@@ -54,7 +54,7 @@ def test_prometheus_accepts_what_the_dashboard_asks(tmp_path: Path) -> None:
 
 def test_prometheus_asks_the_server(compose: dict[str, Any]) -> None:
     document = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    [job] = document["scrape_configs"]
+    job, _ = document["scrape_configs"]
     [discovery] = job["dns_sd_configs"]
     assert discovery["port"] == Ports.metrics
     assert discovery["names"] == ["server"]
@@ -62,6 +62,15 @@ def test_prometheus_asks_the_server(compose: dict[str, Any]) -> None:
     assert "server" in compose["services"]["server-cpu"]["networks"]["inside"]["aliases"]
     assert all((PROMETHEUS / name).is_file() for name in document["rule_files"])
     assert {name for query in queries() for name in re.findall(r'job="(\w+)"', query.expression)} == {job["job_name"]}
+
+
+def test_prometheus_asks_the_balancer() -> None:
+    _, job = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    [discovery] = job["dns_sd_configs"]
+    balancer = DOCKER / "balancer"
+    assert discovery["names"] == ["balancer"]
+    assert re.search(r"(?m)^  balancer:$", (balancer / "docker-compose.yml").read_text())
+    assert f"presetenv TOKEN2WAV_STATUS_BIND :{discovery['port']}\n" in (balancer / "haproxy.cfg").read_text()
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -28,10 +28,18 @@ Manifests = dict[tuple[str, str], dict[str, Any]]
 
 @pytest.fixture(scope="module", params=OVERLAYS)
 def manifests(request: pytest.FixtureRequest) -> Manifests:
-    """By kind and name."""
+    needs_kubectl()
+    return kustomize(MANIFESTS / "overlays" / request.param)
+
+
+def needs_kubectl() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: https://kubernetes.io/docs/tasks/tools")
-    command = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / request.param)]
+
+
+def kustomize(overlay: Path) -> Manifests:
+    """What it is made of, by kind and name."""
+    command = ["kubectl", "kustomize", str(overlay)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert built.returncode == 0, built.stderr
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built.stdout)}
@@ -136,6 +144,39 @@ def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> N
         [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "settings"]
         assert mount["mountPath"] == "/opt/token2wav/docker/server.yaml"
         assert mount["subPath"] in manifests["ConfigMap", name]["data"]
+
+
+def test_the_operator_is_told_what_to_scrape(manifests: Manifests) -> None:
+    monitors = list(yaml.safe_load_all((MANIFESTS / "components" / "monitoring" / "pods.yaml").read_text()))
+    jobs = {}
+    for monitor in monitors:
+        template = manifests["Deployment", monitor["metadata"]["name"]]["spec"]["template"]
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        [relabeling] = endpoint["relabelings"]
+        ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert str(ports[endpoint["port"]]) == template["metadata"]["annotations"]["prometheus.io/port"]
+        jobs[relabeling["replacement"]] = monitor["metadata"]["name"]
+    docker = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())
+    assert jobs.keys() == {job["job_name"] for job in docker["scrape_configs"]}
+
+
+def test_the_component_fits_the_overlays(tmp_path: Path) -> None:
+    needs_kubectl()
+    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("tokens", "files"))
+    shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
+    overlay = tmp_path / "deploy" / "kubernetes" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text("resources: [../gpu]\ncomponents: [../../components/monitoring]\n")
+    kinds = [kind for kind, _ in kustomize(overlay)]
+    assert kinds.count("PodMonitor") == 2
+
+
+def test_the_operator_gets_the_alerts_of_docker() -> None:
+    printed = subprocess.run([MANIFESTS / "prometheus_rule.sh"], capture_output=True, text=True, check=True).stdout
+    rule = yaml.safe_load(printed)
+    assert rule["kind"] == "PrometheusRule"
+    assert rule["spec"] == yaml.safe_load((ROOT / "docker" / "prometheus" / "alerts.yml").read_text())
 
 
 @pytest.mark.parametrize("manifests", ["gpu"], indirect=True)
