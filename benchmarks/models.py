@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.cosyvoice3.config import read_cosyvoice3
-from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families import networks, read_config
 from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig
-from token2wav.networks.hift import HiFT
 
 _DATA = Path(__file__).resolve().parents[1] / "tests" / "data"
 TEMPLATE = _DATA / "tiny" / "cosyvoice3.yaml"
@@ -66,11 +64,11 @@ def model_folder(parent: Path, size: str) -> Path:
 
 def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
-    config = read_cosyvoice3(folder)
+    config: Any = read_config(folder)
     torch.manual_seed(seed)
-    save_file(Flow(config.flow).state_dict(), folder / "flow.safetensors")
-    if isinstance(config.vocoder, HiFTConfig):
-        save_file(HiFT(config.vocoder).state_dict(), folder / "hift.safetensors")
-    else:
-        save_file(BigVGAN(config.vocoder).state_dict(), folder / config.vocoder_folder / "generator.safetensors")
+    made = networks(config, "float32")
+    save_file(made.flow.state_dict(), folder / "flow.safetensors")
+    hift = isinstance(config.vocoder, HiFTConfig)
+    vocoder = folder / "hift.safetensors" if hift else folder / config.vocoder_folder / "generator.safetensors"
+    save_file(made.vocoder.state_dict(), vocoder)
     return folder

@@ -40,7 +40,7 @@ from examples.demo_voice.export import MODEL
 from examples.demo_voice.recordings import PROMPT, record
 from examples.demo_voice.text import HELD_OUT, held_out
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.config import read_cosyvoice3
+from token2wav.families import read_config
 from token2wav_client import Client, ClientVoice
 from token2wav_server import Ports, TritonServer
 from token2wav_voice import FrontEnd, PromptVoice, Recording
@@ -101,7 +101,7 @@ def main() -> None:
 def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
     """Lists every row of the table, and what speaks it; a model is loaded when its row is asked for."""
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
-    own_steps, most = read_cosyvoice3(folder).ode_steps, max(STEPS)
+    own_steps, most = read_config(folder).ode_steps, max(STEPS)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     yield VOCODED, partial(_vocoded, _load(folder))
     yield WHOLE, partial(_whole, _load(folder), voice)

@@ -18,10 +18,11 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
+from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.artifacts import Precision
-from token2wav.families.cosyvoice3.build import cache_layout
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
-from token2wav.families.cosyvoice3.flow import Flow
+from token2wav.families import networks
+from token2wav.families.cosyvoice3.config import CosyVoice3Config
+from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
@@ -71,17 +72,16 @@ def floor_ms(config: CosyVoice3Config, precision: Precision, rates: Mapping[str,
     ratio, streams, vocoder = config.token_mel_ratio, row["streams"], config.vocoder
     assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
     past = round(25 * row["spoken_s"]) + PROMPT_TOKENS if row["spoken_s"] else config.prefix_tokens(PROMPT_TOKENS)
-    flow = flow_work(config.flow, precision, streams, ratio * row["computed_tokens"], ratio * past)
+    flow = flow_work(config, precision, streams, ratio * row["computed_tokens"], ratio * past)
     return flow.ms(rates) + vocoder_work(vocoder, streams, ratio * row["hop_tokens"]).ms(rates)
 
 
-def flow_work(config: FlowConfig, precision: Precision, streams: int, frames: int, past: int) -> Work:
+def flow_work(model: CosyVoice3Config, precision: Precision, streams: int, frames: int, past: int) -> Work:
     """Work of all ODE steps for chunks of mel frames after others, the prompt's included.
 
     The input of the estimator stays in float32, whatever the precision of its layers and of its cache.
     """
-    layout = cache_layout(config, precision)
-    layers, given = estimator_weights(config)
+    config, (layout, layers, given) = model.flow, estimator_sizes(model, precision)
     rows = streams * layout.branches * frames
     pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
     product = 2.0 * layout.steps * (rows * layers + 2 * layout.layers * pairs * layout.heads * layout.dim_head)
@@ -101,14 +101,14 @@ def attended_pairs(frames: int, past: int, block: int) -> int:
 
 
 @cache
-def estimator_weights(config: FlowConfig) -> tuple[int, int]:
-    """Weights that every step reads, biases left out: of all layers, and of the input. Tables replace those of time."""
+def estimator_sizes(config: ModelConfig, storage: Precision) -> tuple[CacheLayout, int, int]:
+    """Layout of the cache, and weights that every step reads without biases and those of time: of layers, of input."""
     with torch.device("meta"):
-        estimator = Flow(config).estimator
-    estimator.drop_time_weights()
-    count = {name: weight.numel() for name, weight in estimator.named_parameters() if weight.dim() > 1}
+        made = networks(config, storage)
+    made.flow.estimator.drop_time_weights()
+    count = {name: weight.numel() for name, weight in made.flow.estimator.named_parameters() if weight.dim() > 1}
     given = sum(number for name, number in count.items() if name.startswith("input_embed"))
-    return sum(count.values()) - given, given
+    return made.layout, sum(count.values()) - given, given
 
 
 @cache

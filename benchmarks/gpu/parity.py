@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.gpu.chunks import load
+from benchmarks.gpu.floor import estimator_sizes
 from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.execution.runner import SWITCH
 from token2wav.execution.stages import MelChunk
-from token2wav.families.cosyvoice3.build import cache_layout
-from token2wav.families.cosyvoice3.config import read_cosyvoice3
+from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.request import Slots
@@ -65,10 +65,10 @@ class Utterance(NamedTuple):
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
-    config, (stream, storage) = read_cosyvoice3(folder), SETTINGS[settings.setting]
+    config, (stream, storage) = read_config(folder), SETTINGS[settings.setting]
     stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)  # the default hop fills more shapes
     with patch.dict(os.environ, {SWITCH: "0"}):
-        mib = 1 + (_PAGES * cache_layout(config.flow, "float32").page_bytes >> 20)
+        mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
         alone = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib))
     count = min(_UTTERANCES, max(settings.parity_batches))
     expected = [speak(alone, [utterance(config, index)])[0] for index in range(count)]

@@ -39,7 +39,7 @@ def export(data: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(TEMPLATE / MODEL_FILE, out)
     config = CosyVoice3Config.read(out)
-    modules: dict[str, nn.Module] = {"flow": Flow(config.flow), "hift": HiFT(config.hift)}
+    modules: dict[str, nn.Module] = {"flow": Flow(config.flow), "hift": HiFT(config.vocoder)}
     provenance = {}
     for name, module in modules.items():
         weights, step = averaged_weights(data / TRAINING, name)

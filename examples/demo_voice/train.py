@@ -45,7 +45,7 @@ def main() -> None:
         training = FlowTraining(config.flow, recordings, heard)
     else:
         made = options.data / FLOW_MELS
-        training = VocoderTraining(config.hift, recordings, np.load(made) if made.exists() else None)
+        training = VocoderTraining(config.vocoder, recordings, np.load(made) if made.exists() else None)
     train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
 
 

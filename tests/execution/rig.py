@@ -12,16 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from tests.support.batches import WHOLE_BLOCKS, mels_together
+from tests.support.flows import cached_flow
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Token2Wav, Voice
-from token2wav.cache.paged_kv_cache import Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, Storage
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, VocoderStage
-from token2wav.families.cosyvoice3.build import cache_layout, cached_flow, recomputed_hift, streaming_hift
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
@@ -52,16 +54,20 @@ class Parts:
     @classmethod
     def load(cls) -> Parts:
         config = CosyVoice3Config.read(TINY)
-        flow = load_flow(TINY, config)
+        flow = load(TINY, config, "flow")
         solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
         return cls(
             config,
             flow,
-            load_hift(TINY, config),
+            load(TINY, config, "hift"),
             load_flow_noise(TINY, config),
             load_source_noise(TINY, config),
             solver,
         )
+
+    def layout(self, storage: Storage = "float32") -> CacheLayout:
+        guidance = self.config.flow.inference_cfg_rate
+        return CacheLayout.of(self.config, self.flow.estimator, guidance, self.config.ode_steps, storage)
 
     def incremental(
         self,
@@ -77,7 +83,7 @@ class Parts:
             self.flow,
             self.flow_noise,
             {self.config.ode_steps: self.solver},
-            cache_bytes=pages * cache_layout(self.config.flow, storage).page_bytes,
+            pages=pages,
             storage=storage,
             left_blocks=left_blocks,
             longest_hop=longest_hop,
@@ -96,11 +102,11 @@ class Parts:
 
     def vocode(self, mel: Mel) -> NDArray[np.float32]:
         """The audio of a mel computed at once: the oracle."""
-        return recomputed_hift(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
+        return RecomputeVocoder(self.hift, self.source_noise).whole(torch.from_numpy(mel)).numpy()
 
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
-        recorder = MelRecorder(streaming_hift(self.hift, self.source_noise))
+        recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
         return RecordedModel(Token2Wav(self.config, flow, recorder, stream or WHOLE_BLOCKS), recorder)
 
 

@@ -14,7 +14,7 @@ from tests.execution.rig import a_voice, some_tokens
 from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.runner import SWITCH, GraphRunner
-from token2wav.families.cosyvoice3.steps import TorchStep
+from token2wav.execution.step import TorchStep
 from token2wav_export.verify import stream_mel
 
 MEL = 2e-4  # of float32: other kernels sum in another order

@@ -15,7 +15,6 @@ from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.runner import SWITCH, CudaGraph, GraphPool
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
-from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.serving.pipeline import _on_host
 
 pytestmark = [
@@ -41,7 +40,7 @@ def vocoders(on_gpu: Parts) -> dict[bool, StreamingVocoder]:
     config = on_gpu.config
     shapes = likely_pieces(on_gpu.hift.lookahead_frames, config, config.hops(StreamConfig()), 4)
     return {
-        capture: streaming_hift(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
+        capture: StreamingVocoder(on_gpu.hift, on_gpu.source_noise, shapes=shapes, graphs=graphs)
         for capture, graphs in ((False, None), (True, GraphPool(torch.device("cuda"))))
     }
 
@@ -64,7 +63,7 @@ def test_replay_equals_eager(vocoders: dict[bool, StreamingVocoder]) -> None:
 
 
 def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVocoder]) -> None:
-    oracle, streams = streaming_hift(parts.hift, parts.source_noise), utterances()
+    oracle, streams = StreamingVocoder(parts.hift, parts.source_noise), utterances()
     run(vocoders[True], streams)
     for each in streams:
         expected = oracle.whole(each.mel.cpu()).numpy()

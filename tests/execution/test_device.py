@@ -60,7 +60,7 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not roundings()
         raise InterruptedError
 
-    monkeypatch.setattr(build, "load_flow", load)
+    monkeypatch.setattr(build.CosyVoice3Builder, "load", load)
     host = Host(TINY, RuntimeConfig(engine="torch"), torch.device("cuda"))
     with pytest.raises(InterruptedError):
         build.build(host, CosyVoice3Config.read(TINY), StreamConfig())

@@ -12,7 +12,6 @@ from tests.networks.test_symmetric_hift import BANDS, CONFIG, FRAME_SAMPLES
 from tests.support.random_weights import fill
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.families.cosyvoice3.build import streaming_hift
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import NormalNoise
 
@@ -28,7 +27,7 @@ def hift() -> HiFT:
 
 
 def stage(hift: HiFT, hold_frames: int) -> StreamingVocoder:
-    return streaming_hift(hift, NormalNoise(9), hold_frames=hold_frames)
+    return StreamingVocoder(hift, NormalNoise(9), hold_frames=hold_frames)
 
 
 def spoken(stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]) -> list[list[torch.Tensor]]:

@@ -20,7 +20,6 @@ from tests.execution.rig import (
 )
 from tests.support.golden import TINY
 from token2wav import LimitError, RuntimeConfig, StreamConfig, Token2Wav
-from token2wav.families.cosyvoice3.build import cache_layout
 
 FIXED = StreamConfig(first_tokens=0, max_hop_tokens=25)
 
@@ -46,7 +45,7 @@ def test_voice_that_does_not_fit_is_refused_and_leaves_nothing(parts: Parts) -> 
 
 def test_cache_size_of_the_configuration_is_the_limit(parts: Parts) -> None:
     model = Token2Wav.load(TINY, runtime=RuntimeConfig(cache_mib=10))
-    pages = (10 << 20) // cache_layout(parts.config.flow).page_bytes
+    pages = (10 << 20) // parts.layout().page_bytes
     with pytest.raises(LimitError, match=rf"of {pages} free; try again later"):
         model.stream(a_voice(25 * pages + 3))
     streams = [model.stream(a_voice(0)) for _ in range(pages // RESERVED)]

@@ -23,10 +23,10 @@ from token2wav.errors import StreamClosedError
 from token2wav.execution import backends as choice
 from token2wav.execution.stages import MelChunk
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
-from token2wav.families.cosyvoice3 import build
-from token2wav.families.cosyvoice3.build import streaming_hift
+from token2wav.families.cosyvoice2 import build
+from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.weights import load_hift, load_source_noise
+from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.networks.source import F0_LOOKAHEAD, frame_sines
 from token2wav.networks.streaming import Piece, state_specs
 
@@ -45,7 +45,7 @@ def prepared(parts: Parts, streams: int = 4) -> list[PieceShape]:
 @pytest.fixture(scope="module", params=["own lengths", PREPARED])
 def engine(parts: Parts, request: pytest.FixtureRequest) -> StreamingVocoder:
     shapes = prepared(parts) if request.param == PREPARED else []
-    return streaming_hift(parts.hift, parts.source_noise, shapes=shapes)
+    return StreamingVocoder(parts.hift, parts.source_noise, shapes=shapes)
 
 
 @dataclass
@@ -100,7 +100,7 @@ def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 8, 50])
 def test_any_pieces_equal_the_whole(parts: Parts, size: int) -> None:
-    engine = streaming_hift(parts.hift, parts.source_noise)
+    engine = StreamingVocoder(parts.hift, parts.source_noise)
     utterance = Utterance([size] * (100 // size) + [100 % size])
     run(engine, [utterance])
     check(engine, [utterance])
@@ -147,9 +147,9 @@ def test_mixed_batches(engine: StreamingVocoder) -> None:
 def test_another_geometry() -> None:
     """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half a frame."""
     config = CosyVoice3Config.read(DEMO)
-    hift, noise = load_hift(DEMO, config), load_source_noise(DEMO, config)
+    hift, noise = load(DEMO, config, "hift"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
-    for engine in (streaming_hift(hift, noise), streaming_hift(hift, noise, shapes=shapes)):
+    for engine in (StreamingVocoder(hift, noise), StreamingVocoder(hift, noise, shapes=shapes)):
         utterances = [Utterance([50, 100, 31], seed=0), Utterance([50, 2], seed=1), Utterance([5, 1], seed=2)]
         run(engine, utterances)
         check(engine, utterances)
@@ -199,7 +199,7 @@ def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
 
 def test_slots_are_used_again(parts: Parts) -> None:
     """More streams than there are slots at first, and many after them in the slots of those that ended."""
-    engine = streaming_hift(parts.hift, parts.source_noise)
+    engine = StreamingVocoder(parts.hift, parts.source_noise)
     held = [engine.open() for _ in range(62)]
     utterances = [Utterance([40, 9 + index], start=index // 3, seed=index) for index in range(12)]
     run(engine, utterances)
@@ -261,7 +261,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
-    engine, counts = streaming_hift(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
+    engine, counts = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts)), {}
     assert engine._noise is not None
     engine._noise.prepare(6)
     for streams in (1, 3, 4):
@@ -305,7 +305,7 @@ def test_every_chunk_is_made_up_of_prepared_lengths(
     parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts with any part of the prompt's last block, all hops, ends of any length, and more streams than prepared."""
-    engine = streaming_hift(parts.hift, parts.source_noise, shapes=prepared(parts))
+    engine = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
     def note(parts: Sequence[Any], keep: bool) -> Sequence[Any]:

@@ -42,7 +42,7 @@ def a_cosyvoice2(folder: Path) -> Path:
         assert text.count(f"{key}: {published}") == 1
         text = text.replace(f"{key}: {published}", f"{key}: {fewer}")
     path.write_text(text)
-    torch.save(fill(HiFT(read(folder).hift)).state_dict(), folder / "hift.pt")
+    torch.save(fill(HiFT(read(folder).vocoder)).state_dict(), folder / "hift.pt")
     return folder
 
 

@@ -21,9 +21,10 @@ from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
 from token2wav.families import check_folder
+from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT
 
 
@@ -44,19 +45,19 @@ def small(folder: Path) -> Path:
     text = path.read_text(encoding="utf-8").replace("[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]")
     text = text.replace("    resblock_kernel_sizes: [3, 7, 11]", "    resblock_kernel_sizes: [3]")
     path.write_text(text.replace(" resblock_dilation_sizes: [[1], [1], [1]]", " resblock_dilation_sizes: [[1]]"))
-    save_file(HiFT(CosyVoice3Config.read(folder).hift).state_dict(), folder / "hift.safetensors")
+    save_file(HiFT(CosyVoice3Config.read(folder).vocoder).state_dict(), folder / "hift.safetensors")
     return folder
 
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, dict[str, torch.Tensor]]:
     config = CosyVoice3Config.read(TINY)
-    return {"flow": load_flow(TINY, config).state_dict(), "hift": load_hift(TINY, config).state_dict()}
+    return {"flow": load(TINY, config, "flow").state_dict(), "hift": load(TINY, config, "hift").state_dict()}
 
 
 def loaded(folder: Path, stem: str) -> dict[str, torch.Tensor]:
     config = CosyVoice3Config.read(folder)
-    module: nn.Module = load_flow(folder, config) if stem == "flow" else load_hift(folder, config)
+    module: nn.Module = load(folder, config, "flow") if stem == "flow" else load(folder, config, "hift")
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
     return module.state_dict()
@@ -73,7 +74,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints(stem: str) -> None:
     config = CosyVoice3Config.read(FULL_SIZE)
     with torch.device("meta"):
-        module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.hift)
+        module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
     ours = {name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()}
     assert ours == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
 
@@ -327,9 +328,9 @@ def test_a_good_folder_passes_the_check(folder: Path, small: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    for load in (check_folder, Token2Wav.load):
+    for read in (check_folder, Token2Wav.load):
         with pytest.raises(Token2WavError, match="no such model folder"):
-            load(tmp_path / "nowhere")
+            read(tmp_path / "nowhere")
 
 
 def test_everything_that_does_not_fit_is_listed_in_one_error(folder: Path) -> None:
@@ -388,9 +389,9 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(
         path.write_bytes(pickle.dumps(weights))
     else:
         torch.save(weights, path, _use_new_zipfile_serialization=form == "torch")
-    for load in (check_folder, Token2Wav.load):
+    for read in (check_folder, Token2Wav.load):
         with pytest.raises(CheckpointError) as caught:
-            load(small)
+            read(small)
         message = one_line(caught.value)
         assert "nothing was executed" in message
         assert form == "pickle" or f"'{os.name}." in message  # the module where os.open and os.system live
@@ -422,7 +423,7 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
                 damaged[at] = int(torch.randint(256, (1,), generator=generator))
             path.write_bytes(damaged)
             with pytest.raises(CheckpointError) as caught:  # even an undamaged one has the wrong names
-                load_flow(folder, config)
+                load(folder, config, "flow")
             one_line(caught.value)
         path.unlink()
 

@@ -71,7 +71,7 @@ def test_the_arithmetic_of_a_stream_follows_from_the_file() -> None:
     config = CosyVoice3Config.read(FULL_SIZE)
     assert config.block_tokens == 25
     assert config.mel_bands == 80
-    assert config.hift.samples_per_frame == 480
+    assert config.vocoder.samples_per_frame == 480
     assert config.samples_per_token == 960
     assert config.sample_rate == 24000
 
@@ -80,7 +80,7 @@ def test_the_tiny_model_differs_in_sizes_only() -> None:
     tiny, full = CosyVoice3Config.read(TINY), CosyVoice3Config.read(FULL_SIZE)
     estimator = dataclasses.replace(full.flow.estimator, dim=64, depth=2, heads=2, dim_head=32)
     flow = dataclasses.replace(full.flow, pre_lookahead_channels=64, estimator=estimator)
-    hift = dataclasses.replace(full.hift, base_channels=32, f0_channels=32)
+    hift = dataclasses.replace(full.vocoder, base_channels=32, f0_channels=32)
     assert tiny == CosyVoice3Config.of(flow, hift, 25)
 
 

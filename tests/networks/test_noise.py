@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.material import DATA, FULL_SIZE, TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.weights import draws_before_source
+from token2wav.families.cosyvoice3.noise import draws_before_source
 from token2wav.networks.noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, PAGE_FRAMES, FlowNoise, SourceNoise
 
 BANDS, HARMONICS = 80, 9
@@ -29,7 +29,7 @@ def public(name: str) -> dict[str, Any]:
 @cache
 def stock_source() -> SourceNoise:
     config = CosyVoice3Config.read(TINY)
-    return SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    return SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
 
 
 @cache
@@ -37,7 +37,7 @@ def first_samples() -> torch.Tensor:
     """The first blocks of the tiny model's source noise, drawn in one go as a stock model does."""
     config = CosyVoice3Config.read(TINY)
     generator = torch.Generator().manual_seed(0)
-    torch.rand(draws_before_source(config.flow, config.hift), generator=generator)
+    torch.rand(draws_before_source(config.flow, config.vocoder), generator=generator)
     return torch.rand(4 * BLOCK, HARMONICS, generator=generator)
 
 
@@ -52,7 +52,7 @@ def test_the_flow_noise_is_the_public_one() -> None:
 
 def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
     config = CosyVoice3Config.read(FULL_SIZE)
-    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
     digest, step = hashlib.sha256(), 10 * BLOCK
     samples = public("sine_waves")["shape"][1]
     for start in range(0, samples, step):
@@ -78,7 +78,7 @@ def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int,
 @settings(max_examples=20)
 def test_source_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
     config = CosyVoice3Config.read(TINY)
-    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
     for start, count in windows:
         found = noise.window(start, start + count)
         assert found.shape == (count, HARMONICS)
@@ -96,7 +96,7 @@ def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
 
 def test_source_noise_is_safe_to_share_between_threads() -> None:
     config = CosyVoice3Config.read(TINY)
-    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.hift))
+    noise = SourceNoise(HARMONICS, draws_before_source(config.flow, config.vocoder))
     wrong: list[int] = []
 
     def read(seed: int) -> None:
@@ -185,7 +185,7 @@ def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_fr
 @pytest.mark.parametrize("samples", [1, 480, BLOCK + 7])
 def test_a_source_table_comes_first_and_the_stock_noise_goes_on_behind_it(samples: int) -> None:
     config = CosyVoice3Config.read(TINY)
-    skip = draws_before_source(config.flow, config.hift)
+    skip = draws_before_source(config.flow, config.vocoder)
     noise = SourceNoise(HARMONICS, skip, torch.full((samples, HARMONICS), 0.25))
     window = noise.window(max(0, samples - 3), samples + 4)
     assert (window[:-4] == 0.25).all()

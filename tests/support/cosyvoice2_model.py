@@ -117,7 +117,7 @@ def write_yaml(folder: Path, golden: FamilyGolden) -> Path:
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes such a model with the weights of the golden set, and returns its folder."""
     config = read(write_yaml(folder, golden).parent)
-    return write_weights(folder, cosyvoice2_flow(config.flow), HiFT(config.hift))
+    return write_weights(folder, cosyvoice2_flow(config.flow), HiFT(config.vocoder))
 
 
 def write_weights(folder: Path, flow: nn.Module, hift: HiFT) -> Path:

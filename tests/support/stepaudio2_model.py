@@ -64,4 +64,4 @@ def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path
 def write_model(folder: Path, golden: FamilyGolden) -> Path:
     """Writes such a model with the weights of the golden set, and returns its folder."""
     config = read(write_yaml(folder, golden).parent)
-    return write_weights(folder, stepaudio2_flow(config.flow), HiFT(config.hift))
+    return write_weights(folder, stepaudio2_flow(config.flow), HiFT(config.vocoder))

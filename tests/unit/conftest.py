@@ -8,11 +8,12 @@ import torch
 
 from tests.serving.replies import Expected
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.flows import cached_flow
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from token2wav import RuntimeConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.build import cached_flow
+from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.ode import EulerSolver
 
 
@@ -49,10 +50,10 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 @pytest.fixture(scope="session")
 def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
-    vocoder = FaultyVocoder(load_hift(TINY, config), source_noise)
-    flow = load_flow(TINY, config)
+    vocoder = FaultyVocoder(load(TINY, config, "hift"), source_noise)
+    flow = load(TINY, config, "flow")
     solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
-    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, cache_bytes=64 << 20)
+    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=64)
     return Token2Wav(config, engine, vocoder, WHOLE_BLOCKS), vocoder
 
 

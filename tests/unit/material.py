@@ -15,7 +15,7 @@ from tests.support.batches import WHOLE_BLOCKS
 from token2wav import Voice
 from token2wav.config import StreamConfig
 from token2wav.execution.stages import MelChunk
-from token2wav.families.cosyvoice3.build import streaming_hift
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import SourceNoise
@@ -90,7 +90,7 @@ class FaultyVocoder:
     """
 
     def __init__(self, hift: HiFT, noise: SourceNoise) -> None:
-        self._stage = streaming_hift(hift, noise)
+        self._stage = StreamingVocoder(hift, noise)
         self.fault: BaseException | float | None = None
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.chunk_batch import chunk_key, shortage
 from benchmarks.gpu.chunks import summary
-from benchmarks.gpu.floor import Work, attended_pairs, estimator_weights, floor_ms, flow_work, vocoder_work
+from benchmarks.gpu.floor import Work, attended_pairs, estimator_sizes, floor_ms, flow_work, vocoder_work
 from benchmarks.gpu.parity import Utterance, check, parity_key, speak, utterance
 from benchmarks.gpu.report import WORDS, Content, faults, markdown, merge, verdicts, write_report
 from benchmarks.gpu.sections import ON_PURPOSE
@@ -25,7 +25,6 @@ from benchmarks.models import FULL_YAML
 from tests.support.golden import TINY
 from token2wav import Token2Wav
 from token2wav.execution.stages import CacheUsage
-from token2wav.families.cosyvoice3.build import cache_layout
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.networks.configs import HiFTConfig
@@ -245,7 +244,7 @@ def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
 
 
 def test_weights_of_the_full_size() -> None:
-    assert estimator_weights(FULL.flow) == (LAYERS, INPUT)
+    assert estimator_sizes(FULL, "float32")[1:] == (LAYERS, INPUT)
 
 
 def test_blocks_see_none_after_them() -> None:
@@ -255,12 +254,12 @@ def test_blocks_see_none_after_them() -> None:
 
 
 def test_one_chunk_of_the_full_size() -> None:
-    work = flow_work(FULL.flow, "float16", streams=1, frames=50, past=0)
+    work = flow_work(FULL, "float16", streams=1, frames=50, past=0)
     look_ahead, pages = 80 * 1024 * (4 + 3), 2 * 22 * 1024 * 2 * 10 * 2 * 50  # 90.1 MB
     assert work.half == 2 * 10 * (2 * 50 * LAYERS + 2 * 22 * 1024 * 2 * 50 * 50)
     assert work.single == 2 * (10 * 2 * 50 * INPUT + 25 * look_ahead)
     assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * look_ahead + pages
-    many = flow_work(FULL.flow, "float16", streams=64, frames=50, past=0)
+    many = flow_work(FULL, "float16", streams=64, frames=50, past=0)
     assert many.bytes - 64 * pages == work.bytes - pages  # a batch shares its weights and nothing else
     assert (many.half, many.single) == (64 * work.half, 64 * work.single)
 
@@ -275,16 +274,17 @@ def test_a_chunk_costs_some_two_milliseconds() -> None:
 
 
 def test_the_flow_against_torchs_counter() -> None:
-    config = CosyVoice3Config.read(TINY).flow
+    model = CosyVoice3Config.read(TINY)
+    config = model.flow
     estimator, frames = Flow(config).eval().requires_grad_(False).estimator, config.estimator.static_chunk_size
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
     rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         estimator.velocity(x, mu, speaker, cond, modulation, None, rope=rope)
-    work = flow_work(config, "float32", 1, frames, 0)
+    work = flow_work(model, "float32", 1, frames, 0)
     conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
-    assert counter.get_total_flops() == work.single / cache_layout(config, "float32").steps - conditions / 10
+    assert counter.get_total_flops() == work.single / model.ode_steps - conditions / 10
 
 
 def test_the_vocoder_of_the_full_size() -> None:

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from token2wav.config.values import convert
+from token2wav.config.values import convert, shown
 from token2wav.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20  # a public file has 7 kB
@@ -208,6 +208,13 @@ class ModelNode:
         """Values of fields of a dataclass, in their types: of all but some where none are named."""
         kinds = get_type_hints(config)
         return {key: self.get(key, kinds[key]) for key in keys or kinds if key not in but}
+
+    def only(self, known: Mapping[str, Any], *, omitted: bool = True) -> None:
+        """Raises ConfigError if a key has another value than the one that is known, or is missing unless `omitted`."""
+        for key, value in known.items():
+            found = self.get_or(key, type(value), value) if omitted else self.get(key, type(value))
+            if found != value:
+                raise ConfigError(f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is known here")
 
     def _value(self, key: str) -> Any:
         if key not in self.data:

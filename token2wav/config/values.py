@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -31,6 +32,15 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
         nested = dataclasses.is_dataclass(hints[key])
         values[key] = from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
     return cls(**values)
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    """Puts a prefix before the messages of configuration errors, unless they begin with it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(prefix + str(error).removeprefix(prefix)) from error
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:

@@ -17,12 +17,16 @@ from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.exported_graphs import PACKAGES, OnnxGraph, TensorRTGraph, check_provider, package, target_of
-from token2wav.execution.exported_step import StepFactory
+from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
-from token2wav.execution.step import StepGraph
+from token2wav.execution.step import StepFunction, StepGraph, TorchStep
+from token2wav.networks.estimator import Estimator
+from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
+
+StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
 
 # Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
 # than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
@@ -99,18 +103,19 @@ def choose(host: Host, stream: StreamConfig) -> Graphs:
 
 
 def runner(
-    graphs: Graphs, steps: StepFactory, cache: PagedKVCache, longest_blocks: int, pool: GraphPool | None = None
+    graphs: Graphs,
+    parts: tuple[Estimator, OdeTables, PagedKVCache],
+    longest_blocks: int,
+    kernels: StepMaker | None = None,
+    pool: GraphPool | None = None,
 ) -> Runner:
-    """Runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
-    if graphs.backend == "onnx":
-        return Runner(steps.exported(graphs.step))
-    if pool is None:
-        return Runner(steps.eager() if graphs.step is None else steps.exported(graphs.step))
-    if graphs.step is None and kernels_run(cache) and (step := steps.kernels()) is not None:
-        return GraphRunner(step, [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
-    return GraphRunner(
-        steps.exported(graphs.step), exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS), pool
-    )
+    """Makes the runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
+    if pool is None or graphs.backend == "onnx":
+        return Runner(TorchStep(*parts) if graphs.step is None else ExportedStep(*parts, graphs.step))
+    if graphs.step is None and kernels is not None and kernels_run(parts[-1]):
+        return GraphRunner(kernels(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
+    buckets = exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS)
+    return GraphRunner(ExportedStep(*parts, graphs.step), buckets, pool)
 
 
 def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:

@@ -23,7 +23,7 @@ from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput, in_groups
 from token2wav.execution.recompute import RecomputeFlow, stream_mask
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import CacheUsage, FlowChunk, FlowStage, HandleTable
+from token2wav.execution.stages import CacheUsage, FlowChunk, FlowStage, Stage
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
@@ -60,7 +60,7 @@ class _Stream:
     closed: bool = False
 
 
-class CachedFlow(FlowStage):
+class CachedFlow(Stage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
@@ -77,6 +77,7 @@ class CachedFlow(FlowStage):
     def __init__(
         self, recompute: RecomputeFlow, runners: Mapping[int, Runner], cache: PagedKVCache, *, longest_hop: int = 100
     ) -> None:
+        super().__init__()
         self._config, self._encoder, self._device = recompute.config, recompute.encoder, recompute.device
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
@@ -86,12 +87,7 @@ class CachedFlow(FlowStage):
         self._layout = cache.layout
         self.pool = BlockPool(cache.pages)
         self.prefixes: PrefixCache[_Prompt] = PrefixCache(self.pool)
-        self._streams: HandleTable[_Stream] = HandleTable()
         self._lock = threading.Lock()  # who is busy, and who is closed meanwhile
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
 
     def usage(self) -> CacheUsage:
         prefixes = self.prefixes

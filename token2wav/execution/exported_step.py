@@ -13,7 +13,7 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import ABSENT, HEADER, SEEN, START, VALID, VISIBLE, Batch
-from token2wav.execution.step import StepFunction, StepGraph, TorchStep, Velocity
+from token2wav.execution.step import StepFunction, StepGraph, Velocity
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep, Estimator, cache_names
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
@@ -134,22 +134,3 @@ class ExportedStep(StepFunction):
         views = (values[layer, kind] for layer in range(self.cache.layout.layers) for kind in range(2))
         names = cache_names(self.cache.layout.layers)
         return {f"{prefix}_{name}": view.reshape(rows, -1, inner) for name, view in zip(names, views, strict=True)}
-
-
-class StepFactory:
-    """Maker of the step functions of an estimator, for each way to run it."""
-
-    def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache) -> None:
-        self.estimator, self.tables, self.cache = estimator, tables, cache
-
-    def eager(self) -> StepFunction:
-        """On torch."""
-        return TorchStep(self.estimator, self.tables, self.cache)
-
-    def kernels(self) -> StepFunction | None:
-        """On kernels that read block tables on the device, to be captured; None where there are none."""
-        return None
-
-    def exported(self, graph: StepGraph | None) -> StepFunction:
-        """On an exported graph; on torch in the same form where there is none."""
-        return ExportedStep(self.estimator, self.tables, self.cache, graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable, MelChunk, VocoderStage
+from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, MelChunk, Stage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
-from token2wav.networks.noise import FlowNoise
+from token2wav.networks.noise import FlowNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
+from token2wav.networks.source import Phase
 from token2wav.networks.streaming import VocoderNetwork
 from token2wav.voice import Voice
 
@@ -35,7 +36,7 @@ def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> Blo
     return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
-class RecomputeFlow(FlowStage):
+class RecomputeFlow(Stage[_History], FlowStage):
     """Runs every chunk as one call of the estimator on the utterance so far.
 
     Args:
@@ -58,13 +59,13 @@ class RecomputeFlow(FlowStage):
         windows: bool = False,
         left_blocks: int = -1,
     ) -> None:
+        super().__init__()
         self.config, self.encoder, self.device, self.left_blocks = config, encoder, encoder.device, left_blocks
         self.noise = noise.to(self.device)
         self._full_tail = full_tail
         self._windows = windows
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
-        self._streams: HandleTable[_History] = HandleTable()
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.resume(voice, voice.prompt_tokens[: self.config.prefix_tokens(len(voice.prompt_tokens))], steps)
@@ -76,13 +77,6 @@ class RecomputeFlow(FlowStage):
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
-
-    def close(self, handle: int) -> None:
-        self._streams.remove(handle)
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
@@ -127,17 +121,17 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoder(VocoderStage):
+class RecomputeVocoder(Stage[_Mel], VocoderStage):
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
         network: on the device that is to be used.
-        vocode: makes audio (samples,) of a mel (bands, frames) that starts with its utterance.
+        noise, phase: of its source; None if it has none, and rounding of its phase.
     """
 
-    def __init__(self, network: VocoderNetwork, vocode: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._net, self._vocode = network, vocode
-        self._streams: HandleTable[_Mel] = HandleTable()
+    def __init__(self, network: VocoderNetwork, noise: SourceNoise | None = None, phase: Phase = "exact") -> None:
+        super().__init__()
+        self._net, self._noise, self._phase = network, noise, phase
 
     def open(self) -> int:
         return self._streams.add(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
@@ -146,22 +140,15 @@ class RecomputeVocoder(VocoderStage):
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
 
-    def close(self, handle: int) -> None:
-        self._streams.remove(handle)
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._vocode(mel.to(self._net.device))
+        return self._net.vocode(mel.to(self._net.device)[None], self._noise, phase=self._phase)[0]
 
     def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
         history.mel = torch.cat((history.mel, chunk.mel.to(self._net.device)), dim=1)
         if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
             return history.mel.new_empty(0)
-        audio = self._vocode(history.mel)
+        audio = self.whole(history.mel)
         audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.delay)]
         history.speech_offset += len(audio)
         return audio

@@ -192,3 +192,17 @@ class HandleTable(Generic[State]):
 
     def __len__(self) -> int:
         return len(self._states)
+
+
+class Stage(Generic[State]):
+    """Base of stages, which keep a state of each stream under its handle."""
+
+    def __init__(self) -> None:
+        self._streams: HandleTable[State] = HandleTable()
+
+    def close(self, handle: int) -> None:
+        self._streams.remove(handle)
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)

@@ -19,9 +19,9 @@ import torch
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
 from token2wav.errors import ConfigError
 from token2wav.execution.runner import GraphPool
-from token2wav.execution.stages import HandleTable, MelChunk, VocoderStage
+from token2wav.execution.stages import MelChunk, Stage, VocoderStage
 from token2wav.model_config import ModelConfig
-from token2wav.networks.noise import NoiseTable
+from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.networks.streaming import Piece, VocoderNetwork, state_specs
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
@@ -133,17 +133,13 @@ class _Batch:
         self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
 
 
-Run = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]
-
-
-class StreamingVocoder(VocoderStage):
+class StreamingVocoder(Stage[_Stream], VocoderStage):
     """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
 
     Args:
         network: on the device that is to be used.
-        run: makes audio (B, samples) of a piece of mel (B, bands, T) and noise (B, samples).
-        whole: makes audio (samples,) of a whole mel (bands, frames).
         noise: of its source; None if it has none.
+        decode: runs the network, or `HiFT.decode`, inside of streams on another backend than torch.
         shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any number of threads.
         graphs: where these are captured as CUDA graphs; None for none.
         hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With fewer, the last
@@ -153,15 +149,16 @@ class StreamingVocoder(VocoderStage):
     def __init__(
         self,
         network: VocoderNetwork,
-        run: Run,
-        whole: Callable[[torch.Tensor], torch.Tensor],
-        noise: NoiseTable | None = None,
+        noise: SourceNoise | None = None,
+        decode: Callable[..., torch.Tensor] | None = None,
         *,
         shapes: Sequence[PieceShape] = (),
         graphs: GraphPool | None = None,
         hold_frames: int = 0,
     ) -> None:
-        self._net, self._run, self._whole, self._noise = network, run, whole, noise
+        super().__init__()
+        self._net, self._source_noise, self._decode = network, noise, decode
+        self._noise = NoiseTable(noise, network.m_source) if noise else None
         self._device = network.device
         if hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
@@ -170,11 +167,10 @@ class StreamingVocoder(VocoderStage):
         if self._early:  # what is guessed has the length of an end
             shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
         self.store = StateStore(state_specs(network), self._device)
-        self._streams: HandleTable[_Stream] = HandleTable()
         self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)
         self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
-        if graphs and noise:
-            noise.prepare(_PREPARED_BLOCKS)
+        if graphs and self._noise:
+            self._noise.prepare(_PREPARED_BLOCKS)
         self._most_streams = max((shape.streams for shape in shapes), default=None)
         self._rows = self.store.rows(self._most_streams or 0)
         self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
@@ -184,7 +180,7 @@ class StreamingVocoder(VocoderStage):
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        return self._whole(mel.to(self._device))
+        return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self) -> int:
         return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
@@ -193,10 +189,6 @@ class StreamingVocoder(VocoderStage):
         if (stream := self._streams.remove(handle)) is not None:
             self.store.release(stream.slot)
             stream.slot = SCRATCH_SLOT  # should it still be about to run, it harms nobody
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
@@ -296,4 +288,5 @@ class StreamingVocoder(VocoderStage):
         rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
         beyond = 0 if shape.inside else self._net.lookahead_frames
         piece = Piece(self.store.views(rows), shape.first, shape.frames, beyond)
-        return _Batch(shape, self._net, rows, lambda mel, noise: self._run(mel, noise, piece))
+        decode = self._decode if shape.inside and not shape.first else None
+        return _Batch(shape, self._net, rows, lambda mel, noise: self._net.in_pieces(mel, noise, piece, decode))

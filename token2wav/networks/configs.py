@@ -14,6 +14,7 @@ from token2wav.config.values import all_positive
 from token2wav.errors import ConfigError
 
 Mask = Literal["block", "backward", "forward"]
+Spacing = Literal["cosine", "linear"]  # of steps of the ODE: small ones at first, or equal ones
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
 """Blocks before and after its own that a frame sees in a layer with each mask."""
@@ -86,7 +87,7 @@ class EstimatorConfig:
 class ScheduleConfig:
     """Schedule of the ODE: it gives the times of its steps."""
 
-    kind: Literal["cosine", "linear"] = "cosine"  # spacing: small steps at first, or equal ones
+    kind: Spacing = "cosine"
     times: tuple[float, ...] = ()  # of a distilled model instead: the start of every step from 0 on, and the end, 1
 
     def __post_init__(self) -> None:

@@ -102,10 +102,7 @@ class InputEmbedding(nn.Module):
         if spks.dim() == 2:
             spks = spks[:, None].expand(-1, x.shape[1], -1)
         mels = (x,) if cond is None else (x, cond)
-        return self.placed(self.proj(torch.cat((*mels, mu, spks), dim=-1)), memory)  # Q7: this order
-
-    def placed(self, h: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
-        """Adds what tells frames where they are to their projection (B, T, dim)."""
+        h = self.proj(torch.cat((*mels, mu, spks), dim=-1))  # Q7: this order
         return self.conv_pos_embed(h, memory) + h
 
     def of_state(self, x: torch.Tensor) -> torch.Tensor:
@@ -292,17 +289,7 @@ class DiT(Estimator):
         every frame.
         """
         x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
-        return self.velocity_of(self.input_embed(x, cond, mu, spks, memory), modulation, rope, bias, memory)
-
-    def velocity_of(
-        self,
-        h: torch.Tensor,
-        modulation: Modulation,
-        rope: Rope,
-        bias: Bias | LayerBiases,
-        memory: Memory | None = None,
-    ) -> torch.Tensor:
-        """`velocity` of frames that are embedded, (B, T, dim)."""
+        h = self.input_embed(x, cond, mu, spks, memory)
         blocks, out = modulation
         for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
             h = block(h, row, rope, own, memory)

@@ -164,6 +164,11 @@ class HiFT(VocoderNetwork):
         source = self.m_source(self.f0_predictor(mel, piece), noise, phase, piece)
         return (decode or self.decode)(mel, source, piece)
 
+    def in_pieces(
+        self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece, decode: Decode | None = None
+    ) -> torch.Tensor:
+        return self(mel, noise, piece, decode=decode)
+
     def decode(self, mel: torch.Tensor, source: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
         """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,7 @@ class VocoderNetwork(nn.Module):
     bands: int
     frame_samples: int
     delay: int  # samples by which the audio of a piece is late: it takes so much mel to its right
+    m_source: Any  # makes an excitation of noise (`HarmonicSource`), in those that are given any
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +68,18 @@ class VocoderNetwork(nn.Module):
     def lookahead_frames(self) -> int:
         """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
         return -(-self.delay // self.frame_samples)
+
+    def freeze(self) -> None:
+        """Ends loading: what is computed from the weights alone is computed once."""
+        self.eval().requires_grad_(False)
+
+    def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
+        """Audio (B, samples) of mel (B, bands, T) of whole utterances; see `HiFT` for noise and phase of a source."""
+        return self(mel)[:, 0]
+
+    def in_pieces(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece, decode: Any = None) -> torch.Tensor:
+        """Audio (B, samples), `delay` late, of a piece of mel (B, bands, T); `decode` runs it on another backend."""
+        return (decode or self)(mel, piece)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

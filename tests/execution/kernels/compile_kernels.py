@@ -8,6 +8,7 @@ memory of a program, instructions that load 16 bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from token2wav.execution.batch import HEADER, conv_states
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.families.cosyvoice3.build import networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
@@ -92,7 +93,8 @@ def on_pages(storage: str) -> None:
 def on_positions() -> None:
     """Calls the kernels that work in float32 whatever is kept."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
-    layout = cache_layout(MODEL.flow, steps=1)
+    with torch.device("meta"):
+        layout = dataclasses.replace(networks(MODEL, "float32").layout, steps=1)
     for blocks in BATCHES:
         state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(blocks, 2, 2, CONFIG.dim, 30)[:, :, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)

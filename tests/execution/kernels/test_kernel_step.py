@@ -15,17 +15,17 @@ from tests.execution.rig import Tokens
 from tests.support.batches import mels_together
 from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
-from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution import backends
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
-from token2wav.families.cosyvoice3.build import cache_layout
+from token2wav.execution.step import TorchStep
+from token2wav.families.cosyvoice3.build import networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.kernel_step import KernelStep
-from token2wav.families.cosyvoice3.steps import TorchStep
 from token2wav.networks import dit
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver
@@ -71,7 +71,8 @@ def an_engine(
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     if half:
         flow.estimator.halve()
-    cache, noise = PagedKVCache(cache_layout(config, storage), PAGES, DEVICE), FlowNoise(config.mel_bands)
+    layout = CacheLayout.of(model, flow.estimator, config.inference_cfg_rate, config.n_timesteps, storage)
+    cache, noise = PagedKVCache(layout, PAGES, DEVICE), FlowNoise(config.mel_bands)
     parts = (flow.estimator, solver.tables, cache)
     with torch.inference_mode():
         run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
@@ -128,5 +129,5 @@ def test_they_run_where_gpu_and_model_allow(
     capability: tuple[int, int], dim_head: int, run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    layout = dataclasses.replace(cache_layout(CosyVoice3Config.read(TINY).flow), dim_head=dim_head)
+    layout = dataclasses.replace(networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head)
     assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run

@@ -4,9 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, random_bigvgan
+from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, load_bigvgan, random_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.bigvgan.weights import load_bigvgan
 
 
 @pytest.fixture(scope="session")

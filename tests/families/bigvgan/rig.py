@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from token2wav.families.bigvgan.config import BigVGANConfig
+from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN, LowPass, Snake
+from token2wav.families.bigvgan.weights import read_weights
+from token2wav.networks.weights import fill
 
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "bigvgan"
 
@@ -83,3 +85,12 @@ def tracer(config: BigVGANConfig) -> BigVGAN:
 def a_mel(frames: int, bands: int = SMALL.num_mels, seed: int = 0) -> torch.Tensor:
     """(bands, frames) like logarithms of energies."""
     return torch.randn(bands, frames, generator=torch.Generator().manual_seed(seed)) * 2 - 4
+
+
+def load_bigvgan(folder: Path | str) -> BigVGAN:
+    """A vocoder of a folder with `config.json` and weights, as families load it."""
+    folder = Path(folder)
+    module = BigVGAN(read_bigvgan(folder))
+    fill(module, read_weights(module, generator_file(folder)))
+    module.freeze()
+    return module

@@ -12,14 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, random_bigvgan
+from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, load_bigvgan, random_bigvgan
 from tests.unit.material import one_line
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.execution.stages import MelChunk
-from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.bigvgan.weights import load_bigvgan
 from token2wav.networks.configs import MelSettings
 
 Weights = dict[str, Any]
@@ -257,7 +256,7 @@ def test_odd_channels_are_halved_as_integers() -> None:
 
 def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
     check_mel(read_bigvgan(folder), MelSettings(8000, 8, 10))
-    engine = streaming_bigvgan(load_bigvgan(folder))
+    engine = StreamingVocoder(load_bigvgan(folder))
     [audio] = engine.advance([(engine.open(), MelChunk(torch.zeros(10, 4), last=True))])
     assert audio.shape == (4 * least.config.hop_size,)
 

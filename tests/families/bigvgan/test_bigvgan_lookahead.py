@@ -9,7 +9,7 @@ import torch
 
 from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
 from token2wav.execution.stages import MelChunk
-from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
 
@@ -46,7 +46,7 @@ def test_an_impulse_sounds_as_much_earlier_as_the_delay_says(config: BigVGANConf
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
     bigvgan = random_bigvgan(config)
-    engine, mel = streaming_bigvgan(bigvgan), a_mel(120, config.num_mels)
+    engine, mel = StreamingVocoder(bigvgan), a_mel(120, config.num_mels)
     first = bigvgan.lookahead_frames + 1
     handle, parts = engine.open(), mel.split([first, 13, 30, 77 - first], dim=1)
     audio = [engine.advance([(handle, MelChunk(part, index == 3))])[0] for index, part in enumerate(parts)]

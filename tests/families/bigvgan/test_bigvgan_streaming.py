@@ -11,8 +11,7 @@ from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
 from token2wav.errors import StreamClosedError
 from token2wav.execution.stages import MelChunk, VocoderStage
-from token2wav.execution.vocoder import likely_pieces
-from token2wav.families.bigvgan.build import streaming_bigvgan
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
@@ -39,17 +38,17 @@ def off(audio: Sequence[torch.Tensor], whole: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("size", [1, AHEAD, 50])
 def test_any_pieces_equal_the_whole(small: BigVGAN, size: int) -> None:
-    engine, mel = streaming_bigvgan(small), a_mel(63)
+    engine, mel = StreamingVocoder(small), a_mel(63)
     assert off(streamed(engine, mel, [size] * (62 // size)), engine.whole(mel)) <= AUDIO
 
 
 def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
-    engine, mel = streaming_bigvgan(small), a_mel(120)
+    engine, mel = StreamingVocoder(small), a_mel(120)
     assert off(streamed(engine, mel, [1, 0, 40, 3, 0, 0, 30, 7]), engine.whole(mel)) <= AUDIO
 
 
 def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
-    audio = streamed(streaming_bigvgan(bigvgan), golden["mel"][0], [38, 1, 61])
+    audio = streamed(StreamingVocoder(bigvgan), golden["mel"][0], [38, 1, 61])
     assert off(audio, golden["wav"][0, 0]) <= AUDIO
 
 
@@ -57,7 +56,7 @@ def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict
 @pytest.mark.parametrize("first", [0, AHEAD, AHEAD + 1, 2 * AHEAD + 5])
 def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
     """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
-    engine, mel = streaming_bigvgan(small), a_mel(first + last)
+    engine, mel = StreamingVocoder(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
     assert len(head) == (HOP * first - small.delay if first > AHEAD else 0)
     assert len(head) + len(tail) == HOP * (first + last)
@@ -67,7 +66,7 @@ def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
 
 def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     """Streams that start, run, wait for their look-ahead and end in the same calls."""
-    engine = streaming_bigvgan(small)
+    engine = StreamingVocoder(small)
     sizes = [[20, 20, 20], [3, 37, 20], [20, 20, 20], [1, 1, 1], [40, 0, 20]]
     mels = [a_mel(sum(each), seed=seed) for seed, each in enumerate(sizes)]
     handles = [engine.open() for _ in mels]
@@ -86,7 +85,7 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
 def test_prepared_lengths(small: BigVGAN) -> None:
     """As on a GPU, where each is a CUDA graph."""
     config = CosyVoice3Config.read(TINY)
-    engine = streaming_bigvgan(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
+    engine = StreamingVocoder(small, shapes=likely_pieces(AHEAD, config, (25, 50), 2))
     for sizes in ([50, 100], [17, 31, 9], [3, 1]):
         mel = a_mel(sum(sizes) + 20)
         assert off(streamed(engine, mel, sizes), engine.whole(mel)) <= AUDIO
@@ -96,7 +95,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
     """Every piece is of the new frames alone, and equal ones of several streams are one."""
     shapes: list[tuple[int, ...]] = []
     hook = small.conv_post.register_forward_hook(lambda _m, _i, output: shapes.append(tuple(output.shape)))
-    engine, parts = streaming_bigvgan(small), a_mel(500).split(50, dim=1)
+    engine, parts = StreamingVocoder(small), a_mel(500).split(50, dim=1)
     handles = [engine.open() for _ in range(3)]
     for index, part in enumerate(parts):
         engine.advance([(handle, MelChunk(part, index == len(parts) - 1)) for handle in handles])
@@ -105,7 +104,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
 
 
 def test_handles(small: BigVGAN) -> None:
-    engine = streaming_bigvgan(small)
+    engine = StreamingVocoder(small)
     one, two = engine.open(), engine.open()
     assert engine.open_streams == 2
     engine.close(one)

@@ -7,9 +7,10 @@ import torch
 
 from tests.support.golden import GoldenSet, golden_sets
 from token2wav.execution.device import keep_arithmetic_exact
+from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
-from token2wav.families.cosyvoice3.weights import load_flow, load_flow_noise, load_hift, load_source_noise
+from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
 
@@ -45,12 +46,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def flow(folder: Path, config: CosyVoice3Config, device: torch.device) -> Flow:
-    return load_flow(folder, config).to(device)
+    return load(folder, config, "flow").to(device)
 
 
 @pytest.fixture(scope="session")
 def hift(folder: Path, config: CosyVoice3Config, device: torch.device) -> HiFT:
-    return load_hift(folder, config).to(device)
+    return load(folder, config, "hift").to(device)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet, snr_db
 from token2wav import StreamConfig
 from token2wav.execution.stages import MelChunk
-from token2wav.execution.vocoder import likely_pieces
-from token2wav.families.cosyvoice3.build import streaming_hift
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, SourceNoise
@@ -102,7 +101,7 @@ def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noise
 def test_audio_of_pieces_of_prepared_lengths(golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises) -> None:
     mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
-    engine = streaming_hift(hift, noises[1], shapes=shapes)
+    engine = StreamingVocoder(hift, noises[1], shapes=shapes)
     whole = engine.whole(mel)[None]
     handles, audio = [engine.open(), engine.open()], []
     for start in range(0, mel.shape[1], 50):

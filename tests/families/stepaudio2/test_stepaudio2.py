@@ -108,14 +108,14 @@ def test_a_full_cache(folder: Path) -> None:
 
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
-    assert (config.hift.base_channels, config.hift.f0_channels, config.samples_per_token) == (512, 512, 960)
+    assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (512, 512, 960)
     assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)  # what is before a chunk is in its state
 
 
 @pytest.mark.parametrize(
     ("published", "other", "message"),
     [
-        ("mlp_ratio: 4.0", "mlp_ratio: 2.0", "flow.decoder.estimator.mlp_ratio: 2.0, but only 4 is known here"),
+        ("mlp_ratio: 4.0", "mlp_ratio: 2.0", "flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is known here"),
         ("in_channels: 320", "in_channels: 240", "flow.decoder.estimator.in_channels: 240, but only 320 is known"),
         ("depth: 1", "depth: 0", "flow.decoder.estimator.depth: 0 is not positive"),
         ("vocab_size: 6561", "vocab: 6561", "flow.vocab_size: missing"),

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import convert, from_mapping, shown
+from token2wav.config.values import convert, from_mapping, prefixed, shown
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import MelSettings
 
@@ -95,10 +95,8 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
         raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {' '.join(str(error).split())[:200]}") from error
-    try:
+    with prefixed(f"{path}: "):
         return _config_from(document)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def generator_file(folder: Path) -> Path:

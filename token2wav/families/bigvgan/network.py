@@ -223,11 +223,10 @@ class BigVGAN(VocoderNetwork):
         self.delay = self.conv_post.delayed
 
     def freeze(self) -> None:
-        """Ends loading."""
+        super().freeze()
         for module in self.modules():
             if isinstance(module, Snake):
                 module.freeze()
-        self.eval().requires_grad_(False)
 
     def forward(self, mel: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
         """mel (B, bands, frames) to audio (B, 1, frames * hop_size), within -1 and 1; in pieces `delay` late."""

@@ -7,46 +7,24 @@ from pathlib import Path
 import torch
 
 from token2wav.errors import CheckpointError
-from token2wav.families.bigvgan.config import generator_file, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.networks.weights import Blank, fill, fitting_weights, floating_tensors, read_state
+from token2wav.networks.weights import fitting_weights, floating_tensors, read_state
 
 _KEY = "generator"  # of the state dict in a public pickle
 _LENGTH, _DIRECTION = ".weight_g", ".weight_v"
 _NEWER = {".parametrizations.weight.original0": _LENGTH, ".parametrizations.weight.original1": _DIRECTION}
 
 
-def read_generator(folder: Path) -> tuple[dict[str, torch.Tensor], Path]:
-    """Weights by name with weight norm, if there is any, folded in; and the file they are from.
+def read_weights(module: BigVGAN, path: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a vocoder in float32, with weight norm, if there is any, folded in.
 
     Raises:
-        CheckpointError: no file, unreadable, or it holds other things than weights.
+        CheckpointError: unreadable, or their names and shapes are not those of the vocoder.
     """
-    path = generator_file(folder)
     state = read_state(path)
     if isinstance(nested := state.get(_KEY), dict):
         state = nested
-    return _folded(floating_tensors(state, path, _current_name), path), path
-
-
-def load_bigvgan(folder: Path | str) -> BigVGAN:
-    """A vocoder in float32 on the CPU, ready for inference.
-
-    Args:
-        folder: with `config.json` and one of `generator.safetensors`, `bigvgan_generator.pt`, `generator.pt`.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-        CheckpointError: no weights, unreadable, or their names and shapes are not those of the configuration.
-    """
-    folder = Path(folder)
-    config = read_bigvgan(folder)
-    with Blank():
-        module = BigVGAN(config)
-    weights, path = read_generator(folder)
-    fill(module, fitting_weights(module, weights, path))
-    module.freeze()
-    return module
+    return fitting_weights(module, _folded(floating_tensors(state, path, _current_name), path), path)
 
 
 def _current_name(name: str) -> str:

@@ -11,7 +11,7 @@ from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import CosyVoice2Config, EncoderConfig, FlowConfig, UNetConfig
 from token2wav.model_config import Stem
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 # The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
@@ -83,7 +83,8 @@ def read(folder: Path) -> ChatterboxConfig:
         estimator=estimator,
         n_timesteps=_MEAN_FLOW_STEPS if mean_flow else _STEPS,
     )
-    return ChatterboxConfig.of(flow, hift, _TOKEN_RATE, mean_flow=mean_flow, file=file)
+    schedule = ScheduleConfig("linear" if mean_flow else "cosine")
+    return ChatterboxConfig.of(flow, hift, _TOKEN_RATE, schedule=schedule, mean_flow=mean_flow, file=file)
 
 
 def _shapes(path: Path) -> Shapes:

@@ -1,133 +1,185 @@
-"""CosyVoice2 as stages: its weights are loaded and put on a device, and its networks get what runs them there."""
+"""CosyVoice2 and its relatives as stages: weights are loaded and put on a device, and networks get what runs them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args
 
-from torch import nn
+import torch
 
-from token2wav.cache.paged_kv_cache import CacheLayout, Storage
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Graphs, Host, choose
+from token2wav.execution.backends import Graphs, Host, StepMaker, choose, runner
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.execution.exported_step import StepFactory
-from token2wav.execution.runner import GraphPool, graphs_enabled
-from token2wav.execution.stages import Networks, Stages, StageSummary
-from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.families.cosyvoice2.config import CosyVoice2Config
+from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
+from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
+from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
-from token2wav.families.cosyvoice3.build import incremental, streaming_vocoder
-from token2wav.families.cosyvoice3.weights import checked, filled
-from token2wav.model_config import ModelConfig, Stem
+from token2wav.families.cosyvoice2.weights import read_weights
+from token2wav.model_config import Stem
 from token2wav.networks.hift import HiFT
-from token2wav.networks.noise import FlowNoise, NormalNoise
-from token2wav.networks.ode import EulerSolver
-from token2wav.networks.weights import Blank
-
-_Module = TypeVar("_Module", bound=nn.Module)
+from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
+from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.weights import Blank, fill
 
 log = logging.getLogger(__name__)
 
-
-def build(host: Host, config: CosyVoice2Config, stream: StreamConfig) -> Stages:
-    """Makes the stages of a model.
-
-    Raises:
-        ConfigError: the settings ask for what there is for other families only.
-        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
-    """
-    graphs = chosen(host, stream)
-    flow, hift = load(host.folder, config, "flow").to(host.device), load(host.folder, config, "hift").to(host.device)
-    guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
-    solvers = {steps: EulerSolver(flow.estimator, steps, guidance) for steps in allowed}
-    return Stages(
-        cached_flow(host, config, stream, flow, solvers, graphs),
-        vocoder_stage(host, config, stream, hift, graphs),
-        summary(host, graphs),
-    )
+CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
-def load(folder: Path, config: CosyVoice2Config, stem: Stem) -> Any:
-    """Loads flow or vocoder in float32 on the CPU, see `token2wav.families`."""
-    with Blank():
-        module = cosyvoice2_flow(config.flow) if stem == "flow" else HiFT(config.hift)
-    return ready(filled(module, config.weights_file(folder, stem)))
-
-
-def check(folder: Path, config: CosyVoice2Config) -> None:
-    """Reads the weights of a folder without building anything on a device.
-
-    Raises:
-        CheckpointError: the folder cannot be served, and why.
-    """
-    with Blank():
-        flow, hift = cosyvoice2_flow(config.flow), HiFT(config.hift)
-    checked(flow, config.weights_file(folder, "flow"))
-    checked(hift, config.weights_file(folder, "hift"))
-
-
-def ready(module: _Module) -> _Module:
-    """Makes a network with its weights ready for inference."""
-    if isinstance(module, HiFT):
-        module.freeze()
-    return module.eval().requires_grad_(False)
-
-
-def chosen(host: Host, stream: StreamConfig) -> Graphs:
-    """Chooses the backend of a family that has no `stream.reference`."""
-    if stream.reference:
-        raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
-    return choose(host, stream)
-
-
-def summary(host: Host, graphs: Graphs) -> StageSummary:
-    """Says what the stages of such a family run on."""
-    found = StageSummary(graphs.backend, host.precision, str(host.device))
-    log.info("backend %s, %s, on %s, without kernels and graphs of the flow", found.name, found.precision, found.device)
-    return found
-
-
-def networks(config: CosyVoice2Config, storage: Storage) -> Networks:
-    """Makes flow and vocoder without weights, see `token2wav.families`."""
-    flow, guidance = cosyvoice2_flow(config.flow), config.flow.inference_cfg_rate
-    layout = CacheLayout.of(config, flow.estimator, guidance, config.ode_steps, storage)
-    return Networks(flow, HiFT(config.hift), layout, guidance, token_bytes=flow.encoder.token_bytes)
-
-
-def cached_flow(
-    host: Host,
-    config: ModelConfig,
-    stream: StreamConfig,
-    flow: Flow[Any],
-    solvers: Mapping[int, EulerSolver],
-    graphs: Graphs,
-) -> CachedFlow:
-    """Makes the incremental flow stage, on torch or on an exported graph.
+class Builder:
+    """Builder of one model of CosyVoice's kind. A family derives its own, with what differs.
 
     Args:
-        host: with the device on which the flow is.
-        config: of the model.
-        stream: how streams are cut into chunks.
-        flow: with its weights. Those that its solvers have made tables of are dropped.
-        solvers: of its estimator, by numbers of ODE steps, the usual one first.
-        graphs: what executes the estimator.
+        host, config, stream: that it is made for.
+
+    Attributes:
+        graphs: of the backend that was chosen.
+        flow, vocoder: on the device of the host.
+        solvers: of the flow's estimator, by numbers of ODE steps, the usual one first.
+        flow_noise, source_noise: that go into flow and vocoder; None for a vocoder without a source.
+        pool: of CUDA graphs; None for none.
     """
-    keep_arithmetic_exact(host.device)
-    flow.estimator.drop_time_weights()
-    if host.precision == "float16":
-        flow.estimator.halve()
-    noise = FlowNoise(config.mel_bands)
-    return incremental(host, config, stream, flow, noise, solvers, graphs, StepFactory)
+
+    kernels: StepMaker | None = None
+
+    def __init__(self, host: Host, config: Any, stream: StreamConfig) -> None:
+        self.host, self.config, self.stream = host, config, stream
+        self.graphs = self.choose()  # before weights load: it may refuse
+        keep_arithmetic_exact(host.device)
+        self.flow = self.load(host.folder, config, "flow").to(host.device)
+        guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
+        self.solvers = {steps: EulerSolver(self.flow.estimator, steps, guidance, config.schedule) for steps in allowed}
+        self.flow.estimator.drop_time_weights()
+        if host.precision == "float16":
+            self.flow.estimator.halve()
+        self.vocoder = self.load(host.folder, config, "hift").to(host.device)
+        self.flow_noise, self.source_noise = self.noises(host.folder, config)
+        self.pool = GraphPool(host.device) if graphs_enabled(host.device) else None
+
+    @classmethod
+    def build(cls, host: Host, config: Any, stream: StreamConfig) -> Stages:
+        """Makes the stages of a model.
+
+        Raises:
+            ConfigError: the settings ask for what the host does not have, or other families only.
+            CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+        """
+        made = cls(host, config, stream)
+        summary = StageSummary(made.graphs.backend, host.precision, str(host.device))
+        log.info("backend %s, %s, on %s", summary.name, summary.precision, summary.device)
+        vocoder = made.vocoder_stage()  # first, because the cache takes a share of the memory that is left
+        return Stages(made.flow_stage(), vocoder, summary)
+
+    @classmethod
+    def load(cls, folder: Path, config: Any, stem: Stem) -> Any:
+        """Loads flow or vocoder in float32 on the CPU, ready for inference, see `token2wav.families`."""
+        network, weights = cls._read(folder, config, stem)
+        fill(network, weights)
+        if stem == "hift":
+            network.freeze()
+        return network.eval().requires_grad_(False)
+
+    @classmethod
+    def check(cls, folder: Path, config: Any) -> None:
+        """Reads the weights of a folder without building anything on a device.
+
+        Raises:
+            CheckpointError: the folder cannot be served, and why.
+        """
+        for stem in get_args(Stem):
+            cls._read(folder, config, stem)
+        cls.noises(folder, config)
+
+    @classmethod
+    def networks(cls, config: Any, storage: Storage) -> Networks:
+        """Makes flow and vocoder without weights, see `token2wav.families`."""
+        flow, vocoder = cls.network(config, "flow"), cls.network(config, "hift")
+        guidance = config.flow.inference_cfg_rate
+        layout = CacheLayout.of(config, flow.estimator, guidance, config.ode_steps, storage)
+        return Networks(flow, vocoder, layout, guidance, config.schedule, flow.token_bytes)
+
+    @classmethod
+    def network(cls, config: Any, stem: Stem) -> Any:
+        """Makes flow or vocoder without weights of a folder."""
+        raise NotImplementedError
+
+    @classmethod
+    def weights(cls, network: Any, path: Path, stem: Stem) -> dict[str, torch.Tensor]:
+        """Reads the weights of flow or vocoder from their file.
+
+        Raises:
+            CheckpointError: unreadable, or not those of the network.
+        """
+        return read_weights(network, path)
+
+    @classmethod
+    def noises(cls, folder: Path, config: Any) -> tuple[FlowNoise, SourceNoise | None]:
+        """Makes the noise of the flow, and that of the vocoder's source if it has one."""
+        return FlowNoise(config.mel_bands), NormalNoise(config.vocoder.nb_harmonics + 1)
+
+    def choose(self) -> Graphs:
+        """Chooses the backend; raises ConfigError if what settings ask for is not there."""
+        return choose(self.host, self.stream)
+
+    def flow_stage(self) -> FlowStage:
+        """Makes the incremental stage of the flow. A page of its cache has room for the most steps of all solvers."""
+        host, config, estimator, hop = self.host, self.config, self.flow.estimator, self.config.hops(self.stream)[1]
+        storage = host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage
+        layout = CacheLayout.of(config, estimator, config.flow.inference_cfg_rate, max(self.solvers), storage)
+        pages = cache_bytes(host.runtime.cache_mib, host.device) // layout.page_bytes
+        cache, pool = PagedKVCache(layout, pages, host.device), self.pool if self.kernels else None
+
+        def made(tables: OdeTables) -> Runner:
+            parts, longest = (estimator, tables, cache), hop // config.block_tokens
+            return runner(self.graphs, parts, longest, self.kernels, pool)
+
+        with torch.inference_mode():
+            runners = {steps: made(solver.tables) for steps, solver in self.solvers.items()}
+        return CachedFlow(self.recompute(), runners, cache, longest_hop=hop)
+
+    def recompute(self, **options: bool) -> RecomputeFlow:
+        """Makes the stage that computes an utterance's past anew for every chunk; see there for its options."""
+        window = self.config.window(self.stream)
+        return RecomputeFlow(self.config, self.flow, self.flow_noise, self.solvers, left_blocks=window, **options)
+
+    def vocoder_stage(self) -> VocoderStage:
+        """Makes the stage of the vocoder in pieces."""
+        vocoder, hops = self.vocoder, self.config.hops(self.stream)
+        exported = ExportedVocoder(self.graphs.vocoder, vocoder) if self.graphs.vocoder else None
+        pool = None if exported else self.pool
+        shapes = likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS) if pool else []
+        hold = self.stream.hold_frames
+        return StreamingVocoder(vocoder, self.source_noise, exported, shapes=shapes, graphs=pool, hold_frames=hold)
+
+    @classmethod
+    def _read(cls, folder: Path, config: Any, stem: Stem) -> tuple[Any, dict[str, torch.Tensor]]:
+        with Blank():
+            network = cls.network(config, stem)
+        return network, cls.weights(network, config.weights_file(folder, stem), stem)
 
 
-def vocoder_stage(
-    host: Host, config: ModelConfig, stream: StreamConfig, hift: HiFT, graphs: Graphs
-) -> StreamingVocoder:
-    """Makes the stage of a HiFT with its weights, on the device of a host."""
-    pool = GraphPool(host.device) if graphs_enabled(host.device) else None
-    return streaming_vocoder(hift, NormalNoise(hift.config.nb_harmonics + 1), config, stream, graphs, pool)
+class CosyVoice2Builder(Builder):
+    """Builder of a model with a flow of a conformer and an estimator, and symmetric HiFT."""
+
+    make_flow: Callable[[FlowConfig[Any]], Flow[Any]] = staticmethod(cosyvoice2_flow)
+
+    @classmethod
+    def network(cls, config: Any, stem: Stem) -> Any:
+        return cls.make_flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
+
+    def choose(self) -> Graphs:
+        if self.stream.reference:
+            raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
+        return super().choose()
+
+
+build, load = CosyVoice2Builder.build, CosyVoice2Builder.load
+check, networks = CosyVoice2Builder.check, CosyVoice2Builder.networks

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
-from token2wav.config.values import all_positive
+from token2wav.config.values import all_positive, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice3.config import as_integer, hift_from
 from token2wav.model_config import ModelConfig, Stem
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
 RATIO, LOOKBEHIND = 2, 2  # frames of a token, and tokens that the look-ahead layer reaches back: fixed in public code
 
 _BLOCK_TOKENS = 25  # where a file does not say it
 _UP_LAYERS = 4  # fixed in public code as well
-_ENCODER_ALWAYS = {
+ENCODER_ALWAYS = {
     "input_layer": "linear",
     "pos_enc_layer_type": "rel_pos_espnet",
     "selfattention_layer_type": "rel_selfattn",
@@ -26,6 +27,73 @@ _ENCODER_ALWAYS = {
     "use_cnn_module": False,
     "macaron_style": False,
 }
+
+EstimatorT = TypeVar("EstimatorT")
+ConfigT = TypeVar("ConfigT", bound="CosyVoiceConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosyVoiceConfig(ModelConfig):
+    """Configuration of a model of CosyVoice's kind; it checks that flow and vocoder fit each other.
+
+    Attributes:
+        flow: sizes of the network from tokens to mel.
+        vocoder: sizes of the network from mel to audio; the class says which one it is.
+        schedule: times at which the flow's ODE is evaluated.
+    """
+
+    speaks_early: bool = True
+    flow: Any
+    vocoder: Any
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+
+    @classmethod
+    def of(cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any) -> ConfigT:
+        """Makes the configuration of a flow and a vocoder.
+
+        Args:
+            flow, vocoder: of the model.
+            token_frame_rate: tokens per second.
+            own: what a family has beside, or instead of what follows from these.
+
+        Raises:
+            ConfigError: they do not fit each other.
+        """
+        (lookbehind, lookahead), rate = flow.context_tokens, token_frame_rate
+        common = {
+            "vocab_size": flow.vocab_size,
+            "token_shape": flow.token_shape,
+            # An integer if it is one, so that hashes of configurations do not depend on its spelling.
+            "token_frame_rate": int(rate) if rate == int(rate) else rate,
+            "block_tokens": flow.block_tokens,
+            "lookahead_tokens": lookahead,
+            "lookbehind_tokens": lookbehind,
+            "token_mel_ratio": flow.token_mel_ratio,
+            "mel_bands": flow.mel_bands,
+            "speaker_size": flow.spk_embed_dim,
+            "sample_rate": vocoder.mel.sample_rate_hz,
+            "samples_per_token": flow.token_mel_ratio * vocoder.mel.hop_samples,
+            "hop_blocks": flow.hop_blocks,
+            "ode_steps": flow.n_timesteps,
+        }
+        return cls(**{**common, **own}, flow=flow, vocoder=vocoder)
+
+    def __post_init__(self) -> None:
+        if self.token_frame_rate <= 0:
+            raise ConfigError(f"model.token_frame_rate: {self.token_frame_rate:g} is not positive")
+        if self.mel_bands != self.vocoder.mel.bands:
+            raise ConfigError(
+                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes {self.mel_bands}"
+            )
+        # Rates such as 22050 / 512 have no end as decimals.
+        if not math.isclose(self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6):
+            raise ConfigError(
+                f"sample_rate: {self.token_frame_rate:g} tokens per second of {self.samples_per_token} samples do not "
+                f"make {self.sample_rate} Hz"
+            )
+
+    def part(self, stem: Stem) -> Any:
+        return self.flow if stem == "flow" else self.vocoder
 
 
 @dataclass(frozen=True)
@@ -60,10 +128,6 @@ class UNetConfig:
         all_positive(self, "flow.decoder.estimator")
 
 
-EstimatorT = TypeVar("EstimatorT")
-ConfigT = TypeVar("ConfigT", bound="CosyVoice2Config")
-
-
 @dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
     """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another estimator."""
@@ -78,59 +142,25 @@ class FlowConfig(Generic[EstimatorT]):
     block_tokens: int = _BLOCK_TOKENS
     n_timesteps: int = 10
 
+    token_mel_ratio: ClassVar[int] = RATIO
+    token_shape: ClassVar[tuple[int, ...]] = ()
+    hop_blocks: ClassVar[tuple[int, int]] = (1, 4)
+
     def __post_init__(self) -> None:
         all_positive(self, "flow", zero_too=("inference_cfg_rate",))
 
+    @property
+    def context_tokens(self) -> tuple[int, int]:
+        """Tokens before a chunk that it is given along, and those after it that must be there before it can run."""
+        return LOOKBEHIND, self.pre_lookahead_len
+
 
 @dataclass(frozen=True, kw_only=True)
-class CosyVoice2Config(ModelConfig):
-    """Configuration of a CosyVoice2 model, or of a relative.
+class CosyVoice2Config(CosyVoiceConfig):
+    """Configuration of a CosyVoice2 model, or of a relative."""
 
-    Attributes:
-        flow: sizes of the network from tokens to mel.
-        hift: sizes of the network from mel to audio.
-    """
-
-    speaks_early: bool = True
     flow: FlowConfig[Any]
-    hift: HiFTConfig
-
-    @classmethod
-    def of(cls: type[ConfigT], flow: FlowConfig[Any], hift: HiFTConfig, token_frame_rate: float, **own: Any) -> ConfigT:
-        """Makes the configuration of a flow and a vocoder.
-
-        Args:
-            flow, hift: of the model.
-            token_frame_rate: tokens per second.
-            own: what else a relative has.
-
-        Raises:
-            ConfigError: they do not fit each other.
-        """
-        if flow.mel_bands != hift.in_channels:
-            raise ConfigError(f"hift.in_channels: {hift.in_channels} mel bands, but the flow makes {flow.mel_bands}")
-        if token_frame_rate * RATIO * hift.samples_per_frame != hift.sampling_rate:
-            raise ConfigError(
-                f"flow.input_frame_rate: {token_frame_rate:g} tokens per second of {RATIO * hift.samples_per_frame} "
-                f"samples do not make {hift.sampling_rate} Hz"
-            )
-        common = {
-            "vocab_size": flow.vocab_size,
-            "token_frame_rate": token_frame_rate,
-            "block_tokens": flow.block_tokens,
-            "lookahead_tokens": flow.pre_lookahead_len,
-            "lookbehind_tokens": LOOKBEHIND,
-            "token_mel_ratio": RATIO,
-            "mel_bands": flow.mel_bands,
-            "speaker_size": flow.spk_embed_dim,
-            "sample_rate": hift.sampling_rate,
-            "samples_per_token": RATIO * hift.samples_per_frame,
-            "ode_steps": flow.n_timesteps,
-        }
-        return cls(**{**common, **own}, flow=flow, hift=hift)
-
-    def part(self, stem: Stem) -> Any:
-        return self.flow if stem == "flow" else self.hift
+    vocoder: HiFTConfig
 
 
 def read(folder: Path) -> CosyVoice2Config:
@@ -141,23 +171,19 @@ def read(folder: Path) -> CosyVoice2Config:
     """
     path = next(folder / name for name in FILES if (folder / name).is_file())
     document = HyperYaml.read(path)
-    try:
+    with prefixed(f"{path}: "):
         flow, rate = _flow_from(document)
         return CosyVoice2Config.of(flow, hift_from(document, causal=False), rate)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     """Reads the flow, and the tokens per second that it takes."""
     flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithXvec")
-    if (ratio := flow.get_or("token_mel_ratio", int, RATIO)) != RATIO:
-        raise ConfigError(f"flow.token_mel_ratio: {ratio}, but the encoder makes {RATIO} frames of a token")
+    flow.only({"token_mel_ratio": RATIO})  # which the encoder makes of a token
     encoder, block = _encoder_from(flow)
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
-    solver.get("solver", Literal["euler"])
-    solver.get("t_scheduler", Literal["cosine"])
+    solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
     bands = flow.get("output_size", int)
     config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
@@ -168,19 +194,15 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
         encoder=encoder,
         estimator=_estimator_from(decoder, bands, RATIO * block),
     )
-    return config, as_integer(flow.get("input_frame_rate", float))
+    return config, flow.get("input_frame_rate", float)
 
 
 def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
     """Reads the encoder, and the tokens of its attention block."""
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
-    for key, only in _ENCODER_ALWAYS.items():
-        if (value := encoder.get(key, type(only))) != only:
-            raise ConfigError(f"{encoder.name}.{key}: {value}, but only {only} is known")
     size = encoder.get("output_size", int)
-    for node in (flow, encoder):
-        if (inputs := node.get("input_size", int)) != size:
-            raise ConfigError(f"{node.name}.input_size: {inputs} is not the encoder's output_size {size}")
+    flow.only({"input_size": size}, omitted=False)
+    encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
     config = EncoderConfig(
         size,
         encoder.get("attention_heads", int),
@@ -197,10 +219,8 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
     estimator = decoder.child("estimator", "ConditionalDecoder" if older else "CausalConditionalDecoder")
     if older and not estimator.get("causal", bool):
         raise ConfigError(f"{estimator.name}.causal: false; only causal convolutions can be streamed")
-    for key, only in (("in_channels", 4 * bands), ("out_channels", bands), ("static_chunk_size", block_frames)):
-        if (value := estimator.get_or(key, int, only)) != only:
-            raise ConfigError(f"{estimator.name}.{key}: {value}, but the rest of the flow wants {only}")
-    estimator.get("act_fn", Literal["gelu"])
+    estimator.only({"in_channels": 4 * bands, "out_channels": bands, "static_chunk_size": block_frames})
+    estimator.only({"act_fn": "gelu"}, omitted=False)
     if len(channels := estimator.get("channels", tuple[int, ...])) != 1:
         raise ConfigError(f"{estimator.name}.channels: {len(channels)} of them; only one resolution is known")
     return UNetConfig(
@@ -209,4 +229,18 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
         estimator.get("attention_head_dim", int),
         estimator.get("num_mid_blocks", int),
         estimator.get("n_blocks", int),
+    )
+
+
+def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
+    """Reads the vocoder: CosyVoice3's causal one, or the symmetric one of generations before it."""
+    kind = "Causal" if causal else ""
+    hift = ModelNode.of(document.resolve("hift"), "hift", f"{kind}HiFTGenerator")
+    f0 = hift.child("f0_predictor", f"{kind}ConvRNNF0Predictor")
+    elsewhere = ["n_fft", "hop_len", "f0_channels", "causal"]
+    return HiFTConfig(
+        **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
+        **hift.child("istft_params").fields(HiFTConfig, "n_fft", "hop_len"),
+        f0_channels=f0.get("cond_channels", int),
+        causal=causal,
     )

@@ -13,19 +13,32 @@ from torch import nn
 from token2wav.execution.stages import FlowChunk
 from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
 from token2wav.networks.conformer import RATIO, Conformer, ConformerState
+from token2wav.networks.estimator import Estimator
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.unet import UNet
 from token2wav.voice import Voice
 
-Estimator = TypeVar("Estimator", bound=nn.Module)
+EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
 
-class _Decoder(nn.Module, Generic[Estimator]):
-    """Only a name: public checkpoints keep the estimator under `decoder.`."""
+class FlowNetwork(nn.Module, Generic[EstimatorT]):
+    """Base of the flows of CosyVoice's kind, which project speakers alike and keep their estimator below `decoder.`."""
 
-    def __init__(self, estimator: Estimator) -> None:
-        super().__init__()
-        self.estimator = estimator
+    spk_embed_affine_layer: nn.Linear
+    decoder: nn.ModuleDict
+    token_bytes = 0  # that are kept of a token
+
+    @property
+    def estimator(self) -> EstimatorT:
+        return self.decoder["estimator"]  # type: ignore[return-value]
+
+    @property
+    def device(self) -> torch.device:
+        return self.spk_embed_affine_layer.weight.device
+
+    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
+        """Speaker embedding (..., spk_embed_dim) to the estimator's speaker vector (..., bands)."""
+        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
 
 @dataclass(eq=False)
@@ -41,7 +54,7 @@ class EncoderState:
     mask: BlockMask | None
 
 
-class Flow(nn.Module, Generic[Estimator]):
+class Flow(FlowNetwork[EstimatorT]):
     """Token embedding, conformer encoder, speaker projection and an estimator (CausalMaskedDiffWithXvec).
 
     Args:
@@ -49,7 +62,7 @@ class Flow(nn.Module, Generic[Estimator]):
         estimator: of the velocity.
     """
 
-    def __init__(self, config: FlowConfig[Any], estimator: Estimator) -> None:
+    def __init__(self, config: FlowConfig[Any], estimator: EstimatorT) -> None:
         super().__init__()
         sizes = config.encoder
         self.input_embedding = nn.Embedding(config.vocab_size, sizes.size)
@@ -58,15 +71,8 @@ class Flow(nn.Module, Generic[Estimator]):
             sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
         )
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
-        self.decoder = _Decoder(estimator)
-
-    @property
-    def estimator(self) -> Estimator:
-        return self.decoder.estimator
-
-    @property
-    def device(self) -> torch.device:
-        return self.encoder_proj.weight.device
+        self.decoder = nn.ModuleDict({"estimator": estimator})
+        self.token_bytes = self.encoder.token_bytes
 
     def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
         """State of a stream that begins.
@@ -92,10 +98,6 @@ class Flow(nn.Module, Generic[Estimator]):
         embedded = self.input_embedding(torch.tensor(chunk.tokens, device=self.device))[None]
         hidden = self.encoder(embedded, state.mask, state.state, left=chunk.left, last=chunk.last)
         return self.encoder_proj(hidden)[0].T
-
-    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Speaker embedding (..., 192) to the estimator's speaker vector (..., bands)."""
-        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
 
 def in_tokens(mask: BlockMask | None) -> BlockMask | None:

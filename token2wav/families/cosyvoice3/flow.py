@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from token2wav.execution.batch import in_groups
 from token2wav.execution.stages import FlowChunk
+from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.lookahead import PreLookahead
@@ -18,15 +18,7 @@ from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
 
-class _Decoder(nn.Module):
-    """Only a name: public checkpoints keep the estimator under `decoder.`."""
-
-    def __init__(self, estimator: DiT) -> None:
-        super().__init__()
-        self.estimator = estimator
-
-
-class Flow(nn.Module):
+class Flow(FlowNetwork[DiT]):
     """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT).
 
     It is the `Encoder` of its stage. Where attention looks ahead (StreamFlow), tokens are embedded and repeated only.
@@ -44,15 +36,7 @@ class Flow(nn.Module):
             if config.pre_lookahead_len
             else None
         )
-        self.decoder = _Decoder(DiT(config.estimator))
-
-    @property
-    def estimator(self) -> DiT:
-        return self.decoder.estimator
-
-    @property
-    def device(self) -> torch.device:
-        return self.spk_embed_affine_layer.weight.device
+        self.decoder = nn.ModuleDict({"estimator": DiT(config.estimator)})
 
     def start(self, voice: Voice, mask: BlockMask | None) -> None:
         """State of a stream: there is none, as chunks come with the tokens before them."""
@@ -90,10 +74,6 @@ class Flow(nn.Module):
         else:
             hidden = self.pre_lookahead_layer(embedded, left=left, last=last)  # (B, n, C)
         return hidden.repeat_interleave(self.config.token_mel_ratio, dim=1).transpose(1, 2)
-
-    def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
-        """Speaker embedding (..., 192) to the estimator's speaker vector (..., mel_bands)."""
-        return self.spk_embed_affine_layer(F.normalize(embedding, dim=-1))
 
 
 def token_embedding(config: FlowConfig) -> nn.Embedding:

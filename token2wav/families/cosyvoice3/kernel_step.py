@@ -1,7 +1,8 @@
 """Estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four matrix products.
 
 The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read again: gate, sum, norm
-and modulation; rotation, rounding and storing of keys and values; all that attention would copy to find its past.
+and modulation; rotation, rounding and storing of keys and values; all that attention would copy to find its past. What
+conditions add to the first layer's input is computed once for all ODE steps.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from token2wav.execution.batch import Batch, frame_positions
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.execution.step import Velocity
-from token2wav.families.cosyvoice3.steps import DiTStep
+from token2wav.execution.step import StepFunction, Velocity
 from token2wav.networks.dit import DiT, DiTBlock
 from token2wav.networks.estimator import Rope
 from token2wav.networks.ode import OdeTables
 
 
-class KernelStep(DiTStep):
-    """Step function on Triton-language kernels. The weights of the position convolutions are copied."""
+class KernelStep(StepFunction):
+    """Step function of a DiT on Triton-language kernels. The weights of the position convolutions are copied."""
+
+    estimator: DiT
 
     def __init__(self, estimator: DiT, tables: OdeTables, cache: PagedKVCache) -> None:
         super().__init__(estimator, tables, cache)
@@ -32,7 +34,11 @@ class KernelStep(DiTStep):
         self._convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
 
     def __call__(self, batch: Batch) -> Velocity:
-        given = self.of_conditions(batch)
+        embed = self.estimator.input_embed
+        conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
+        given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
+        given[0] = conditional
+        given[1:] = embed.proj.bias  # without conditions only the bias is left
         rope = self.estimator.rope(frame_positions(batch.table, batch.block_frames))
         return lambda step: self._velocity(batch, step, given, rope)
 

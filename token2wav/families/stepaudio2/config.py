@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import all_positive
-from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice2.config import RATIO, CosyVoice2Config, EncoderConfig, FlowConfig
-from token2wav.families.cosyvoice3.config import hift_from
+from token2wav.config.values import all_positive, prefixed
+from token2wav.families.cosyvoice2.config import (
+    ENCODER_ALWAYS,
+    RATIO,
+    CosyVoice2Config,
+    EncoderConfig,
+    FlowConfig,
+    hift_from,
+)
 from token2wav.networks.configs import HiFTConfig
 
 FILES = ("flow.yaml",)
@@ -17,7 +22,7 @@ SILENCE = 4218  # the token that stands for what follows a prompt
 
 _TOKEN_RATE = 25  # this and the next two are fixed in public code
 _WINDOW_BLOCKS = 2
-_FF_MULT = 4
+_FF_MULT = 4.0
 
 
 @dataclass(frozen=True)
@@ -50,11 +55,9 @@ def read(folder: Path) -> StepAudio2Config:
     """
     path = folder / FILES[0]
     document = HyperYaml.read(path)
-    try:
+    with prefixed(f"{path}: "):
         hift = hift_from(document, causal=False) if "hift" in document else HiFTConfig()
         return StepAudio2Config.of(_flow_from(document), hift, _TOKEN_RATE, lookbehind_tokens=0)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
@@ -63,20 +66,9 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     decoder = flow.child("decoder", "CausalConditionalCFM")
     estimator = decoder.child("estimator", "DiT")
     size, bands = encoder.get("output_size", int), flow.get("output_size", int)
-    for node, key, kind, only in (
-        (flow, "input_size", int, size),
-        (encoder, "input_size", int, size),
-        (encoder, "input_layer", str, "linear"),
-        (encoder, "pos_enc_layer_type", str, "rel_pos_espnet"),
-        (encoder, "selfattention_layer_type", str, "rel_selfattn"),
-        (encoder, "normalize_before", bool, True),
-        (encoder, "up_stride", int, RATIO),
-        (estimator, "in_channels", int, 4 * bands),
-        (estimator, "out_channels", int, bands),
-        (estimator, "mlp_ratio", float, _FF_MULT),
-    ):
-        if (value := node.get_or(key, kind, only)) != only:
-            raise ConfigError(f"{node.name}.{key}: {value}, but only {only} is known here")
+    flow.only({"input_size": size})
+    encoder.only({"input_size": size, **ENCODER_ALWAYS, "up_stride": RATIO})
+    estimator.only({"in_channels": 4 * bands, "out_channels": bands, "mlp_ratio": _FF_MULT})
     return FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from token2wav.config import StreamConfig
 from token2wav.config.hyperyaml import HyperYaml
-from token2wav.config.values import all_positive, from_mapping
+from token2wav.config.values import all_positive, from_mapping, prefixed
 from token2wav.errors import ConfigError
-from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig, as_integer
+from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.networks.configs import EstimatorConfig, GuidedAttention, ScheduleConfig
 
 MODEL_FILE = "streamflow.yaml"
@@ -79,10 +79,8 @@ class StreamFlowSection:
         Raises:
             ConfigError: a layer that is not there, or is named twice.
         """
-        try:
+        with prefixed("flow."):
             return GuidedAttention.assigned(self.depth, self.backward_layers, self.forward_layers)
-        except ConfigError as error:
-            raise ConfigError(f"flow.{error}") from error
 
 
 @dataclass(frozen=True)
@@ -129,10 +127,8 @@ class StreamFlowConfig(CosyVoice3Config):
     @classmethod
     def _flow_from(cls, document: HyperYaml) -> tuple[FlowConfig, float, ScheduleConfig]:
         section = StreamFlowSection.of(document.resolve("flow"))
-        try:
+        with prefixed("flow."):
             schedule = ScheduleConfig(section.t_scheduler, section.times)
-        except ConfigError as error:
-            raise ConfigError(f"flow.{error}") from error
         bands = section.mel_bands
         config = GuidedFlowConfig(
             vocab_size=section.vocab_size,
@@ -152,7 +148,7 @@ class StreamFlowConfig(CosyVoice3Config):
             lookbehind_len=0,
             chunk_blocks=section.chunk_blocks,
         )
-        return config, as_integer(section.input_frame_rate), schedule
+        return config, section.input_frame_rate, schedule
 
     def check(self, stream: StreamConfig) -> None:
         super().check(stream)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.execution.batch import in_groups
-from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, HandleTable
+from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, Stage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.dit import DiT
 from token2wav.networks.masks import guided_biases
@@ -75,7 +75,7 @@ class GuidedSolver:
         return x
 
 
-class WindowFlow(FlowStage):
+class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
     """Sliding windows on torch.
 
     Args:
@@ -88,13 +88,13 @@ class WindowFlow(FlowStage):
     def __init__(
         self, config: ModelConfig, encoder: Encoder, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]
     ) -> None:
+        super().__init__()  # of each stream steps and speaker are kept
         self._encoder = encoder
         self._device = encoder.device
         self._noise = noise.to(self._device)
         self._solvers = dict(solvers)
         self._usual = next(iter(solvers))
         self._ratio = config.token_mel_ratio
-        self._streams: HandleTable[tuple[int, torch.Tensor]] = HandleTable()  # steps, speaker
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
@@ -104,13 +104,6 @@ class WindowFlow(FlowStage):
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """Computes chunks; windows of one shape with as many steps run together."""
         return in_groups(batch, lambda each: (self._streams[each[0]][0], *_shape(each[1])), self._solve)
-
-    def close(self, handle: int) -> None:
-        self._streams.remove(handle)
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:

@@ -1,0 +1,37 @@
+"""The incremental flow on torch, from parts of a model that tests have made or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.recompute import RecomputeFlow
+from token2wav.execution.runner import Runner
+from token2wav.execution.step import TorchStep
+from token2wav.model_config import ModelConfig
+from token2wav.networks.noise import FlowNoise
+from token2wav.networks.ode import EulerSolver
+
+
+def cached_flow(
+    config: ModelConfig,
+    flow: Any,
+    noise: FlowNoise,
+    solvers: Mapping[int, EulerSolver],
+    *,
+    pages: int,
+    storage: Storage = "float32",
+    left_blocks: int = -1,
+    longest_hop: int = 100,
+) -> CachedFlow:
+    guidance = next(iter(solvers.values())).tables.guidance
+    layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
+    cache = PagedKVCache(layout, pages, flow.device)
+    with torch.inference_mode():
+        runners = {steps: Runner(TorchStep(flow.estimator, each.tables, cache)) for steps, each in solvers.items()}
+    recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
+    return CachedFlow(recompute, runners, cache, longest_hop=longest_hop)
