@@ -170,8 +170,9 @@ def test_who_is_idle_or_vanishes_is_freed_while_the_worker_hangs(
     assert np.array_equal(joined(running), expected(FIRST))
 
 
+@pytest.mark.parametrize("moment", ["open", "advance"])
 def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
+    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, moment: str
 ) -> None:
     """Else canary and health check, for which a full server is well, would never restart it."""
     model, vocoder = faulty
@@ -179,7 +180,7 @@ def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
     workers = make(model, clock=clock, streams=1, stream_tokens=15000)
     time.sleep(0.1)
     clock.now += 1000.0  # nobody speaks
-    vocoder.meanwhile["advance"] = hanging
+    vocoder.meanwhile[moment] = hanging
     running = speak(workers, voice, FIRST)
     assert hanging.reached.wait(WAIT_SECONDS)
     clock.now += 179.0

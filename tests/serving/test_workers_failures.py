@@ -20,6 +20,7 @@ from tests.serving.replies import (
     assert_serves,
     joined,
     speak,
+    until,
 )
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, Token2Wav, Voice
@@ -134,7 +135,7 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
     assert model.pipeline.open_streams == 0
 
 
-@pytest.mark.parametrize("call", ["next_to_open", "next_batch", "computed", "settle"])
+@pytest.mark.parametrize("call", ["next_to_open", "next_batch", "computed", "settle", "overdue"])
 def test_a_worker_outlives_a_fault_of_ours(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +144,7 @@ def test_a_worker_outlives_a_fault_of_ours(
     real, faults = getattr(workers._scheduler, call), [ValueError("a bug")]
 
     def once(*given: object) -> object:
-        if threading.current_thread().name.startswith("token2wav-worker") and faults:
+        if threading.current_thread().name.startswith("token2wav") and faults:
             raise faults.pop()
         return real(*given)
 
@@ -151,6 +152,7 @@ def test_a_worker_outlives_a_fault_of_ours(
     utterance, reply = workers.open(voice), RecordingReply()
     workers.push(utterance, demo_tokens(FIRST), reply, end=True, keep_open=True)
     reply.wait()
-    assert not faults
+    until(lambda: not faults)
     assert_serves(workers, voice, expected)
     assert workers._idle_workers == 1
+    assert all(thread.is_alive() for thread in workers._threads)

@@ -96,7 +96,7 @@ class WorkerPool:
             for number in range(workers)
         ]
         # Not a worker's business: it may hang, or compute for long.
-        self._threads.append(threading.Thread(target=self._drop_abandoned, name="token2wav-dropper", daemon=True))
+        self._threads.append(threading.Thread(target=self._watch, name="token2wav-watch", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -191,8 +191,6 @@ class WorkerPool:
             time.sleep(_POLL_SECONDS)
         for request in list(self._scheduler.requests):
             self.cancel(request, LimitError("server: it is shutting down; try another one"))
-        with self._wake:
-            self._wake.notify_all()
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -215,18 +213,18 @@ class WorkerPool:
         scheduler = self._scheduler
         with self._wake:
             scheduler.look_at_listeners()
-            unopened, batch = scheduler.next_to_open(owner), list[Request]()
-            if unopened is None:
-                batch = scheduler.next_batch(owner, self._idle_workers)
-                self._came_for_work = self._clock()
-                if not batch:
-                    if scheduler.closing and not scheduler.requests:
-                        return False
-                    self._wake.wait(_POLL_SECONDS)
-                    return True
+            unopened = scheduler.next_to_open(owner)
+            batch = [] if unopened else scheduler.next_batch(owner, self._idle_workers)
+            self._came_for_work = self._clock()
+            if not unopened and not batch:
+                if scheduler.closing and not scheduler.requests:
+                    return False
+                self._wake.wait(_POLL_SECONDS)
+                return True
+            if batch:
                 self._idle_workers -= 1
                 self._wake.notify()  # another worker may take what this one has left
-        if unopened is not None:
+        if unopened:
             self._serve(unopened, self._open)
             return True
         try:
@@ -236,18 +234,21 @@ class WorkerPool:
                 self._idle_workers += 1
         return True
 
-    def _drop_abandoned(self) -> None:
-        """Ends requests whose client has vanished, and those that are idle or open for too long, until `close`."""
+    def _watch(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
-            with self._wake:
-                overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
-                waiting = [
-                    (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
-                    for request in self._scheduler.requests
-                ]
-            vanished = [(request, None) for request, replies in waiting if any(map(_is_cancelled, replies))]
-            for request, error in vanished + overdue:
-                self.cancel(request, error)
+            _attempt(self._drop_abandoned)
+
+    def _drop_abandoned(self) -> None:
+        """Ends requests whose clients have vanished, and those that were idle or open for too long."""
+        with self._wake:
+            overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
+            waiting = [
+                (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
+                for request in self._scheduler.requests
+            ]
+        vanished = [(request, None) for request, replies in waiting if any(map(_is_cancelled, replies))]
+        for request, error in vanished + overdue:
+            self.cancel(request, error)
 
     def _open(self, request: Request) -> None:
         try:
