@@ -202,10 +202,10 @@ class WorkerPool:
             try:
                 going = self._turn(owner)
             except Exception as error:  # a fault of ours: who was about to be served is lost, others are not
-                told = as_told(error)
+                error = as_told(error)  # under this name, which ends with the clause, and what its traceback holds too
                 for request in list(self._scheduler.requests):
                     if request.owner == owner:
-                        self.cancel(request, told)
+                        self.cancel(request, error)
                 time.sleep(_POLL_SECONDS)
 
     def _turn(self, owner: int) -> bool:
@@ -354,4 +354,4 @@ def _attempt(call: Callable[..., None], *given: Any) -> None:
     try:
         call(*given)
     except Exception:
-        log.warning("%s failed, and the worker goes on", getattr(call, "__qualname__", call), exc_info=True)
+        log.warning("%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True)
