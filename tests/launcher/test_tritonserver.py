@@ -9,6 +9,7 @@ import tempfile
 import time
 import urllib.request
 from ast import literal_eval
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,22 @@ def test_model_that_fails_to_load(
     assert list(private_temporary_folder.iterdir()) == []
 
 
-def test_a_crash_while_it_starts(crashing_repository: Path, tmp_path: Path, private_temporary_folder: Path) -> None:
-    server = TritonServer(tmp_path, model_repository=crashing_repository, ports=Ports.free(), verbose=False)
+def test_a_crash_while_it_starts_costs_a_second_try(
+    crashing_repository: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Triton's Python backend does that now and then."""
+    with TritonServer(tmp_path, model_repository=crashing_repository(1), ports=Ports.free(), verbose=False) as server:
+        assert server.wait(timeout_s=0) is None
+    assert capfd.readouterr().err.count("killed by SIGABRT; trying once more\n") == 1
+
+
+def test_two_crashes_are_told(
+    crashing_repository: Callable[[int], Path], tmp_path: Path, private_temporary_folder: Path
+) -> None:
+    server = TritonServer(tmp_path, model_repository=crashing_repository(9), ports=Ports.free(), verbose=False)
     with pytest.raises(ServerStartError, match="could not start: tritonserver was killed by SIGABRT"):
         server.start()
+    assert (tmp_path / "starts").read_text() == ".."
     assert list(private_temporary_folder.iterdir()) == []
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ _EXIT_TIMEOUT_S = 5
 # Triton counts its own exit timeout in whole seconds and may start counting late.
 _GRACE_S = _EXIT_TIMEOUT_S + 3.0
 _POLL_S = 0.05
+_CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"  # names a file to the models, which refuse new utterances once it is there
 _DRAIN_POLL_S = 0.1
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  # one for each part that holds it
@@ -69,7 +71,7 @@ class TritonServer:
         log_file: Path | str | None = None,
         verbose: bool = True,
         extra_args: Sequence[str] = (),
-        ready_timeout_s: float = 300.0,
+        ready_timeout_s: float = 600.0,
     ) -> None:
         self.model = Path(model).resolve()
         self.config = Path(config).resolve() if config is not None else None
@@ -112,7 +114,7 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready.
+        """Starts the server and returns when all its models are ready; once more if a signal ends it on the way.
 
         Raises:
             TritonNotFoundError: no usable tritonserver on this machine.
@@ -126,7 +128,11 @@ class TritonServer:
         self.ports.check_free(self.host)
         try:
             self._launch()
-            self._wait_until_ready()
+            if not self._become_ready():
+                print(f"tritonserver could not start: {self.failure_reason()}; trying once more", file=sys.stderr)
+                self.stop()
+                self._launch()
+                self._become_ready(last=True)
         except BaseException:
             self.stop()
             raise
@@ -233,13 +239,20 @@ class TritonServer:
             *self._extra_args,
         ]
 
-    def _wait_until_ready(self) -> None:
+    def _become_ready(self, *, last: bool = False) -> bool:
+        """Waits until all models are ready; False if a signal ended the server, unless this is the last try.
+
+        Triton's Python backend aborts now and then while a model starts on a busy machine (seen with 2.51:
+        "lock_exception", in 1 of 200 starts), and starts the next time.
+        """
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         inner = self._inner
         # The metrics service starts last.
         while fetched(inner.http, "/v2/health/ready") is None or fetched(inner.metrics, "/metrics") is None:
-            if self.wait(timeout_s=_POLL_S) is not None:
+            if (status := self.wait(timeout_s=_POLL_S)) is not None:
+                if status in _CRASHES and not last:
+                    return False
                 raise ServerStartError(f"tritonserver could not start: {self.failure_reason()}")
             if time.monotonic() > deadline:
                 said = last_words([*self._log.lines]) or "nothing"
@@ -248,6 +261,7 @@ class TritonServer:
                     f"or look at its full log (--verbose), which ends with: {said}"
                 )
         self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")
+        return True
 
     def _reserve(self) -> int:
         """Reserves a free port of the loopback for tritonserver until it is stopped."""
