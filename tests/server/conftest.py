@@ -9,8 +9,20 @@ from tests.support.batches import WHOLE_BLOCKS
 from tests.support.golden import TINY, GoldenSet
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
+from token2wav_client.base import BaseClient
 
+RESPONSE_SECONDS = 120.0
 STREAM_SECONDS = 7.2  # of the server with small limits: three times 60 tokens
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_clients() -> Iterator[None]:
+    """Lets clients bear a busy machine, on which a server is silent for longer than users would wait."""
+    usual = BaseClient.__init__.__kwdefaults__ or {}
+    with pytest.MonkeyPatch.context() as patch:
+        patient = {"connect_timeout_s": 60.0, "response_timeout_s": RESPONSE_SECONDS}
+        patch.setattr(BaseClient.__init__, "__kwdefaults__", usual | patient)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,7 @@ def test_a_server_that_is_not_who_it_says_is_not_tried_again(
 def test_the_command(secured: Secured, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     known = secured.known
     command = ["health", f"--url={secured.url}", f"--ca={known.ca}", f"--server-name={known.server_name}"]
+    command += ["--connect-timeout=60", "--timeout=60"]
     token = tmp_path / "token"
     token.write_text("s3cret\n")
     assert main([*command, f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]) == 0

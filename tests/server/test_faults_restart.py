@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.server.conftest import RESPONSE_SECONDS
 from tests.server.serving import Serving, speak
 from tests.support.golden import ROOT, TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
@@ -20,7 +21,7 @@ from token2wav_client import ClientVoice, ServerUnavailable
 from token2wav_client.cli import main
 
 STREAMS = 8
-QUICKLY_SECONDS = 20.0  # below the 30 s of silence that a client bears; seen: 0.5 on an idle machine
+QUICKLY_SECONDS = RESPONSE_SECONDS / 2  # far below the silence that a client bears; seen: 0.5 on an idle machine
 MUTE_MODEL = """
 class TritonPythonModel:
     def initialize(self, args):
