@@ -12,7 +12,7 @@ from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
 
 RESPONSE_SECONDS = 120.0
-STREAM_SECONDS = 7.2  # of the server with small limits: three times 60 tokens
+IDLE_SECONDS, STREAM_SECONDS = 5, 7.2  # of the server with small limits: the latter are three times 60 tokens
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +52,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A real tritonserver with small limits."""
-    settings = "limits: {streams: 2, stream_tokens: 60, idle_seconds: 2}"
+    settings = f"limits: {{streams: 2, stream_tokens: 60, idle_seconds: {IDLE_SECONDS}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("limited"), settings) as rig:
         yield rig
 

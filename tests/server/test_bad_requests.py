@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.server.conftest import STREAM_SECONDS
+from tests.server.conftest import IDLE_SECONDS, STREAM_SECONDS
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.support.golden import GoldenSet
 from token2wav_server.launcher.access import CLIENT_HEADER
@@ -241,12 +241,12 @@ class TestLimits:
             assert not connection.answers().errors
             limited.wait_until_empty()
             connection.send([1], None, "idle")
-            assert connection.answers().errors == ["stream: no tokens for 2 s; it was dropped"]
+            assert connection.answers().errors == [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"]
 
     def test_idle_stream_that_was_kept_open_is_told(self, limited: Rig, golden: GoldenSet) -> None:
         with limited.connect() as connection:
             connection.send([1], golden.voice, "idle", start=True, parameters={"keep_open": True})
-            assert connection.answers().errors == ["stream: no tokens for 2 s; it was dropped"]
+            assert connection.answers().errors == [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"]
 
     def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(self, limited: Rig, golden: GoldenSet) -> None:
         before = limited.ended()
@@ -262,7 +262,7 @@ class TestLimits:
                         ends[sequence] = connection.answers().errors
                 time.sleep(0.2)
         assert ends == {
-            "silent": ["stream: no tokens for 2 s; it was dropped"],
+            "silent": [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"],
             "trickle": [f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was dropped"],
         }
         assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}

@@ -86,7 +86,7 @@ def test_a_full_server_is_asked_again(limited: Rig, voice: ClientVoice, caplog: 
     def dawdling() -> Iterator[list[int]]:
         yield [1, 2, 3]
         while not leave.wait(0.2):
-            yield []  # or the server would drop it as idle
+            yield []
 
     url = limited.server.grpc_url
     with Client(url, retries=RETRIES) as client, Client(url) as other, ThreadPoolExecutor(3) as pool:
