@@ -60,7 +60,7 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
         },
         tmp_path / "voice.safetensors",
     )
-    with Rig.start(folder, tmp_path) as rig:
+    with Rig.start(folder, tmp_path, "limits: {player_buffer_seconds: 60}") as rig:  # so that no hop is cut short
         command = [sys.executable, "-m", "token2wav_client", "synth", "--json", "--url", rig.server.grpc_url]
         command += ["--tokens", "-", "--voice", "voice.safetensors", "--out", "out.wav"]
         command += ["--audio-format", "float32", "--tokens-per-request", "1"]
@@ -71,17 +71,17 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
             assert client.stdout is not None
             half = len(golden.tokens) // 2
             client.stdin.write("".join(f"<|s_{token}|>" for token in golden.tokens[:half]))
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not (tmp_path / "out.wav").is_file():
+            wav, deadline = tmp_path / "out.wav", time.monotonic() + PATIENCE_SECONDS
+            while not (wav.is_file() and wav.stat().st_size > 2 * 960):  # its header comes before the first samples
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            early = soundfile.info(tmp_path / "out.wav").frames  # grows on disk while tokens are still to come
+            early = soundfile.info(wav).frames  # grows on disk while tokens are still to come
             client.stdin.write("".join(f"<|s_{token}|>" for token in golden.tokens[half:]))
             client.stdin.close()
             report = json.loads(client.stdout.read())
         assert client.returncode == 0
         rig.wait_until_empty()
-    audio, rate = soundfile.read(tmp_path / "out.wav", dtype="float32")
+    audio, rate = soundfile.read(wav, dtype="float32")
     assert 0 < early < len(audio) == 960 * len(golden.tokens)
     assert rate == 24000
     assert len(report["chunks"]) == 3
