@@ -22,7 +22,7 @@ from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.supervisor import Canary
 
 MODEL = "token2wav_ensemble"
-IDLE_SECONDS = 8.0
+IDLE_SECONDS = 20.0
 IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 
 
@@ -30,7 +30,7 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
         "limits: {streams: 10, stream_tokens: 200, streams_per_client: 1, "
-        f"idle_seconds: {IDLE_SECONDS}}}\n"
+        f"idle_seconds: {IDLE_SECONDS}, player_buffer_seconds: 60}}\n"  # so that no hop is cut short
         "voices: [anna.safetensors]"
     )
     folder = tmp_path_factory.mktemp("ensemble")
