@@ -69,10 +69,14 @@ def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
     if name != "token2wav":
         pytest.skip("the ensemble decides when tokens come alone, and may be late by the time of one token")
 
+    late_s = 0.0  # of tokens, behind their pace
+
     def paced() -> Iterator[NDArray[np.int32]]:
-        began = time.monotonic()
+        nonlocal late_s
+        began, late_s = time.monotonic(), 0.0
         for count, token in enumerate(golden.tokens[:90]):
             time.sleep(max(0.0, began + count / TOKENS_PER_SECOND - time.monotonic()))
+            late_s = max(late_s, time.monotonic() - began - count / TOKENS_PER_SECOND)
             yield token[None]
 
     busy = True
@@ -80,10 +84,10 @@ def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
         for _ in range(ATTEMPTS):
             heard = summarize([ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)])
             assert heard.audio_s == pytest.approx(90 / TOKENS_PER_SECOND)
-            assert max(chunk.duration_s for chunk in heard.chunks) <= 1.0  # never more than a block
             if not heard.underruns:
+                assert max(chunk.duration_s for chunk in heard.chunks) <= 1.0  # never more than a block
                 return
-            busy = busy and max(chunk.latency_s for chunk in heard.chunks) > BUSY_S
+            busy = busy and max(late_s, *(chunk.latency_s for chunk in heard.chunks)) > BUSY_S
     if busy:
         pytest.skip("the machine is too busy to hear anything without gaps")
     raise AssertionError(f"{heard.underruns} gaps, {heard.stalled_s:.3f} s, in the last of {ATTEMPTS} attempts")
