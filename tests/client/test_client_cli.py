@@ -152,10 +152,13 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
     mute_port: socket.socket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = url_of(mute_port)
-    began = time.monotonic()
-    assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
-    assert time.monotonic() - began < 5  # the default
-    assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
+    took = []
+    for _ in range(3):  # a busy machine may stall in one of them
+        began = time.monotonic()
+        assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
+        took.append(time.monotonic() - began)
+        assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
+    assert min(took) < 5  # the default
 
 
 @pytest.mark.parametrize(
@@ -164,18 +167,12 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
 def test_a_signal_ends_it_without_a_traceback(
     tmp_path: Path, voice: str, mute_port: socket.socket, number: signal.Signals, status: int, said: str
 ) -> None:
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens", "-", "--voice", voice]
-    command += ["--out", str(tmp_path / "out.wav"), "--url", url_of(mute_port), "--connect-timeout", "30"]
     # A shell that runs the tests in the background hands down SIGINT ignored.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    with process:
-        mute_port.settimeout(60)
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav_client"]
+    command += ["synth", "--tokens", "-", "--voice", voice, "--out", str(tmp_path / "out.wav")]
+    command += ["--url", url_of(mute_port), "--connect-timeout", f"{PATIENCE_SECONDS}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        mute_port.settimeout(PATIENCE_SECONDS)
         connection, _ = mute_port.accept()  # it is up and waits for the server
         with connection:
             process.send_signal(number)
@@ -218,7 +215,10 @@ def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays
             list(client.synthesize([[1, 2, 3]], ClientVoice(**voice_arrays)))
         with pytest.raises(ServerUnavailable, match=free_url):
             client.health()
-    assert set(threading.enumerate()) <= before
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not set(threading.enumerate()) <= before:  # gRPC's end a moment later
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("url", ["", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc"])
