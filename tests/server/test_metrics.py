@@ -21,7 +21,7 @@ HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
 
 # The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
 SETTINGS = """
-limits: {streams: 2, idle_seconds: 5, player_buffer_seconds: 2}
+limits: {streams: 2, idle_seconds: 10, player_buffer_seconds: 2}
 runtime: {cache_mib: 20}
 """
 PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2  # float32, keys and values, layers, width, frames, steps, branches
