@@ -7,6 +7,7 @@ import pytest
 from tests.server.rig import Rig
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.golden import TINY, GoldenSet
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
@@ -44,8 +45,9 @@ def voice(golden: GoldenSet) -> ClientVoice:
 
 @pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A real tritonserver with the tiny model."""
-    with Rig.start(TINY, tmp_path_factory.mktemp("server")) as rig:
+    """A real tritonserver with the tiny model. What it has freed while a test waits was not dropped as idle."""
+    settings = f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}}}"
+    with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:
         yield rig
 
 

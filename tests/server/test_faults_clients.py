@@ -94,7 +94,7 @@ def test_streams_that_open_and_leave_without_a_word(rig: Rig, voice: ClientVoice
         visitor.start()
     for visitor in visitors:
         visitor.join()
-    rig.wait_until_empty(20.0)  # not by growing idle
+    rig.wait_until_empty()
 
 
 def resources(rig: Rig) -> dict[str, int]:
