@@ -9,7 +9,6 @@ import struct
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -134,7 +133,7 @@ class Balancer:
         while True:
             try:
                 found = sorted(self.states().values())
-            except urllib.error.URLError:
+            except OSError:
                 found = []
             if found == sorted(states):
                 return
@@ -142,5 +141,5 @@ class Balancer:
             time.sleep(0.05)
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self.status_url}{path}", timeout=5) as response:
+        with urllib.request.urlopen(f"{self.status_url}{path}", timeout=PATIENCE_SECONDS) as response:
             return response.read().decode()
