@@ -49,7 +49,7 @@ HOP = 480
 def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.demo_voice.recipe", "--data", str(tmp_path / "data")]
     command += ["--out", str(tmp_path / "model"), "--budget", "small", "--workers", "1"]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1800)
 
     for name in ("tokenizer", "flow", "hift"):
         lines = (tmp_path / "data" / "training" / f"{name}.jsonl").read_text().splitlines()

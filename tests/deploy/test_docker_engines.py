@@ -63,7 +63,7 @@ def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=4 * PATIENCE_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stderr

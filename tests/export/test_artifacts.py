@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.export.rig import ARTIFACT, TINY, add, engine
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav.errors import ArtifactError, CheckpointError
 from token2wav.execution.artifacts import DESCRIPTION, GRAPH_VERSION, Artifact, EngineFolder, fingerprint
 
@@ -260,7 +261,7 @@ def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(PATIENCE_SECONDS)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     artifacts = engines.artifacts()
     assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {c for cs in theirs for c in cs}
