@@ -19,8 +19,6 @@ from token2wav_server import PortInUseError, Ports, ServerError, ServerStartErro
 
 from .traces import Traces
 
-GRACE_SECONDS = 8.0  # that a server which is stopped in good order may take
-
 
 def test_serves_and_leaves_nothing_behind(
     repository: Path, tmp_path: Path, private_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,28 +112,30 @@ def test_model_process_that_dies(repository: Path, tmp_path: Path, capfd: pytest
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), verbose=False) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[2], signal.SIGKILL)
-        assert server.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
+        # SIGABRT where Triton aborts, by what was left half done in shared memory, before the reaper can end it.
+        assert server.wait(PATIENCE_SECONDS) in (128 + signal.SIGABRT, 128 + signal.SIGKILL)
         assert server.failure_reason() == "the model process was killed by signal SIGKILL"
         assert traces.remaining() == []
     assert capfd.readouterr().err == "", "the reason is for whoever asks"
 
 
-def test_stop_at_once(repository: Path, tmp_path: Path) -> None:
+def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a server that hangs takes time."""
+    monkeypatch.setattr("token2wav_server.launcher.process._GRACE_S", 2 * PATIENCE_SECONDS)
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
         for process in traces.processes[1:]:
             os.kill(process, signal.SIGSTOP)
         began = time.monotonic()
         server.stop(at_once=True)
-        assert time.monotonic() - began < GRACE_SECONDS
+        assert time.monotonic() - began < PATIENCE_SECONDS
     assert traces.remaining() == []
 
 
 def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time; from token2wav_server import Ports, TritonServer\n"
-        f"with TritonServer('.', model_repository={str(repository)!r}, ports=Ports.free()) as server:\n"
+        f"with TritonServer('.', model_repository={str(repository)!r}, ports={Ports.free()!r}) as server:\n"
         "    print(server.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as launcher:
