@@ -64,6 +64,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which draw, too
+def pytest_runtest_setup() -> None:
+    torch.manual_seed(0)  # else a test may fail once in a thousand runs, and nobody could repeat it
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_listener_runs_dry() -> Iterator[None]:
     """Stops the clock of the library's listeners: a slow machine would cut hops short, and sums be in another order.
