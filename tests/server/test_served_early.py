@@ -84,10 +84,13 @@ def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
         for _ in range(ATTEMPTS):
             heard = summarize([ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)])
             assert heard.audio_s == pytest.approx(90 / TOKENS_PER_SECOND)
-            if not heard.underruns:
-                assert max(chunk.duration_s for chunk in heard.chunks) <= 1.0  # never more than a block
+            longest_s = max(chunk.duration_s for chunk in heard.chunks)
+            if not heard.underruns and longest_s <= 1.0:  # never more than a block, unless tokens had to wait
                 return
             busy = busy and max(late_s, *(chunk.latency_s for chunk in heard.chunks)) > BUSY_S
     if busy:
         pytest.skip("the machine is too busy to hear anything without gaps")
-    raise AssertionError(f"{heard.underruns} gaps, {heard.stalled_s:.3f} s, in the last of {ATTEMPTS} attempts")
+    raise AssertionError(
+        f"{heard.underruns} gaps, {heard.stalled_s:.3f} s, and a chunk of {longest_s:.3f} s, "
+        f"in the last of {ATTEMPTS} attempts"
+    )
