@@ -106,16 +106,19 @@ def runner(
     graphs: Graphs,
     parts: tuple[Estimator, OdeTables, PagedKVCache],
     longest_blocks: int,
-    kernels: StepMaker | None = None,
+    kernels: StepMaker,
     pool: GraphPool | None = None,
 ) -> Runner:
     """Makes the runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
     if pool is None or graphs.backend == "onnx":
         return Runner(TorchStep(*parts) if graphs.step is None else ExportedStep(*parts, graphs.step))
-    if graphs.step is None and kernels is not None and kernels_run(parts[-1]):
-        return GraphRunner(kernels(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS], pool)
-    buckets = exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS)
-    return GraphRunner(ExportedStep(*parts, graphs.step), buckets, pool)
+    if graphs.step is None and kernels_run(parts[-1]):
+        step, buckets = kernels(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
+    else:
+        step = ExportedStep(*parts, graphs.step)
+        buckets = exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS)
+    log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
+    return GraphRunner(step, buckets, pool)
 
 
 def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
@@ -137,12 +140,23 @@ def _powers_of_two(first: int, last: int) -> list[int]:
 
 
 def kernels_run(cache: PagedKVCache) -> bool:
-    """Whether there is the Triton language, and what its kernels ask of GPU and model."""
+    """Whether the Triton language is there and can compile, and GPU and model have what its kernels ask for."""
     return (
         importlib.util.find_spec("triton") is not None
         and torch.cuda.get_device_capability(cache.device) >= _LEAST_CAPABILITY
         and cache.layout.dim_head in _HEAD_SIZES
+        and _triton_compiles()
     )
+
+
+def _triton_compiles() -> bool:
+    from triton.runtime import driver
+
+    try:
+        return driver.active is not None  # compiled at first: a container may lack compiler, headers or an open folder
+    except Exception as error:
+        log.warning("kernels are left out, which makes chunks slower: the Triton language cannot compile: %s", error)
+        return False
 
 
 def _onnx(host: Host) -> Graphs:

@@ -6,10 +6,12 @@ Interpreted kernels are slow, so the model here is smaller than tiny: two layers
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime import driver
 
 from tests.execution.rig import Tokens
 from tests.support.batches import mels_together
@@ -123,11 +125,26 @@ def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidan
 
 
 @pytest.mark.parametrize(
-    ("capability", "dim_head", "run"), [((9, 0), 64, True), ((7, 5), 64, False), ((9, 0), 48, False)]
+    ("capability", "dim_head", "compiler", "run"),
+    [((9, 0), 64, True, True), ((7, 5), 64, True, False), ((9, 0), 48, True, False), ((9, 0), 64, False, False)],
 )
 def test_they_run_where_gpu_and_model_allow(
-    capability: tuple[int, int], dim_head: int, run: bool, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int],
+    dim_head: int,
+    compiler: bool,
+    run: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def compiled() -> object:
+        if not compiler:
+            raise RuntimeError("Failed to find C compiler")
+        return object()
+
+    monkeypatch.setattr(driver, "_active", None)
+    monkeypatch.setattr(driver, "_default", None)
+    monkeypatch.setattr(sys.modules[type(driver).__module__], "_create_driver", compiled)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     layout = dataclasses.replace(networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head)
     assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run
+    assert ("Failed to find C compiler" in caplog.text) == (not compiler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
 from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
+from token2wav.execution.step import TorchStep
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
@@ -48,7 +50,7 @@ class Builder:
         pool: of CUDA graphs; None for none.
     """
 
-    kernels: StepMaker | None = None
+    kernels: StepMaker = staticmethod(partial(TorchStep, kernels=True))
 
     def __init__(self, host: Host, config: Any, stream: StreamConfig) -> None:
         self.host, self.config, self.stream = host, config, stream
@@ -135,11 +137,11 @@ class Builder:
         storage = host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage
         layout = CacheLayout.of(config, estimator, config.flow.inference_cfg_rate, max(self.solvers), storage)
         pages = cache_bytes(host.runtime.cache_mib, host.device) // layout.page_bytes
-        cache, pool = PagedKVCache(layout, pages, host.device), self.pool if self.kernels else None
+        cache = PagedKVCache(layout, pages, host.device)
 
         def made(tables: OdeTables) -> Runner:
             parts, longest = (estimator, tables, cache), hop // config.block_tokens
-            return runner(self.graphs, parts, longest, self.kernels, pool)
+            return runner(self.graphs, parts, longest, self.kernels, self.pool)
 
         with torch.inference_mode():
             runners = {steps: made(solver.tables) for steps, solver in self.solvers.items()}
