@@ -25,10 +25,10 @@ from token2wav.config.values import shown
 from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
-from token2wav.serving.voices import VoiceRegistry
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.process import DRAIN_VARIABLE
+from token2wav_server.voices import VoiceRegistry
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"

@@ -59,11 +59,9 @@ class StepGraph(Protocol):
 class TorchStep(StepFunction):
     """Step function on torch, whose memory is eager (`BlockMemory`) or can be captured in a graph (`KernelMemory`)."""
 
-    memory: type[BlockMemory | KernelMemory]
-
     def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False) -> None:
         super().__init__(estimator, tables, cache)
-        self.memory = KernelMemory if kernels else BlockMemory
+        self.memory: type[BlockMemory | KernelMemory] = KernelMemory if kernels else BlockMemory
 
     def __call__(self, batch: Batch) -> Velocity:
         mu, speakers, cond = self.tables.conditions(batch.mu, batch.speakers, batch.cond)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from token2wav import InputError, Voice
-from token2wav.serving.voices import VoiceRegistry
 from token2wav_client import ClientVoice
+from token2wav_server.voices import VoiceRegistry
 
 
 def a_voice(seed: int, prompt_tokens: int = 4) -> Voice:
