@@ -56,8 +56,8 @@ def test_what_a_gpu_needs(engines: ModuleType) -> None:
 
 def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
     seconds_of_a_block = 1  # of CosyVoice3
-    assert engines.CAPTURED_STREAMS == backends._CAPTURED_STREAMS
-    assert backends._CAPTURED_PAST * seconds_of_a_block == engines.CAPTURED_SECONDS
+    assert max(backends._CAPTURED_STREAMS) == engines.CAPTURED_STREAMS
+    assert max(backends._CAPTURED_PAST) * seconds_of_a_block == engines.CAPTURED_SECONDS
     machine = engines.Machine("tensorrt_rtx", "1.7.1.116", L4)
     for asked, built in ((8, 4), (2, 2)):
         command = machine.command(ServerConfig(limits=LimitConfig(batch_streams=asked)))

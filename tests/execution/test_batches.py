@@ -14,7 +14,7 @@ from token2wav.execution.cached_flow import CachedFlow
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
-PREPARED = exported_buckets(longest=4, most_past=8, most_streams=4)
+PREPARED = exported_buckets(longest=4, past=(4, 8))
 
 UTTERANCES: list[list[Utterance]] = [
     [(0, 30), (0, 30)],
@@ -68,6 +68,6 @@ def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batchin
 def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:
     assert BatchSize(1, 2, 3).fits(BatchSize(1, 2, 3))
     assert not BatchSize(1, 2, 4).fits(BatchSize(4, 2, 3))
-    assert exported_buckets(4, 9, 3) == [
+    assert exported_buckets(4, (4, 8, 16)) == [
         BatchSize(streams, length, past) for streams in (1, 2, 4) for length in (1, 2, 4) for past in (4, 8, 16)
     ]

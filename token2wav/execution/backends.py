@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -38,8 +38,8 @@ _ORDER: dict[str, tuple[BackendName, ...]] = {"cpu": ("torch", "onnx"), "cuda": 
 _BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 511
 # Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer ones run eagerly.
-_CAPTURED_PAST = 64
-_CAPTURED_STREAMS = 4
+_CAPTURED_PAST = (4, 8, 16, 32, 64)
+_CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
 _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
@@ -89,16 +89,11 @@ def choose(host: Host, stream: StreamConfig) -> Graphs:
     }
     if host.runtime.engine != "auto":
         return loaders[host.runtime.engine]()
-    order = _ORDER[host.device.type]
-    for index, name in enumerate(order):
+    for name in _ORDER[host.device.type]:
         try:
-            graphs = loaders[name]()
+            return loaders[name]()
         except ConfigError as error:
             log.info("engine %s would come before others but cannot be used: %s", name, error)
-            continue
-        if slower := order[index + 1 :]:
-            log.info("engine %s is the fastest on this kind of device, before %s", name, " and ".join(slower))
-        return graphs
     raise AssertionError("torch can always be used")
 
 
@@ -116,27 +111,15 @@ def runner(
         step, buckets = kernels(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
     else:
         step = ExportedStep(*parts, graphs.step)
-        buckets = exported_buckets(longest_blocks, _CAPTURED_PAST, _CAPTURED_STREAMS)
+        buckets = exported_buckets(longest_blocks)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
     return GraphRunner(step, buckets, pool)
 
 
-def exported_buckets(longest: int, most_past: int, most_streams: int) -> list[BatchSize]:
-    """Sizes that take every batch up to some size, not too loosely: powers of two of chunks and of past blocks.
-
-    `longest` are the blocks of the longest chunk.
-    """
+def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
+    """Sizes that take every batch up to some size, not too loosely; `longest` are the blocks of the longest chunk."""
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
-    sizes = product(_powers_of_two(1, most_streams), lengths, _powers_of_two(4, most_past))
-    return [BatchSize(*each) for each in sizes]
-
-
-def _powers_of_two(first: int, last: int) -> list[int]:
-    """From first on, the last of them not below `last`."""
-    values = [first]
-    while values[-1] < last:
-        values.append(2 * values[-1])
-    return values
+    return [BatchSize(*each) for each in product(_CAPTURED_STREAMS, lengths, past)]
 
 
 def kernels_run(cache: PagedKVCache) -> bool:

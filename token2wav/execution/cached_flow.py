@@ -115,7 +115,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
             raise
         next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
         states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
-        return self._streams.add(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+        return self.keep(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -126,7 +126,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
             self._leave(streams)
 
     def close(self, handle: int) -> None:
-        stream = self._streams.remove(handle)
+        stream = self._streams.pop(handle, None)
         if stream is None:
             return
         with self._lock:
@@ -147,7 +147,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
         """The streams of a batch; until `_leave`, who closes one leaves its pages to this thread."""
-        streams = [self._streams[handle] for handle in handles]
+        streams = [self.state(handle) for handle in handles]
         with self._lock:
             if any(stream.closed for stream in streams):
                 raise StreamClosedError("stream: it was cancelled")

@@ -72,11 +72,11 @@ class RecomputeFlow(Stage[_History], FlowStage):
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
         """Starts in the middle of an utterance: `tokens` are all before the next chunk, the prompt's first."""
-        return self._streams.add(_History(steps or self._usual, voice, tokens))
+        return self.keep(_History(steps or self._usual, voice, tokens))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
+        return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
@@ -134,11 +134,11 @@ class RecomputeVocoder(Stage[_Mel], VocoderStage):
         self._net, self._noise, self._phase = network, noise, phase
 
     def open(self) -> int:
-        return self._streams.add(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
+        return self.keep(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        return [self._advance_one(self._streams[handle], chunk) for handle, chunk in batch]
+        return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:

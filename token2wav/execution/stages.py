@@ -8,7 +8,6 @@ A stage works on chunks, not on layers, so that it may run all ODE steps as one 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -165,43 +164,28 @@ class Networks:
     token_bytes: int = 0  # of what the encoder keeps of a token beside the cache
 
 
-class HandleTable(Generic[State]):
-    """Maps handles to states; safe to use from several threads."""
+class Stage(Generic[State]):
+    """Base of stages, which keep a state of each stream under its handle; several threads may use it."""
 
     def __init__(self) -> None:
-        self._states: dict[int, State] = {}
-        self._next = itertools.count(1)
-        self._lock = threading.Lock()
+        self._streams: dict[int, State] = {}
+        self._handles = itertools.count(1)
 
-    def add(self, state: State) -> int:
-        with self._lock:
-            handle = next(self._next)
-            self._states[handle] = state
-            return handle
+    def keep(self, state: State) -> int:
+        """Keeps the state of a new stream, and returns its handle."""
+        handle = next(self._handles)
+        self._streams[handle] = state
+        return handle
 
-    def __getitem__(self, handle: int) -> State:
+    def state(self, handle: int) -> State:
+        """Returns the state of a stream; raises StreamClosedError if it has ended."""
         try:
-            return self._states[handle]
+            return self._streams[handle]
         except KeyError:
             raise StreamClosedError(f"stream {handle}: it has ended") from None
 
-    def remove(self, handle: int) -> State | None:
-        """The state that a handle stood for, or None if it stood for none."""
-        with self._lock:
-            return self._states.pop(handle, None)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-class Stage(Generic[State]):
-    """Base of stages, which keep a state of each stream under its handle."""
-
-    def __init__(self) -> None:
-        self._streams: HandleTable[State] = HandleTable()
-
     def close(self, handle: int) -> None:
-        self._streams.remove(handle)
+        self._streams.pop(handle, None)
 
     @property
     def open_streams(self) -> int:

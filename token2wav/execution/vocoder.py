@@ -183,16 +183,16 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self) -> int:
-        return self._streams.add(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
+        return self.keep(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
 
     def close(self, handle: int) -> None:
-        if (stream := self._streams.remove(handle)) is not None:
+        if (stream := self._streams.pop(handle, None)) is not None:
             self.store.release(stream.slot)
             stream.slot = SCRATCH_SLOT  # should it still be about to run, it harms nobody
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        streams = [self._streams[handle] for handle, _ in batch]
+        streams = [self.state(handle) for handle, _ in batch]
         waiting = {index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         with self._lock if self._lengths else nullcontext():

@@ -9,6 +9,7 @@ time alone is computed apart (`StepAudioDiT.modulation`), so that it can be a ta
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import nn
 
 from token2wav.networks.dit import modulated_norm
 from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
-from token2wav.networks.unet import CausalConv
+from token2wav.networks.unet import CausalConv, attended
 
 _TIME_DIM = 256
 _TIME_SCALE = 1000.0
@@ -128,6 +129,7 @@ class _Attention(nn.Module):
         self.to_q, self.to_k, self.to_v = (nn.Linear(channels, heads * dim_head) for _ in range(3))
         self.q_norm, self.k_norm = nn.LayerNorm(dim_head), nn.LayerNorm(dim_head)
         self.proj = nn.Linear(heads * dim_head, channels)
+        self._attend = partial(attended, heads)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
@@ -140,11 +142,6 @@ class _Attention(nn.Module):
 
     def _normal(self, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return norm(x.unflatten(-1, (self.heads, -1))).flatten(-2)
-
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 
 
 class _Convolutions(nn.Module):

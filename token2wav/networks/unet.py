@@ -9,6 +9,7 @@ is cached; without one it takes whole sequences. Everything that depends on the 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -234,12 +235,13 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, heads: int, dim_head: int) -> None:
         super().__init__()
-        self.heads, self.index = heads, 0
+        self.index = 0
         inner = heads * dim_head
         self.to_q = nn.Linear(channels, inner, bias=False)
         self.to_k = nn.Linear(channels, inner, bias=False)
         self.to_v = nn.Linear(channels, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, channels)])
+        self._attend = partial(attended, heads)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
@@ -250,10 +252,11 @@ class Attention(nn.Module):
         h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.index, self._attend, q, k, v, bias)
         return self.to_out[0](h).to(x.dtype)
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
+
+def attended(heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Lets heads attend: q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
+    q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
 
 
 class _FeedForward(nn.Module):

@@ -182,13 +182,10 @@ class WorkerPool:
         if isinstance(reason, DeviceLostError):
             _attempt(self._on_device_lost)
 
-    def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more requests, waits for the open ones as long as asked, then ends them and the workers."""
+    def close(self) -> None:
+        """Takes no more requests, ends the open ones, and then the workers."""
         with self._wake:
             self._scheduler.closing = True
-        deadline = time.monotonic() + drain_seconds
-        while self._scheduler.requests and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
         for request in list(self._scheduler.requests):
             self.cancel(request, LimitError("server: it is shutting down; try another one"))
         self._closed.set()

@@ -18,7 +18,7 @@ from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow
-from token2wav.execution.runner import GraphPool, Runner, graphs_enabled
+from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
 from token2wav.execution.step import TorchStep
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
@@ -28,7 +28,7 @@ from token2wav.families.cosyvoice2.weights import read_weights
 from token2wav.model_config import Stem
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
-from token2wav.networks.ode import EulerSolver, OdeTables
+from token2wav.networks.ode import EulerSolver
 from token2wav.networks.weights import Blank, fill
 
 log = logging.getLogger(__name__)
@@ -137,14 +137,12 @@ class Builder:
         storage = host.precision if host.runtime.cache_storage == "auto" else host.runtime.cache_storage
         layout = CacheLayout.of(config, estimator, config.flow.inference_cfg_rate, max(self.solvers), storage)
         pages = cache_bytes(host.runtime.cache_mib, host.device) // layout.page_bytes
-        cache = PagedKVCache(layout, pages, host.device)
-
-        def made(tables: OdeTables) -> Runner:
-            parts, longest = (estimator, tables, cache), hop // config.block_tokens
-            return runner(self.graphs, parts, longest, self.kernels, self.pool)
-
+        cache, longest = PagedKVCache(layout, pages, host.device), hop // config.block_tokens
         with torch.inference_mode():
-            runners = {steps: made(solver.tables) for steps, solver in self.solvers.items()}
+            runners = {
+                steps: runner(self.graphs, (estimator, solver.tables, cache), longest, self.kernels, self.pool)
+                for steps, solver in self.solvers.items()
+            }
         return CachedFlow(self.recompute(), runners, cache, longest_hop=hop)
 
     def recompute(self, **options: bool) -> RecomputeFlow:

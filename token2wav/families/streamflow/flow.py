@@ -98,12 +98,12 @@ class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self._streams.add((steps or self._usual, self._speaker(voice)))
+        return self.keep((steps or self._usual, self._speaker(voice)))
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
         """Computes chunks; windows of one shape with as many steps run together."""
-        return in_groups(batch, lambda each: (self._streams[each[0]][0], *_shape(each[1])), self._solve)
+        return in_groups(batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve)
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
@@ -128,7 +128,7 @@ class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
         mu = torch.stack(self._encoder.encode(windows))
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts])
-        streams = [self._streams[handle] for handle, _ in batch]
+        streams = [self.state(handle) for handle, _ in batch]
         speakers = torch.stack([speaker for _, speaker in streams])
         positions = torch.tensor(starts, device=self._device)
         return list(self._solvers[streams[0][0]].solve(noise, mu, speakers, positions, first, last))

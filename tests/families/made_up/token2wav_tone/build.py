@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import StreamConfig
 from token2wav.execution.backends import Host
-from token2wav.execution.stages import CacheUsage, FlowChunk, HandleTable, MelChunk, Stages, StageSummary
+from token2wav.execution.stages import CacheUsage, FlowChunk, MelChunk, Stage, Stages, StageSummary
 from token2wav.model_config import ModelConfig
 from token2wav.voice import Voice
 
@@ -29,30 +29,20 @@ def build(host: Host, config: ModelConfig, stream: StreamConfig) -> Stages:
     return Stages(ToneFlow(), ToneVocoder(loudness, config.sample_rate), StageSummary("torch", "float32", "cpu"))
 
 
-class ToneFlow:
+class ToneFlow(Stage[Voice]):
     """Tokens to pitches (1, frames) in Hz: of the token, then of the middle between it and the next one."""
 
-    def __init__(self) -> None:
-        self._streams: HandleTable[Voice] = HandleTable()
-
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self._streams.add(voice)
+        return self.keep(voice)
 
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        return [self._pitches(chunk) for handle, chunk in batch if self._streams[handle]]
-
-    def close(self, handle: int) -> None:
-        self._streams.remove(handle)
+        return [self._pitches(chunk) for handle, chunk in batch if self.state(handle)]
 
     def usage(self) -> CacheUsage:
         return CacheUsage()
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         return self._pitches(FlowChunk(tokens, 0, 0, len(tokens), last=True))
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
 
     @staticmethod
     def _pitches(chunk: FlowChunk) -> torch.Tensor:
@@ -62,28 +52,21 @@ class ToneFlow:
         return 100 + torch.stack((own, (own + following) / 2), dim=1).reshape(1, _FRAMES * len(own))
 
 
-class ToneVocoder:
+class ToneVocoder(Stage[list[float]]):
     """Pitches to a sine, whose phase is kept from chunk to chunk."""
 
     def __init__(self, loudness: float, sample_rate: int) -> None:
+        super().__init__()
         self._loudness, self._rate = loudness, sample_rate
-        self._phases: HandleTable[list[float]] = HandleTable()
 
     def open(self) -> int:
-        return self._phases.add([0.0])
+        return self.keep([0.0])
 
     def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        return [self._sine(chunk.mel, self._phases[handle]) for handle, chunk in batch]
-
-    def close(self, handle: int) -> None:
-        self._phases.remove(handle)
+        return [self._sine(chunk.mel, self.state(handle)) for handle, chunk in batch]
 
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         return self._sine(mel, [0.0])
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._phases)
 
     def _sine(self, mel: torch.Tensor, phase: list[float]) -> torch.Tensor:
         cycles = phase[0] + (mel[0].double().repeat_interleave(_FRAME_SAMPLES) / self._rate).cumsum(0)
