@@ -68,7 +68,7 @@ class Settings:
         small = replace(self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128)
         small = replace(small, batches=(2,), histories=(2.0,), hops=(25,), repeats=1, drift_chunks=4, drift_window=1)
         small = replace(small, parity_batches=(2,), streams_from=2, most_streams=2, stream_s=2.0, patience_s=30.0)
-        return replace(small, copy_mib=16, matrix=128, test_files=3, engines=("torch, no graphs",), clients=(1,))
+        return replace(small, copy_mib=16, matrix=128, test_files=4, engines=("torch, no graphs",), clients=(1,))
 
 
 PLANNED = Settings()

@@ -80,7 +80,7 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
     assert left_out == {
         "compiled": "the device is no GPU",
-        "engines": "not installed: onnx",
+        "engines": "not installed: tqdm",
         "server": "not installed: matplotlib",
     }
     measured = {section for (section, _), row in rows.items() if not row["left_out"]}
