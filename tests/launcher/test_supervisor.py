@@ -60,9 +60,17 @@ class Answers(Canary):
         return next(self._answers)
 
 
-def serve(server: TritonServer, *, canary: Canary | None = None) -> tuple[int, list[str]]:
+def serve(
+    server: TritonServer,
+    *,
+    canary: Canary | None = None,
+    times: Iterable[float] = (),
+    pauses: list[float] | None = None,
+) -> tuple[int, list[str]]:
+    """Serves, with a clock that is read when a server is ready and when it has failed; all at once without times."""
     said: list[str] = []
-    supervisor = Supervisor(server, canary=canary, grace_s=30.0, announce=said.append)
+    clock, slept = iter(times), [] if pauses is None else pauses
+    supervisor = Supervisor(server, canary, 30.0, said.append, clock=lambda: next(clock, 0.0), sleep=slept.append)
     return supervisor.serve(), [line for line in said if not line.startswith("ready, ")]
 
 
@@ -114,7 +122,19 @@ def test_servers_that_spoke_before_they_ended_are_restarted_for_ever() -> None:
     """One client that can crash a server must not end it for all."""
     server = Script(waits=[None, 139] * 20 + [KeyboardInterrupt()])
     _, said = serve(server, canary=Answers(*[""] * 20))
-    assert said[:20] == ["the server ended by itself (status 139): no reason; restarting it"] * 20
+    assert [line.partition("; ")[0] for line in said[:20]] == [
+        "the server ended by itself (status 139): no reason"
+    ] * 20
+
+
+def test_restarts_in_a_row_pause_longer_and_longer() -> None:
+    """A server that ends as soon as it is ready must not be started without a break."""
+    server, pauses = Script(waits=[None, 139] * 9 + [KeyboardInterrupt()]), list[float]()
+    lasted = [0, 1, 59, 0, 0, 0, 0, 60, 0]
+    times = [time for seconds in lasted for time in (1000.0, 1000.0 + seconds)]
+    _, said = serve(server, times=times, pauses=pauses)
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 0, 1]
+    assert [line.partition("; ")[2] for line in said[:2]] == ["restarting it", "restarting it in 1 s"]
 
 
 @pytest.mark.parametrize(

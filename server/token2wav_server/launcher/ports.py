@@ -46,9 +46,9 @@ def listening(host: str, port: int, service: str) -> socket.socket:
     family = _family(host)
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # the last: there is no IPv6
         # Without what follows in brackets, which is host and port again.
-        reason = str(error.strerror).partition(" (")[0] if isinstance(error, OSError) else "must be between 1 and 65535"
+        reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
         raise PortInUseError(
             f"{service} port {port} on {host} cannot be used ({reason}): "
             f"stop what listens there or choose another with --{service}-port"

@@ -114,7 +114,7 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready; once more if a signal ends it on the way.
+        """Starts the server and returns when all its models are ready; once more if it aborts or faults on the way.
 
         Raises:
             TritonNotFoundError: no usable tritonserver on this machine.
@@ -166,15 +166,17 @@ class TritonServer:
         deadline = time.monotonic() + grace_s
         with contextlib.suppress(FileNotFoundError):  # the server has ended, and its reaper cleaned up
             self._drain_file.touch()
-        open_utterances = 0
+        open_utterances = None
         while True:
             # The pause also lets an utterance that was just admitted show in the metrics.
             if self.wait(_DRAIN_POLL_S) is not None:
-                return open_utterances
+                return open_utterances or 0
             if (told := fetched(self._inner.metrics, "/metrics")) is not None:
                 open_utterances = max((int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0)
-            if not open_utterances or time.monotonic() > deadline:
-                return open_utterances
+            if open_utterances == 0:
+                return 0
+            if time.monotonic() > deadline:
+                return open_utterances or 1  # one at least, as far as a server that does not answer is concerned
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stops the server and removes what it left behind; does nothing if it does not run.
@@ -240,7 +242,7 @@ class TritonServer:
         ]
 
     def _become_ready(self, *, last: bool = False) -> bool:
-        """Waits until all models are ready; False if a signal ended the server, unless this is the last try.
+        """Waits until all models are ready; False if the server crashes meanwhile, unless this is the last try.
 
         Triton's Python backend aborts now and then while a model starts on a busy machine (seen with 2.51:
         "lock_exception", in 1 of 200 starts), and starts the next time.

@@ -7,6 +7,7 @@ that wait for it behind. A server that is gone tells its clients at once, and lo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MODELS = ("token2wav", "token2wav_ensemble")
 _CANARIES = 2
+_SETTLED_S = 60.0
+_LONGEST_PAUSE_S = 30.0
 
 
 class Canary:
@@ -72,6 +75,7 @@ class Supervisor:
         announce: takes what a person should know, one line at a time.
         tell: takes the status that load balancers should know.
         notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
+        clock, sleep: monotonic seconds, and what waits for some.
     """
 
     server: TritonServer
@@ -80,12 +84,15 @@ class Supervisor:
     announce: Callable[[str], None]
     tell: Callable[[Status], None] = lambda status: None
     notice_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
 
         A server that was ready is started again whenever it fails: what one client can crash must not end the service
-        of all. One that never spoke would fail again; to try it later is the business of whoever runs this process.
+        of all. Those that fail within a minute, one after the other, are started again after 0, 1, 2, 4 ... 30 s. One
+        that never spoke would fail again; to try it later is the business of whoever runs this process.
 
         Returns:
             Number of utterances that were cut off.
@@ -93,7 +100,7 @@ class Supervisor:
         Raises:
             ServerError: it could not be started, or failed before it had spoken to the canary.
         """
-        server = self.server
+        server, pause_s = self.server, 0.0
         try:
             while True:
                 server.start()
@@ -104,17 +111,22 @@ class Supervisor:
                     f"Triton {server.version}, its HTTP and metrics behind a front"
                 )
                 self.tell(Status.READY)
+                ready_at = self.clock()
                 failure = self._failure()
                 self.tell(Status.STARTING)
-                self.announce(f"{failure}; restarting it")
+                if self.clock() - ready_at >= _SETTLED_S:
+                    pause_s = 0.0
+                self.announce(f"{failure}; restarting it" + (f" in {pause_s:g} s" if pause_s else ""))
                 server.stop(at_once=True)
+                self.sleep(pause_s)
+                pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
             return self._drain()
         finally:
             server.stop()
 
     def _failure(self, *, until_it_speaks: bool = False) -> str:
-        """Waits for a failure of the server, and describes it; '' once it has spoken, if it waits for that, too."""
+        """Waits until the server fails, and says how; with `until_it_speaks` until it has spoken, too, and then ''."""
         canary, failures = self.canary, 0
         pause_s = canary.interval_s if canary else None
         wait_s = 0.0 if until_it_speaks else pause_s
