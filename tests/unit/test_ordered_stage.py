@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, InputError, LimitError, Token2WavError
+from token2wav.errors import DeviceLostError, EngineError, InputError, LimitError, Token2WavError
 from token2wav.serving.audio_output import AudioFormat
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part
 
 IDLE_SECONDS = 10.0
-BROKEN, REFUSED, CRASHES = "broken", "refused", "crashes"
+BROKEN, REFUSED, CRASHES, LOST = "broken", "refused", "crashes", "lost"
 
 
 @dataclass
@@ -37,6 +37,8 @@ class CountingStage:
         self.batches.append(len(batch))
         if any(content == CRASHES for _, content in batch):
             raise RuntimeError("the device\nis gone")
+        if any(content == LOST for _, content in batch):
+            raise DeviceLostError("engine: the GPU cannot be used any more")
         results: list[str | EngineError] = []
         for state, content in batch:
             assert state in self.open_states
@@ -56,7 +58,8 @@ class Stage:
         self.work = CountingStage()
         self.said: list[str] = []
         limits = LimitConfig(idle_seconds=IDLE_SECONDS, batch_streams=most)
-        self.stage = OrderedStage(self.work, limits, clock=lambda: self.now)
+        self.lost = 0
+        self.stage = OrderedStage(self.work, limits, on_device_lost=self._lose, clock=lambda: self.now)
 
     def part(self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False) -> Part:
         return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
@@ -66,6 +69,9 @@ class Stage:
         self.said.clear()
         self.stage.run(parts)
         return list(self.said)
+
+    def _lose(self) -> None:
+        self.lost += 1
 
     def _answer(self, result: str | Token2WavError) -> None:
         self.said.append(f"error {result}" if isinstance(result, Token2WavError) else result)
@@ -109,6 +115,13 @@ def test_engine_that_fails_as_a_whole_ends_the_batch_and_not_later_ones(stage: S
     assert stage.run(stage.part(1, 0, CRASHES), stage.part(2, 0)) == [failed, failed]
     assert not stage.work.open_states
     assert stage.run(stage.part(3, 0, "c")) == ["c 1"]
+
+
+def test_a_lost_gpu_is_told_to_whom_ends_the_process(stage: Stage) -> None:
+    stage.run(stage.part(1, 0, CRASHES))
+    assert not stage.lost
+    assert stage.run(stage.part(2, 0, LOST)) == ["error engine: the GPU cannot be used any more"]
+    assert stage.lost
 
 
 def test_error_of_an_earlier_stage_is_passed_on_and_frees_the_stream(stage: Stage) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from token2wav.config import LimitConfig
-from token2wav.errors import EngineError, StreamClosedError, Token2WavError
+from token2wav.errors import DeviceLostError, EngineError, StreamClosedError, Token2WavError
 from token2wav.serving.audio_output import AudioFormat
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class OrderedStage:
         limits: time without a chunk after which a stream is dropped, and streams in a batch.
         changed: takes the number of streams that hold state, whenever it changes.
         computed: takes the number of streams in a batch before it runs.
+        on_device_lost: is called when the process has lost its GPU, and every later batch would fail.
         clock: returns monotonic seconds.
     """
 
@@ -81,6 +82,7 @@ class OrderedStage:
         stage: Stage,
         limits: LimitConfig,
         *,
+        on_device_lost: Callable[[], None] = lambda: None,
         changed: Callable[[int], None] = lambda _: None,
         computed: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -89,6 +91,7 @@ class OrderedStage:
         self._limits = limits
         self._changed = changed
         self._computed = computed
+        self._on_device_lost = on_device_lost
         self._clock = clock
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
@@ -171,12 +174,14 @@ class OrderedStage:
             return self._stage.advance(batch)
         except Exception as error:
             log.exception("a batch failed")
-            return [EngineError(str(_told(error)))] * len(batch)
+            return [error if isinstance(error, EngineError) else EngineError(str(_told(error)))] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
         """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait for it."""
         self._free(stream)
         stream.error = error
+        if isinstance(error, DeviceLostError):
+            self._on_device_lost()
         waiting = [stream.waiting[index] for index in sorted(stream.waiting)]
         stream.waiting.clear()
         for part in (*failed, *waiting):

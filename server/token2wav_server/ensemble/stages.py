@@ -41,20 +41,22 @@ class FlowStage:
     """Stage that turns tokens into mel, (frames, bands), without what is not to be heard."""
 
     def __init__(self, model: Token2Wav) -> None:
-        self._flow = model.pipeline.flow
+        self._flow, self._running = model.pipeline.flow, model.pipeline.running
         self._frames_per_token = model.config.token_mel_ratio
 
     def open(self, label: Label, content: FlowContent) -> int:
         if content.voice is None:
             raise StreamClosedError("stream: its first chunk came without a voice")
-        return self._flow.open(content.voice, content.steps)
+        with self._running():
+            return self._flow.open(content.voice, content.steps)
 
     def advance(self, batch: Sequence[tuple[int, FlowContent]]) -> list[Output | EngineError]:
-        mels = self._flow.advance([(state, content.chunk) for state, content in batch])
-        return [
-            _finite(mel[:, self._frames_per_token * content.chunk.skip :].T, "mel")
-            for (_, content), mel in zip(batch, mels, strict=True)
-        ]
+        with self._running():
+            mels = self._flow.advance([(state, content.chunk) for state, content in batch])
+            return [
+                _finite(mel[:, self._frames_per_token * content.chunk.skip :].T, "mel")
+                for (_, content), mel in zip(batch, mels, strict=True)
+            ]
 
     def close(self, state: int) -> None:
         self._flow.close(state)
@@ -67,7 +69,7 @@ class VocoderStage:
     """
 
     def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
-        self._vocoder = model.pipeline.vocoder
+        self._vocoder, self._running = model.pipeline.vocoder, model.pipeline.running
         self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
 
     def open(self, label: Label, chunk: MelChunk) -> tuple[int, AudioOutput]:
@@ -77,10 +79,11 @@ class VocoderStage:
     def advance(
         self, batch: Sequence[tuple[tuple[int, AudioOutput], MelChunk]]
     ) -> list[AudioChunk | EngineError | None]:
-        audio = self._vocoder.advance([(handle, chunk) for (handle, _), chunk in batch])
+        with self._running():
+            audio = self._vocoder.advance([(handle, chunk) for (handle, _), chunk in batch])
+            finite = [_finite(samples, "audio") for samples in audio]
         results: list[AudioChunk | EngineError | None] = []
-        for ((_, output), chunk), samples in zip(batch, audio, strict=True):
-            new = _finite(samples, "audio")
+        for ((_, output), chunk), new in zip(batch, finite, strict=True):
             results.append(new if isinstance(new, EngineError) else output.take(new, last=chunk.last))
         return results
 

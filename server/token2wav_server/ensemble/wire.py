@@ -26,6 +26,7 @@ from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label, OrderedStage, Part, Stage, ticker
 from token2wav_server.ensemble.stages import FlowContent
 from token2wav_server.metrics import batch_streams, open_streams
+from token2wav_server.model_process import end_process
 from token2wav_server.protocol import VOICE_INPUTS, TritonReply, tensor
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,13 @@ class StageModel:
 
     def __init__(self, name: str, stage: Stage, read: Callable[[Any], Part], limits: LimitConfig) -> None:
         self._read = read
-        self._ordered = OrderedStage(stage, limits, changed=open_streams(name), computed=batch_streams(name))
+        self._ordered = OrderedStage(
+            stage,
+            limits,
+            changed=open_streams(name),
+            computed=batch_streams(name),
+            on_device_lost=end_process,
+        )
         self.close = ticker(self._ordered.expire, limits.idle_seconds)
 
     def execute(self, requests: list[Any]) -> None:
