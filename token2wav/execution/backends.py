@@ -101,17 +101,19 @@ def runner(
     graphs: Graphs,
     parts: tuple[Estimator, OdeTables, PagedKVCache],
     longest_blocks: int,
-    kernels: StepMaker,
+    kernels: StepMaker | None = None,
     pool: GraphPool | None = None,
 ) -> Runner:
     """Makes the runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
-    if pool is None or graphs.backend == "onnx":
-        return Runner(TorchStep(*parts) if graphs.step is None else ExportedStep(*parts, graphs.step))
-    if graphs.step is None and kernels_run(parts[-1]):
-        step, buckets = kernels(*parts), [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
+    if graphs.step is None:
+        if pool is None or not kernels_run(parts[-1]):
+            return Runner(TorchStep(*parts))
+        step = kernels(*parts) if kernels else TorchStep(*parts, kernels=True)
+        buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
     else:
-        step = ExportedStep(*parts, graphs.step)
-        buckets = exported_buckets(longest_blocks)
+        step, buckets = ExportedStep(*parts, graphs.step), exported_buckets(longest_blocks)
+        if pool is None or graphs.backend == "onnx":
+            return Runner(step)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
     return GraphRunner(step, buckets, pool)
 
@@ -136,10 +138,11 @@ def _triton_compiles() -> bool:
     from triton.runtime import driver
 
     try:
-        return driver.active is not None  # compiled at first: a container may lack compiler, headers or an open folder
+        driver.active.get_current_device()  # compiles a library first: a container may lack what that takes
     except Exception as error:
-        log.warning("kernels are left out, which makes chunks slower: the Triton language cannot compile: %s", error)
+        log.warning("the flow runs without kernels and CUDA graphs: the Triton language cannot compile: %s", error)
         return False
+    return True
 
 
 def _onnx(host: Host) -> Graphs:

@@ -154,7 +154,7 @@ class KernelMemory:
         self._present: torch.Tensor | None = None  # (rows, 1, block_frames), where frames can be missing
         if estimator.joined_prompts:
             self._present = (frame_positions(table, batch.block_frames) >= table[:, ABSENT, None])[:, None]
-        # Of every chunk the row of its last block. Other rows write behind the chunks, where nothing is read.
+        # Of every chunk the row of its last block. Other rows write theirs to one place more, which is cut off.
         rows = len(table)
         behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
         self._last = behind.new_zeros(rows + 1).scatter_(0, behind, torch.arange(rows, device=table.device))[:rows]
@@ -168,7 +168,7 @@ class KernelMemory:
         x = x.unflatten(0, (len(state), -1))  # (branches, blocks, channels, block_frames)
         if self._present is not None:
             x = x * self._present
-        tails = torch.where(self._follows, x.roll(1, dims=1)[..., -reach:], state[:, self._chunk])
+        tails = torch.where(self._follows, x[..., -reach:].roll(1, dims=1), state[:, self._chunk])
         x = torch.cat((tails, x), dim=3)
         after = self._valid + torch.arange(reach, device=x.device)  # (blocks, 1, reach)
         kept = x.gather(3, after.expand(*x.shape[:3], -1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
@@ -99,6 +100,16 @@ def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: 
         torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
 
 
+class _NothingCopied(TorchFunctionMode):
+    """Check that no tensor is made of numbers of the host, which on a GPU is a copy that waits."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+        assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
+        index = args[1] if func is torch.Tensor.__getitem__ and len(args) > 1 else ()
+        assert not any(isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,)))
+        return func(*args, **(kwargs or {}))
+
+
 class _OnDevice(TorchDispatchMode):
     """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the host either."""
 
@@ -122,5 +133,5 @@ def test_what_is_captured_waits_for_nothing(name: str, kernels: bool, monkeypatc
     layout = parts[2].layout
     batch = Batch(size, layout, torch.zeros(size.rows, layout.steps, *layout.conv_state, device=meta))
     step = TorchStep(*parts, kernels=True) if kernels else ExportedStep(*parts)
-    with _OnDevice():
+    with _NothingCopied(), _OnDevice():
         step.integrate(batch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_they_run_where_gpu_and_model_allow(
     def compiled() -> object:
         if not compiler:
             raise RuntimeError("Failed to find C compiler")
-        return object()
+        return SimpleNamespace(get_current_device=lambda: 0)
 
     monkeypatch.setattr(driver, "_active", None)
     monkeypatch.setattr(driver, "_default", None)

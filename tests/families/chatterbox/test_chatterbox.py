@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
+from token2wav.families.cosyvoice2 import build
 
 MEL = 2e-5  # of float32 against float32, whose values reach 6
 AUDIO = 1e-4
@@ -65,6 +67,18 @@ def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
         assert not stream.push(tokens)
         [chunk] = stream.finish()
     assert snr_db(chunk.audio, model.vocode(model.mel(tokens, voice, streaming=False))) > SNR_DB
+
+
+def test_whole_utterances_prepare_pieces_of_hops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where each length is a CUDA graph: a chunk is an utterance then, of up to a million tokens."""
+    made: list[int] = []
+    path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
+    monkeypatch.setattr(build, "graphs_enabled", lambda device: True)
+    monkeypatch.setattr(build, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function))
+    monkeypatch.setattr(build, "StreamingVocoder", lambda *given, shapes, **rest: made.extend(s.frames for s in shapes))
+    Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
+    assert 200 in made
+    assert max(made) <= 400
 
 
 def test_windows(model: Token2Wav, folder: Path) -> None:

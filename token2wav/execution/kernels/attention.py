@@ -176,8 +176,7 @@ def _paged_attention(
     most = tl.full((QUERIES,), _LEAST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     result = tl.zeros((QUERIES, DIM), tl.float32)
-    # All frames see the same, from the first that there is on: whole pages of other blocks, and of the last, which is
-    # their own or as complete as it, the valid frames.
+    # All frames see the same, from the first that there is to the valid ones of the last page; joined pages are full.
     stop = tl.where(first < valid, (visible_pages - 1) * BLOCK_FRAMES + valid, 0)
     for begin in range(start, stop, KEYS):
         key = begin + tl.arange(0, KEYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,7 +20,6 @@ from token2wav.execution.exported_graphs import ExportedVocoder
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphPool, graphs_enabled
 from token2wav.execution.stages import FlowStage, Networks, Stages, StageSummary, VocoderStage
-from token2wav.execution.step import TorchStep
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import Flow, cosyvoice2_flow
@@ -50,7 +49,7 @@ class Builder:
         pool: of CUDA graphs; None for none.
     """
 
-    kernels: StepMaker = staticmethod(partial(TorchStep, kernels=True))
+    kernels: StepMaker | None = None  # of its own; else the attention kernel runs under its network
 
     def __init__(self, host: Host, config: Any, stream: StreamConfig) -> None:
         self.host, self.config, self.stream = host, config, stream
@@ -152,12 +151,14 @@ class Builder:
 
     def vocoder_stage(self) -> VocoderStage:
         """Makes the stage of the vocoder in pieces."""
-        vocoder, hops = self.vocoder, self.config.hops(self.stream)
+        stream = replace(self.stream, reference=False)  # whose chunk may be an utterance, of any length
+        vocoder, hops = self.vocoder, self.config.hops(stream)
         exported = ExportedVocoder(self.graphs.vocoder, vocoder) if self.graphs.vocoder else None
         pool = None if exported else self.pool
         shapes = likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS) if pool else []
-        hold = self.stream.hold_frames
-        return StreamingVocoder(vocoder, self.source_noise, exported, shapes=shapes, graphs=pool, hold_frames=hold)
+        return StreamingVocoder(
+            vocoder, self.source_noise, exported, shapes=shapes, graphs=pool, hold_frames=stream.hold_frames
+        )
 
     @classmethod
     def _read(cls, folder: Path, config: Any, stem: Stem) -> tuple[Any, dict[str, torch.Tensor]]:
