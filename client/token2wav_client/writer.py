@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import sys
+import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Literal, get_args
 
 import soundfile
 
@@ -48,10 +50,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         self._format = file_format or _format_of(self._path)
         self._samples = 0
         self._begun = False
-        self._files = ExitStack()  # of `_out`, once it is open
+        self._files = ExitStack()  # of `_out` and `_encoded`, once they are open
         self._encoder: soundfile.SoundFile | None = None
-        self._encoded = io.BytesIO()
-        self._passed_on = 0
+        self._passed_on = 0  # bytes
         if self._path is not None:
             _check_place(self._path)
         elif sys.stdout.isatty():
@@ -84,9 +85,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 if encoder is not None:
                     encoder.close()
                     self._pass_on()
-                    if self._path is not None:  # standard output keeps the header that was written first
-                        self._out.seek(0)
-                        _write_all(self._out, self._encoded.getvalue())
+                    if self._samples:
+                        self._check_encoded()
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
 
@@ -99,7 +99,11 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 kind, subtype = _ENCODED[self._format]
                 if self._format == "flac" and self._audio_format == "float32":
                     subtype = "PCM_24"
-                self._encoder = soundfile.SoundFile(self._encoded, "w", sample_rate, 1, subtype, format=kind)
+                # No file of Python's: an exception that a signal raises would be lost in libsndfile's callback.
+                target = self._path or self._encoded.fileno()
+                self._encoder = soundfile.SoundFile(
+                    target, "w", sample_rate, channels=1, subtype=subtype, format=kind, closefd=False
+                )
             self._encoder.write(decoded(audio, self._audio_format))
             self._pass_on()
         elif self._format == "wav" and self._path is not None:
@@ -114,13 +118,25 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         # No buffer, which would be flushed into a closed pipe.
         return self._files.enter_context(FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None))
 
+    @cached_property
+    def _encoded(self) -> IO[bytes]:
+        """What goes to standard output: an encoder goes back to its header, and a pipe does not."""
+        return self._files.enter_context(tempfile.TemporaryFile(buffering=0))
+
     def _pass_on(self) -> None:
-        """Write what the encoder added. It works in memory, because it hides errors and goes back to its header."""
-        end = self._encoded.tell()
-        self._encoded.seek(self._passed_on)
-        _write_all(self._out, self._encoded.read())
-        self._encoded.seek(end)
-        self._passed_on = end
+        """Write to standard output what the encoder added; what it changes in its header at the end is lost."""
+        if self._path is None:
+            # A pipe takes so much at once or nothing, so what a write has sent is known even where a signal ended it.
+            while piece := os.pread(self._encoded.fileno(), select.PIPE_BUF, self._passed_on):
+                self._passed_on += self._out.write(piece) or 0
+
+    def _check_encoded(self) -> None:
+        """Raise if samples are missing: libsndfile reports no error of the last bytes, which it writes on closing."""
+        if self._path is None:
+            self._encoded.seek(0)
+        with soundfile.SoundFile(self._path or self._encoded.fileno(), closefd=False) as file:
+            if not self._samples <= file.frames < sys.maxsize:  # which stands for a FLAC that was not completed
+                raise soundfile.SoundFileError("samples are missing")
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
         if self._begun:

@@ -8,7 +8,9 @@ import os
 import re
 import resource
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,19 +30,21 @@ def spoken(audio_format: AudioFormat) -> AudioArray:
     return ENCODERS[audio_format](tone)
 
 
-def through_a_pipe(sent: AudioArray, file_format: FileFormat, audio_format: AudioFormat) -> bytes:
-    """What comes out of a pipe in place of standard output; it takes 64 KiB before anybody reads."""
+@contextmanager
+def standard_output_in_a_pipe() -> Iterator[int]:
+    """Context with a pipe in place of standard output, whose reading end it yields; 64 KiB fit before anybody reads."""
     reading, writing = os.pipe()
     kept = os.dup(1)
     os.dup2(writing, 1)
     try:
-        with AudioWriter("-", audio_format, file_format) as writer:
-            for part in np.split(sent, [0, 700, 7000]):
-                writer.write(part, 8000)
+        yield reading
     finally:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(writing)
+
+
+def content_of(reading: int) -> bytes:
     with os.fdopen(reading, "rb") as pipe:
         return pipe.read()
 
@@ -56,6 +60,24 @@ def files_of_at_most(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, room)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Context that Ctrl-C ends."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, handler)
+
+
+def noise(samples: int) -> AudioArray:
+    return np.random.default_rng(0).normal(0, 0.1, samples).astype(np.float32)
 
 
 def declared_bytes(path: Path) -> int:
@@ -93,7 +115,10 @@ def test_files_and_pipes_hold_what_came(
             writer.write(part, 8000)
         assert writer.samples == len(sent)
     with capfd.disabled():
-        piped = through_a_pipe(sent, kind, audio_format)
+        with standard_output_in_a_pipe() as reading, AudioWriter("-", audio_format, kind) as writer:
+            for part in np.split(sent, [0, 700, 7000]):
+                writer.write(part, 8000)
+        piped = content_of(reading)
     content = path.read_bytes()
     if kind == "raw":
         assert content == piped == sent.tobytes()
@@ -142,6 +167,12 @@ def test_an_older_file_is_replaced_and_an_empty_chunk_harmless(tmp_path: Path) -
     assert declared_bytes(path) == 1920
 
 
+@pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
+def test_a_file_without_samples_is_no_error(kind: FileFormat, tmp_path: Path) -> None:
+    with AudioWriter(tmp_path / f"out.{kind}") as writer:
+        writer.write(np.zeros(0, np.float32))
+
+
 def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist"):
         AudioWriter(tmp_path / "missing" / "out.wav")
@@ -172,11 +203,58 @@ def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus", "raw"])
 def test_a_full_disk_is_named_by_other_formats(kind: FileFormat, tmp_path: Path) -> None:
     path = tmp_path / f"out.{kind}"
-    noise = np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32)
     said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
     with files_of_at_most(3000), pytest.raises(OutputError, match=said), AudioWriter(path) as writer:
-        writer.write(noise)
+        writer.write(noise(24_000))
     assert path.stat().st_size == 3000
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
+def test_a_disk_that_is_full_for_the_last_bytes_is_named(kind: FileFormat, tmp_path: Path) -> None:
+    whole, path = tmp_path / f"whole.{kind}", tmp_path / f"out.{kind}"
+    with AudioWriter(whole) as writer:
+        writer.write(noise(24_000))
+    said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
+    with (
+        files_of_at_most(whole.stat().st_size - 1),
+        pytest.raises(OutputError, match=said),
+        AudioWriter(path) as writer,
+    ):
+        writer.write(noise(24_000))
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
+def test_an_interrupt_while_encoding_is_seen_and_keeps_what_came(kind: FileFormat, tmp_path: Path) -> None:
+    path, audio = tmp_path / f"out.{kind}", noise(48_000)
+    with interrupted_after(0.5), AudioWriter(path) as writer:
+        for _ in range(2000):
+            writer.write(audio)
+    heard, _ = soundfile.read(path)
+    assert len(heard) - writer.samples in (0, len(audio))  # the chunk that was interrupted may be there
+    assert writer.samples > 0
+
+
+@pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
+def test_an_interrupt_while_a_pipe_is_full_repeats_and_loses_nothing(
+    kind: FileFormat, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, audio = tmp_path / f"out.{kind}", noise(24_000 * 20)
+    with AudioWriter(path) as writer:
+        writer.write(audio)
+    with ThreadPoolExecutor() as threads:
+        with capfd.disabled(), standard_output_in_a_pipe() as reading:
+            writer = AudioWriter("-", file_format=kind)
+            with interrupted_after(1.5):
+                writer.write(audio)  # waits, because nobody reads
+            piped = threads.submit(content_of, reading)
+            writer.close()
+        sent, whole = piped.result(), path.read_bytes()
+    assert len(sent) == len(whole) > 1 << 16
+    if kind == "flac":  # whose header in a pipe is that of the beginning
+        assert sent[42:] == whole[42:]
+    else:  # each Ogg stream has a number of its own, which is in its checksums
+        (heard, _), (wanted, _) = soundfile.read(io.BytesIO(sent)), soundfile.read(path)
+        np.testing.assert_array_equal(heard, wanted)
 
 
 def test_a_file_that_vanishes_is_an_error_of_the_output(tmp_path: Path) -> None:
