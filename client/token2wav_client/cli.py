@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
         "Each request that perf_analyzer makes of it is a whole utterance.",
     )
-    _option(measuring, "--tokens FILE", ".npy, .json or text, as for synth; - for standard input", required=True)
+    _option(measuring, "--tokens FILE", ".npy, .json or text, as for synth; - for text from a pipe", required=True)
     _option(measuring, "--voice FILE", ".npz or .safetensors", required=True)
     _option(measuring, "--out JSON", "file to write", required=True)
     seconds = "of audio: the tokens are cut, or repeated, to that length (default: all, once)"
@@ -142,7 +142,7 @@ def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **mor
 
 def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option, count = partial(_option, parser), _number(int, 1)
-    tokens = ".npy or .json of integers, or text of <|s_123|> or integers; - for standard input, sent as it comes"
+    tokens = ".npy or .json of integers, or text of <|s_123|> or integers; - for text from a pipe, sent as it comes"
     option("--tokens FILE", tokens, required=True)
     option("--codebooks N", "codes of each token in text; .npy and .json say it by their shape", 1, type=count)
     speaker = parser.add_mutually_exclusive_group(required=True)
@@ -163,8 +163,8 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option("--json", "report as one JSON object instead of a table", action="store_true")
     option("--quiet", "no progress bar and no table", action="store_true")
     option("--timeout S", "seconds of silence allowed while the server owes an answer", 30, type=_SECONDS)
-    again = "try again that often when no server answers, or it is lost, silent or full; no audio comes twice"
-    option("--retry N", again, 0, type=_number(int))
+    again = "try again that often, after 0.5, 1, 2, then 4 s, when no server answers, or it is lost, silent or full; "
+    option("--retry N", f"{again}no audio comes twice", 0, type=_number(int))
 
 
 def _add_audio_format(parser: argparse.ArgumentParser, default: AudioFormat) -> None:
