@@ -120,11 +120,9 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
 
     async def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> AsyncUtterance:
         """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
-        opening = Opening(voice, **options)
-        await self._await_ready(self._retries)
-        return self._new_utterance(opening, self._retries)
+        return await self._open(Opening(voice, **options))
 
-    async def synthesize(
+    def synthesize(
         self, token_batches: TokenBatches, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
     ) -> AsyncIterator[AudioChunk]:
         """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
@@ -135,7 +133,14 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
         anything.
         """
         batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
-        utterance = await self.open(voice, **options)
+        return self._speak(batches, Opening(voice, **options))
+
+    async def _open(self, opening: Opening) -> AsyncUtterance:
+        await self._await_ready(self._retries)
+        return self._new_utterance(opening, self._retries)
+
+    async def _speak(self, batches: TokenBatches, opening: Opening) -> AsyncIterator[AudioChunk]:
+        utterance = await self._open(opening)
         sender = asyncio.create_task(_send_all(utterance, batches))
         try:
             async for chunk in utterance:

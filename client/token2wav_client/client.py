@@ -142,9 +142,7 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
-        opening = Opening(voice, **options)
-        self._await_ready(self._retries)
-        return self._new_utterance(opening, self._retries)
+        return self._open(Opening(voice, **options))
 
     def synthesize(
         self, token_batches: Iterable[npt.ArrayLike], voice: ClientVoice | str, **options: Unpack[SpeechOptions]
@@ -157,15 +155,21 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
         Args:
             token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
-            options: keywords of `SpeechOptions`.
+            options: keywords of `SpeechOptions`; they are checked at the call, before anything is iterated.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
             ServerUnavailable, ServerError, ResponseTimeoutError, AccessError: from the server.
             Exception: whatever `token_batches` raises.
         """
-        batches = as_batches(token_batches)
-        utterance = self.open(voice, **options)
+        return self._speak(as_batches(token_batches), Opening(voice, **options))
+
+    def _open(self, opening: Opening) -> Utterance:
+        self._await_ready(self._retries)
+        return self._new_utterance(opening, self._retries)
+
+    def _speak(self, batches: Iterable[npt.ArrayLike], opening: Opening) -> Iterator[AudioChunk]:
+        utterance = self._open(opening)
         # A daemon, because nothing can interrupt an iterable that waits for its source.
         sender = threading.Thread(target=_send_all, args=(utterance, batches), daemon=True)
         sender.start()

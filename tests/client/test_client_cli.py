@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_client import Client, ClientVoice, InputError, ServerUnavailable, __version__
+from token2wav_client import AsyncClient, Client, ClientVoice, InputError, ServerUnavailable, __version__
 from token2wav_client.cli import main
 from token2wav_client.errors import EXIT_CODES
 
@@ -206,6 +207,21 @@ def test_the_package_needs_neither_torch_nor_the_library() -> None:
     environment = dict(os.environ, PYTHONWARNINGS="ignore")
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert shown.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_wrong_option_is_an_error_of_the_call(kind: type[Client] | type[AsyncClient], free_url: str) -> None:
+    async def call() -> None:
+        client = kind(free_url)
+        with pytest.raises(TypeError, match="'sample_rat'"):
+            client.synthesize([[1]], "anna", sample_rat=8000)  # type: ignore[call-arg]
+        with pytest.raises(InputError, match="steps: 0 is outside"):
+            client.synthesize([[1]], "anna", steps=0)
+        closing = client.close()
+        if closing is not None:
+            await closing
+
+    asyncio.run(call())
 
 
 def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
