@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -67,7 +68,12 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
     )
-    compute = None if options.costs is None else measured_streams(options.costs, rate)
+    compute, unmeasured = None, "not measured: run make gpu-check on the GPU, and name its report.json with --costs"
+    if options.costs is not None:
+        compute = measured_streams(options.costs, rate)
+        if not _is_of(compute["gpu"], options.gpu):
+            unmeasured = f"not measured on this GPU: {options.costs} is of {compute['gpu'] or 'a computer without one'}"
+            compute = None
     best = memory.streams if compute is None else max(compute["streams"].values())
     return {
         "model": options.model,
@@ -82,6 +88,7 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         "bytes_per_second_of_audio": round(needs.page_bytes * rate / model.block_tokens),
         "memory": asdict(memory),
         "compute": compute,
+        "unmeasured": None if compute else unmeasured,
         "streams": min(best, memory.streams),
         "binds": "compute" if best < memory.streams else memory.binds,
     }
@@ -101,7 +108,8 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
         hop, history_s = max((row["hop_tokens"], row["history_s"]) for row in result["rows"])
         rows = [row for row in result["rows"] if (row["hop_tokens"], row["history_s"]) == (hop, history_s)]
         return {
-            "measured": f"{content['gpu']}, {result['model']} in {result['case']['precision']}",
+            "gpu": str(content["gpu"] or ""),
+            "model": f"{result['model']} in {result['case']['precision']}",
             "hop_tokens": hop,
             "history_s": history_s,
             "streams": {
@@ -110,6 +118,12 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ConfigError(f"costs: {report} is no report.json of make gpu-check ({error!r})") from None
+
+
+def _is_of(measured: str, gpu: str | None) -> bool:
+    """Whether a report's GPU is the one that is planned for, by whole words: NVIDIA L40S is no L4."""
+    words = re.findall(r"\w+", measured)
+    return bool(words) and set((gpu or "").split()) <= set(words)
 
 
 def as_table(plan: dict[str, Any]) -> str:
@@ -129,10 +143,10 @@ def as_table(plan: dict[str, Any]) -> str:
         ("memory", f"{memory['streams']} streams, all at their longest; bound by {memory['binds']}"),
     ]
     if compute is None:
-        lines.append(("compute", "not measured: run make gpu-check on the GPU, and name its report.json with --costs"))
+        lines.append(("compute", plan["unmeasured"]))
     else:
-        what = f"chunks of {compute['hop_tokens']} tokens after {compute['history_s']:g} s"
-        lines.append(("compute", f"{compute['measured']}, {what}:"))
+        what = f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after {compute['history_s']:g} s"
+        lines.append(("compute", f"{compute['gpu']}, {what}:"))
         lines += [("", f"{batch} at once: {streams} streams") for batch, streams in compute["streams"].items()]
     lines.append(("streams", f"{plan['streams']}; bound by {plan['binds']}"))
     if plan["streams"] > LimitConfig().streams:

@@ -140,10 +140,16 @@ def test_what_binds(cache: int, free: int, streams: int, binds: str) -> None:
     assert (plan.streams, plan.binds) == (streams, binds)
 
 
-def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:
     rows = [chunk(*measured) | {"history_s": measured[2] + 3.0} for measured in ROWS]
-    write_report(good() | {"rows": rows}, tmp_path)
-    common = ["--model", str(TINY), "--gpu", "L4", "--costs", str(tmp_path / "report.json")]
+    write_report(good() | {"rows": rows}, folder)
+    path = folder / "report.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu": gpu}))
+    return path
+
+
+def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--model", str(TINY), "--gpu", "H200", "--costs", str(report_in(tmp_path))]
     assert main([*common, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     # The longest chunks after the longest history.
@@ -154,6 +160,29 @@ def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.Capt
     table = capsys.readouterr().out
     assert "NVIDIA H200, full in float16, chunks of 100 tokens after 33 s" in table
     assert "61; bound by compute" in table
+
+
+@pytest.mark.parametrize(
+    ("measured", "planned", "said"),
+    [
+        ("NVIDIA L4", ["--gpu", "L4"], None),
+        ("NVIDIA A100-SXM4-40GB", ["--gpu", "A100 40GB"], None),
+        ("NVIDIA RTX A4000", ["--memory-mib", "16376"], None),
+        ("NVIDIA L40S", ["--gpu", "L4"], "report.json is of NVIDIA L40S"),
+        ("NVIDIA A100 80GB PCIe", ["--gpu", "A100 40GB"], "report.json is of NVIDIA A100 80GB PCIe"),
+        (None, ["--gpu", "L4"], "report.json is of a computer without one"),
+        (None, ["--memory-mib", "16376"], "report.json is of a computer without one"),
+    ],
+)
+def test_a_report_of_another_gpu_is_left_out(
+    measured: str | None, planned: list[str], said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--model", str(TINY), *planned, "--costs", str(report_in(tmp_path, measured))]
+    assert main([*common, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["compute"] is None) == (said is not None) == (plan["binds"] != "compute")
+    assert main(common) == 0
+    assert (f"compute     not measured on this GPU: {tmp_path}/{said}" in capsys.readouterr().out) == bool(said)
 
 
 @pytest.mark.parametrize(
