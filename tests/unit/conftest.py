@@ -53,7 +53,7 @@ def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     vocoder = FaultyVocoder(load(TINY, config, "hift"), source_noise)
     flow = load(TINY, config, "flow")
     solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
-    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=64)
+    engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=65)
     return Token2Wav(config, engine, vocoder, WHOLE_BLOCKS), vocoder
 
 

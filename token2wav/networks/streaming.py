@@ -70,7 +70,7 @@ class VocoderNetwork(nn.Module):
         return -(-self.delay // self.frame_samples)
 
     def freeze(self) -> None:
-        """Ends loading: what is computed from the weights alone is computed once."""
+        """Ends loading: weights change no more, and what follows from them alone is computed once."""
         self.eval().requires_grad_(False)
 
     def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
