@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="X.Y",
-        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it knows from Ampere on)",
+        help="of the GPUs to build for, TensorRT-RTX only (default: every GPU it supports from Ampere on)",
     )
     tensorrt.add_argument(
         "--max-streams",

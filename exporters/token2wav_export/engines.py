@@ -23,6 +23,7 @@ from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 
 _AMPERE = 8.0
+_NOT_SUPPORTED = ("8.0",)  # A100: the package's enumeration has it, NVIDIA's support matrices (up to 1.5) have not
 _INSTALL = (
     "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install tensorrt-rtx-cu13), or ordinary "
     "TensorRT for data centre GPUs (pip install tensorrt, or NVIDIA's containers)"
@@ -56,14 +57,15 @@ def own_target() -> dict[str, str]:
 def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Returns the target of an engine: given capabilities, or this machine's GPU where the package cannot choose.
 
-    Without capabilities TensorRT-RTX builds for every GPU that it knows from Ampere on: not for Turing, 7.5.
+    Without capabilities TensorRT-RTX builds for every GPU that it supports from Ampere on: not for Turing, 7.5.
 
     Raises:
-        ConfigError: a capability that the package does not know, or that it cannot build for from here.
+        ConfigError: a capability that the package does not support, or that it cannot build for from here.
     """
     if name == "tensorrt_rtx":
         digits = [member.removeprefix("SM") for member in package(name).ComputeCapability.__members__]
-        known = [f"{each[:-1]}.{each[-1]}" for each in digits if each.isdecimal()]
+        listed = [f"{each[:-1]}.{each[-1]}" for each in digits if each.isdecimal()]
+        known = [capability for capability in listed if capability not in _NOT_SUPPORTED]
         for capability in compute_capabilities:
             if capability not in known:
                 raise ConfigError(
@@ -98,7 +100,7 @@ def build_engine(
         engine: file to write.
         precision: number type of the graph. TF32 is turned off for float32, of which it would keep 10 bits of mantissa.
         profiles: shapes of all inputs that have a free dimension.
-        compute_capabilities: GPUs to build for; none for the package's choice.
+        compute_capabilities: GPUs to build for, of TensorRT-RTX; ordinary TensorRT takes none.
         timing_cache: file in which ordinary TensorRT keeps what it measured, to build faster the next time.
 
     Returns:

@@ -135,7 +135,7 @@ class Maker:
                 path,
                 precision=precision,
                 profiles=allowed,
-                compute_capabilities=compute_capabilities,
+                compute_capabilities=target["compute_capability"] if package == "tensorrt_rtx" else (),
                 timing_cache=self._engines.path / "timing.cache",
             )
             return self._add(
