@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import yaml
 
 from tests.deploy.balancer import needs_haproxy
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -77,6 +79,13 @@ def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None
     assert live["periodSeconds"] * (live["failureThreshold"] - 1) > stopping
     # The balancer asks every second, a readiness probe is enough for all who only know Kubernetes' answer.
     assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
+
+
+def test_a_server_that_starts_has_the_time_that_its_launcher_gives_it(manifests: Manifests) -> None:
+    """Else the kubelet kills it first, and nobody reads the launcher's sentence."""
+    probe = _pod(manifests, "token2wav-server")["containers"][0]["startupProbe"]
+    launchers = inspect.signature(TritonServer).parameters["ready_timeout_s"].default
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= launchers + 60
 
 
 def test_commands_and_options_exist(manifests: Manifests) -> None:
