@@ -6,7 +6,8 @@ SETUP := @PYTHON="$(PYTHON)" scripts/setup.sh
 # each server of a test does, compiles all of that anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-HOST ?= 127.0.0.1
+# Not ?=, because some shells export HOST.
+HOST = 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002

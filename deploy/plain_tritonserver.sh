@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs Triton out of the wheel without the launcher: docs/deployment.md says what is missing then. MODEL is a model
-# folder, CONFIG a settings file; HOST, if not 127.0.0.1, where gRPC listens. Run it where model_repository is; it makes
-# the folder backends there.
+# folder, CONFIG a settings file; TOKEN2WAV_HOST, if not 127.0.0.1, where gRPC listens. Run it where model_repository
+# is; it makes the folder backends there.
 
 set -euo pipefail
 
@@ -16,5 +16,5 @@ export LD_LIBRARY_PATH=$python_libraries:$site/nvidia_pytriton.libs
 export TOKEN2WAV_MODEL=$MODEL TOKEN2WAV_CONFIG=$CONFIG
 exec "$triton/bin/tritonserver" --model-repository=model_repository --backend-directory=backends \
     --disable-auto-complete-config --exit-timeout-secs=5 --allow-http=false \
-    --grpc-address="${HOST:-127.0.0.1}" --grpc-port=8001 --metrics-address=127.0.0.1 --metrics-port=8002 \
+    --grpc-address="${TOKEN2WAV_HOST:-127.0.0.1}" --grpc-port=8001 --metrics-address=127.0.0.1 --metrics-port=8002 \
     --grpc-restricted-protocol="model-repository,shared-memory,trace,logging:admin-key=$(openssl rand -hex 32)"

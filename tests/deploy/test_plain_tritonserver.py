@@ -20,7 +20,9 @@ from token2wav_server.launcher.ports import Ports
 
 def recipe(ports: Ports) -> str:
     script = (ROOT / "deploy" / "plain_tritonserver.sh").read_text(encoding="utf-8")
-    assert "0.0.0.0" not in script, "who calls is not asked: only this machine may, unless HOST says otherwise"
+    assert "0.0.0.0" not in script, (
+        "who calls is not asked: only this machine may, unless TOKEN2WAV_HOST says otherwise"
+    )
     for port, free in (("8001", ports.grpc), ("8002", ports.metrics)):
         assert script.count(f"={port}") == 1
         script = script.replace(f"={port}", f"={free}")
@@ -33,7 +35,8 @@ def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model:
     config.write_text("limits: {streams: 2}\n")
     ports = Ports.free()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
+    some_shells_export = {"HOST": "nowhere.invalid"}
+    environment = os.environ | some_shells_export | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
