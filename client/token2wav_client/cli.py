@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **more: Any) -> None:
-    """Add an option, spelled as the usage shows it, such as `--retry N`; what it means ends in its default."""
+    """Add an option, spelled as the usage shows it, such as `--retry N`; its help is `meaning` and then the default."""
     flag, *metavar = spelling.split()
     told = "" if default is None else " (default: %(default)s)"
     if metavar:  # a flag has none, and takes none

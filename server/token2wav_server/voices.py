@@ -39,7 +39,7 @@ class VoiceRegistry:
         return len(self._voices)
 
     def keep(self, name: str, voice: Voice) -> None:
-        """Keeps a voice for good, under a name that no other voice has as well as its id."""
+        """Keeps a voice for good: it is found by its id, and by `name`, which no other voice may have."""
         with self._lock:
             self._ids[name] = voice.content_hash
             self._kept[voice.content_hash] = voice
