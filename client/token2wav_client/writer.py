@@ -120,7 +120,7 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @cached_property
     def _encoded(self) -> IO[bytes]:
-        """What goes to standard output: an encoder goes back to its header, and a pipe does not."""
+        """Temporary file that is encoded into for a pipe: an encoder goes back to its header, and a pipe does not."""
         return self._files.enter_context(tempfile.TemporaryFile(buffering=0))
 
     def _pass_on(self) -> None:

@@ -103,7 +103,7 @@ def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: 
 class _NothingCopied(TorchFunctionMode):
     """Check that no tensor is made of numbers of the host, which on a GPU is a copy that waits."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
         index = args[1] if func is torch.Tensor.__getitem__ and len(args) > 1 else ()
         assert not any(isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,)))
@@ -113,7 +113,7 @@ class _NothingCopied(TorchFunctionMode):
 class _OnDevice(TorchDispatchMode):
     """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the host either."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         for value in torch.utils._pytree.tree_leaves((args, kwargs, out)):
             assert not isinstance(value, torch.Tensor) or value.device.type == "meta", f"{func} uses the host's memory"

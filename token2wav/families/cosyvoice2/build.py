@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
 
-class Builder:
+class Builder(ABC):
     """Builder of one model of CosyVoice's kind. A family derives its own, with what differs.
 
     Args:
@@ -108,9 +109,9 @@ class Builder:
         return Networks(flow, vocoder, layout, guidance, config.schedule, flow.token_bytes)
 
     @classmethod
+    @abstractmethod
     def network(cls, config: Any, stem: Stem) -> Any:
         """Makes flow or vocoder without weights of a folder."""
-        raise NotImplementedError
 
     @classmethod
     def weights(cls, network: Any, path: Path, stem: Stem) -> dict[str, torch.Tensor]:
@@ -152,13 +153,11 @@ class Builder:
     def vocoder_stage(self) -> VocoderStage:
         """Makes the stage of the vocoder in pieces."""
         stream = replace(self.stream, reference=False)  # whose chunk may be an utterance, of any length
-        vocoder, hops = self.vocoder, self.config.hops(stream)
+        vocoder, hops, hold = self.vocoder, self.config.hops(stream), stream.hold_frames
         exported = ExportedVocoder(self.graphs.vocoder, vocoder) if self.graphs.vocoder else None
         pool = None if exported else self.pool
         shapes = likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS) if pool else []
-        return StreamingVocoder(
-            vocoder, self.source_noise, exported, shapes=shapes, graphs=pool, hold_frames=stream.hold_frames
-        )
+        return StreamingVocoder(vocoder, self.source_noise, exported, shapes=shapes, graphs=pool, hold_frames=hold)
 
     @classmethod
     def _read(cls, folder: Path, config: Any, stem: Stem) -> tuple[Any, dict[str, torch.Tensor]]:
