@@ -73,7 +73,7 @@ def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], m
     )
     assert lines[1].startswith("token2wav: ready, gRPC ")
     ended = "the server ended by itself (status 139): tritonserver was killed by SIGSEGV"
-    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], lines[2]], "the same ports"
+    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], f"{lines[2]} in 1 s"], "the same ports"
     [error] = [line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")]
     assert "failed to load" in error
     assert "no GPU" in error

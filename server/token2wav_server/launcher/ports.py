@@ -49,6 +49,7 @@ def listening(host: str, port: int, service: str) -> socket.socket:
     except (OSError, OverflowError, ValueError) as error:  # the last: there is no IPv6
         # Without what follows in brackets, which is host and port again.
         reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
+        reason = "must be between 1 and 65535" if isinstance(error, OverflowError) else reason
         raise PortInUseError(
             f"{service} port {port} on {host} cannot be used ({reason}): "
             f"stop what listens there or choose another with --{service}-port"
