@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from token2wav_client import __version__
+from token2wav_client.arguments import CommandParser
 from token2wav_client.audio import AUDIO_FORMATS, AudioFormat
 from token2wav_client.commands import TOKEN_VARIABLE, health, perf_data, synth, voice_id
 from token2wav_client.errors import EXIT_CODES, ClientError
@@ -73,7 +74,7 @@ def _give_up(message: str, exit_code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     exit_codes = "exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=PROGRAM,
         description="Turn speech tokens into audio on a token2wav server, while the tokens still arrive.",
         epilog=exit_codes,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from token2wav.config import load_server_config
+from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import Token2WavError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
@@ -52,7 +53,7 @@ def _give_up(message: str, exit_code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=PROGRAM,
         description="Make ONNX graphs and TensorRT engines from a CosyVoice3-format model folder.",
         epilog=_EXIT_CODES,

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav_server.check import check
@@ -99,7 +100,7 @@ def _canary(interval_s: float, server: TritonServer) -> Canary | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="token2wav-serve",
         description="Serve a token2wav model folder with NVIDIA Triton until Ctrl-C.",
         epilog=f"Arguments after -- go to tritonserver as they are.\n\n{_EXIT_CODES}",

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.config import LimitConfig, StreamConfig
+from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
@@ -159,7 +160,7 @@ def _mib(size: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=PROGRAM,
         description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or compute, "
         "by what was measured.",

@@ -108,7 +108,10 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    program = "token2wav-client synth" if arguments[:1] == ["synth"] else "token2wav-client"
+    assert line.startswith(f"{program}: error: ")
+    assert line.endswith(f" (see {program} --help)")
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "voice", "out", "url"])

@@ -17,8 +17,11 @@ import pytest
 from tests.server.serving import command
 from tests.support.golden import DATA, TINY
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_export import cli as export_commands
+from token2wav_server import plan
 from token2wav_server.cli import main
 from token2wav_server.launcher.ports import Ports
+from token2wav_voice import cli as voice_commands
 
 CLIENT_UNAVAILABLE, SERVE_USAGE = 3, 2
 Completed = subprocess.CompletedProcess[str]
@@ -68,6 +71,27 @@ class _TouchesAFile:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TINY, tmp_path / "model"))
+
+
+WRONG_USAGE: dict[str, tuple[Callable[[list[str]], int], list[str], str]] = {
+    "token2wav-serve": (main, ["--model", ".", "--http-port", "0"], "'0' is not a port, which is a number from 1"),
+    "token2wav-plan": (plan.main, ["--model", "."], "one of the arguments --gpu --memory-mib is required"),
+    "token2wav-tokenize": (voice_commands.tokenize, ["--model", "."], "arguments are required: --wav"),
+    "token2wav-voice create": (voice_commands.main, ["create", "--model", "."], "arguments are required: --wav, --out"),
+    "token2wav-export onnx": (export_commands.main, ["onnx", "--model", ".", "--opset", "1"], "invalid choice: 1"),
+}
+
+
+@pytest.mark.parametrize("program", WRONG_USAGE)
+def test_wrong_usage_is_one_line_that_points_at_the_help(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run, arguments, message = WRONG_USAGE[program]
+    with pytest.raises(SystemExit) as stop:
+        run(arguments)
+    assert stop.value.code == SERVE_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{program}: error: ")
+    assert message in line
+    assert line.endswith(f" (see {program} --help)")
 
 
 def test_no_such_model_folder(tmp_path: Path, serve: Serve) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
 from token2wav_voice.errors import FrontEndError, OutputError
 from token2wav_voice.front_end import MIN_VOICE_SECONDS, FrontEnd, write
@@ -55,7 +56,7 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=program, description=description, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"{program} {version('token2wav')}")
