@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,10 +64,11 @@ def synth(options: argparse.Namespace) -> int:
                     if source.count is not None:
                         bar.total = source.count * chunk.samples_per_token / chunk.sample_rate
                     bar.update(chunk.duration_s)
+            if writer is not None:
+                writer.close()  # a disk may be full for the last bytes alone
         except BaseException:
-            if writer is not None and (kept := writer.samples):
-                kept_s = kept / timings[0].sample_rate
-                print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
+            if writer is not None and timings:
+                _tell_kept(writer, out, timings[0].sample_rate)
             raise
     stats = summarize(timings)
     report_to = sys.stderr if out == STANDARD_OUTPUT else sys.stdout
@@ -76,6 +77,17 @@ def synth(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print_report(as_table(stats), report_to)
     return 0
+
+
+def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
+    """Complete the file as far as possible, and print how much audio it has."""
+    with suppress(OutputError):  # the error that ended the utterance is reported, not this one
+        writer.close()
+    kept_s = writer.samples / sample_rate
+    if out != STANDARD_OUTPUT:
+        print(f"{out}: incomplete, {kept_s:.2f} s of audio kept", file=sys.stderr)
+    elif kept_s:
+        print(f"standard output: incomplete, {kept_s:.2f} s of audio written", file=sys.stderr)
 
 
 def _speaker(options: argparse.Namespace) -> ClientVoice | str:

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import tempfile
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import cached_property
 from io import FileIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import IO, Literal, get_args
 
 import soundfile
 
-from token2wav_client.audio import SAMPLE_RATE, SUBTYPES, AudioArray, AudioFormat, decoded
+from token2wav_client.audio import DTYPES, SAMPLE_RATE, SUBTYPES, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
 
 FileFormat = Literal["wav", "flac", "ogg", "opus", "raw"]
@@ -24,6 +24,7 @@ STANDARD_OUTPUT = "-"
 _ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS")}  # kind, subtype
 _UNKNOWN_SIZE = b"\xff\xff\xff\xff"  # in a WAV header: to the end
 _PROBE_BYTES = 1 << 16
+_BLOCK_SAMPLES = 256  # of a read; where a file breaks off, the samples of the last read are not counted
 
 
 class AudioWriter(AbstractContextManager["AudioWriter"]):
@@ -60,10 +61,17 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
 
     @property
     def samples(self) -> int:
-        """Samples written; of a WAV file those in it, those of a chunk included whose writing was interrupted."""
-        if self._format != "wav" or self._path is None:
+        """Samples written; of a file those in it, which FLAC and Ogg keep once the writer is closed.
+
+        A chunk whose writing failed or was interrupted may be there in part.
+        """
+        if self._path is None or self._encoder is not None:
             return self._samples
-        return soundfile.info(self._path).frames if self._begun and self._path.is_file() else 0
+        if not (self._begun and self._path.is_file()):
+            return 0
+        if self._format == "raw":
+            return self._path.stat().st_size // DTYPES[self._audio_format].itemsize
+        return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
         """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1] may be clipped.
@@ -74,7 +82,6 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             self._write(audio, sample_rate)
         except (OSError, soundfile.SoundFileError) as error:
             raise self._error(error) from None
-        self._begun = True
         self._samples += len(audio)
 
     def close(self) -> None:
@@ -104,14 +111,18 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 self._encoder = soundfile.SoundFile(
                     target, "w", sample_rate, channels=1, subtype=subtype, format=kind, closefd=False
                 )
+                self._begun = True
             self._encoder.write(decoded(audio, self._audio_format))
             self._pass_on()
         elif self._format == "wav" and self._path is not None:
             self._append_to_wav(self._path, audio, sample_rate)
         else:
-            if self._format == "wav" and not self._begun:
-                _write_all(self._out, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
-            _write_all(self._out, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
+            out = self._out
+            if not self._begun:
+                self._begun = True
+                if self._format == "wav":
+                    _write_all(out, _endless_header(sample_rate, SUBTYPES[self._audio_format]))
+            _write_all(out, audio.astype(audio.dtype.newbyteorder("<"), copy=False).tobytes())
 
     @cached_property
     def _out(self) -> FileIO:
@@ -154,6 +165,17 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if self._path is None:
             return OutputError(f"out: cannot write to standard output ({reason or error})")
         return OutputError(f"{self._path}: cannot write ({reason or _refusal(self._path) or error})")
+
+
+def _samples_in(path: Path) -> int:
+    """Count the samples that can be read from a WAV, FLAC or Ogg file, which may be incomplete."""
+    count = 0
+    with suppress(soundfile.SoundFileError), soundfile.SoundFile(path) as file:  # an error ends what can be read
+        if file.frames < sys.maxsize:
+            return int(file.frames)
+        while samples := len(file.read(_BLOCK_SAMPLES, "int16")):  # a FLAC that was not completed, and says no length
+            count += samples
+    return count
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
 
 from examples.llm_stream import tokens_in
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_client.writer import FILE_FORMATS
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
 TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
@@ -77,6 +80,24 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
         assert process.wait(PATIENCE_SECONDS) == 143
     kept = soundfile.info(out).duration
     assert errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+
+
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / f"out.{kind}"
+    synth = f"-m token2wav_client synth --tokens {DATA / 'demo' / 'tokens.npy'} --voice {VOICE} --quiet"
+    command = f"ulimit -f 20; {sys.executable} {synth} --out {out} --url {rig.server.grpc_url}"
+    shell = ["bash", "-c", command]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert done.returncode == 2
+    kept = re.fullmatch(
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot write "
+        r"\(File too large\)\n",
+        done.stderr,
+    )
+    assert kept is not None, done.stderr
+    assert out.stat().st_size <= 20 * 1024
+    assert float(kept[1]) > 0.1
 
 
 def test_text_of_a_language_model() -> None:
