@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from tqdm import tqdm
 from token2wav_client.audio import SAMPLE_RATE, SAMPLES_PER_TOKEN
 from token2wav_client.client import Client
 from token2wav_client.connection import Tls
-from token2wav_client.errors import InputError, OutputError, TokenError, VoiceError
+from token2wav_client.errors import InputError, OutputError, ServerError, TokenError, VoiceError
+from token2wav_client.input_file import reason
 from token2wav_client.player import Player
 from token2wav_client.stats import ChunkTiming, as_table, print_report, summarize
 from token2wav_client.token_source import batches, open_tokens, paced
@@ -32,7 +34,7 @@ def synth(options: argparse.Namespace) -> int:
     out: str | None = options.out
     if out is None and not options.play:
         options.refuse("one of the arguments --out --play is required")
-    with _client(options, retries=options.retry) as client, ExitStack() as stack:
+    with _client(options, retries=options.retry) as client, _files_named(options), ExitStack() as stack:
         speaker = _speaker(options)
         writer = player = None
         if out is not None:
@@ -77,6 +79,20 @@ def synth(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print_report(as_table(stats), report_to)
     return 0
+
+
+@contextmanager
+def _files_named(options: argparse.Namespace) -> Iterator[None]:
+    """Context that puts the name of a file before an error in its tokens, or in the voice that it holds."""
+    try:
+        yield
+    except (InputError, ServerError) as error:
+        tokens = "standard input" if options.tokens == "-" else options.tokens
+        files = {"tokens": tokens} | dict.fromkeys(FIELDS, options.voice)
+        file = files.get(str(error).partition(":")[0])
+        if file is None:
+            raise
+        raise type(error)(f"{file}: {error}") from None
 
 
 def _tell_kept(writer: AudioWriter, out: str | None, sample_rate: int) -> None:
@@ -124,7 +140,7 @@ def perf_data(options: argparse.Namespace) -> int:
     """
     pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
     if not (count := sum(map(len, pieces))):
-        raise TokenError("tokens: none; an utterance has at least 1")
+        raise TokenError(f"{options.tokens}: tokens: none, an utterance needs at least 1")
     tokens = np.concatenate(pieces)
     if options.seconds is not None:
         count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
@@ -136,7 +152,7 @@ def perf_data(options: argparse.Namespace) -> int:
     try:
         Path(options.out).write_text(json.dumps({"data": [step]}) + "\n")
     except OSError as error:
-        raise OutputError(f"{options.out}: cannot be written ({error})") from None
+        raise OutputError(f"{options.out}: cannot be written ({reason(error)})") from None
     print_report(f"{options.out}: an utterance of {count} tokens, {count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s")
     return 0
 
@@ -164,7 +180,7 @@ def _token(file: str | None) -> str | None:
     try:
         token = Path(file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"token-file: cannot read {file} ({error})") from None
+        raise InputError(f"token-file: cannot read {file} ({reason(error)})") from None
     if not token:
         raise InputError(f"token-file: {file} is empty")
     return token

@@ -16,6 +16,8 @@ from token2wav_client.errors import InputError
 _HEADER_NAME = re.compile("[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile("[ -~]+")
 _NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")  # gRPC sets them, or gives them a meaning
+_ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,9})")
+_MAX_PORT = 65535
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
 _MIB = 2**20
 _MAX_MESSAGE_MIB = 2047  # gRPC counts bytes in 32 bits with a sign
@@ -77,9 +79,12 @@ def checked_metadata(
     Raises:
         InputError: naming the argument.
     """
-    host, _, port = url.rpartition(":")
-    if not host or not port.isdigit() or "/" in url:
-        raise InputError(f"url: {url!r} is not host:port, as in localhost:8001")
+    address = _ADDRESS.fullmatch(url)
+    if address is None:
+        raise InputError(f"url: {url!r} is not host:port, as in localhost:8001 or [::1]:8001")
+    host, port = address.groups()
+    if not 1 <= int(port) <= _MAX_PORT:  # gRPC would wrap it, and connect to another port
+        raise InputError(f"url: {url!r} has the port {port}, which is outside 1 to {_MAX_PORT}")
     metadata = dict(_header(name, value) for name, value in headers.items())
     if token is not None:
         if "authorization" in metadata:

@@ -30,7 +30,14 @@ _TRANSIENT = re.compile(  # with Triton's own
     f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no available versions"
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
-_HUNG_UP = re.compile("^failed to connect .*Socket closed")  # also how a server refuses one without a certificate
+# How Triton's HTTP port answers gRPC, and also how a server refuses a client without a certificate.
+_HUNG_UP = re.compile("^failed to connect .*Socket closed")
+_HTTP = re.compile("http1.x server")  # gRPC's words for an answer of HTTP/1
+_PORTS = "Triton's gRPC port is 8001 by default, 8000 its HTTP port and 8002 that of its metrics"
+# Triton's own sentence on the shape of an input.
+_WRONG_SHAPE = re.compile(
+    r"unexpected shape for input '(\w+)' for model '.*'\. Expected \[([\d,-]*)\], got \[([\d,-]*)\]"
+)
 # HTTP/2's words for a connection that a proxy gave up, which gRPC reports as INTERNAL, UNKNOWN or CANCELLED.
 _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
@@ -120,7 +127,12 @@ def error_of_rpc(error: Any, url: str) -> ClientError:
     if code == StatusCode.UNAVAILABLE and _TLS_FAILED.search(details):
         return AccessError(f"no secure connection to {url} ({details})")
     if code == StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
-        return ServerUnavailable(f"what answers at {url} hangs up: does it want TLS, or a certificate? ({details})")
+        return ServerUnavailable(
+            f"what answers at {url} hangs up: does it want TLS, or a certificate? Or is it another port than gRPC's? "
+            f"{_PORTS} ({details})"
+        )
+    if code == StatusCode.UNAVAILABLE and _HTTP.search(details):
+        return ServerUnavailable(f"what answers at {url} speaks HTTP, not gRPC: {_PORTS} ({details})")
     if code == StatusCode.UNAVAILABLE or _CONNECTION_LOST.search(details):
         return ServerUnavailable(f"no server at {url}, or it went away ({details})")
     if code == StatusCode.DEADLINE_EXCEEDED:
@@ -134,4 +146,13 @@ def error_of_rpc(error: Any, url: str) -> ClientError:
 
 def error_of_response(message: str) -> ServerError:
     """Translate the sentence of an error response."""
+    if wrong := _WRONG_SHAPE.search(message):
+        name, expected, sent = wrong.groups()
+        return ServerError(f"{name}: shape {_shape(sent)}, expected {_shape(expected)} for this model")
     return TransientServerError(message) if _TRANSIENT.search(message) else ServerError(message)
+
+
+def _shape(lengths: str) -> str:
+    """Format the lengths of Triton's sentence as a shape; -1 stands for any length."""
+    shown = ["any" if length == "-1" else length for length in lengths.split(",")]
+    return f"({', '.join(shown)}{',' if len(shown) == 1 else ''})"

@@ -36,7 +36,8 @@ def reason(error: BaseException) -> str:
     """Put into one short line why a file cannot be read."""
     if isinstance(error, (RecursionError, MemoryError)):
         return "it is nested too deep, or memory is short"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(text.split()) or type(error).__name__
     text = f"type {text} is not known" if isinstance(error, KeyError) else text
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 

@@ -105,7 +105,7 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
     except OSError as error:
-        raise TokenError(f"{name}: cannot read tokens ({error})") from None
+        raise TokenError(f"{name}: cannot read tokens ({reason(error)})") from None
 
 
 def batches(pieces: Iterable[Sequence[Token]], size: int) -> Iterator[Sequence[Token]]:

@@ -46,6 +46,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
     def __init__(
         self, out: str | Path, audio_format: AudioFormat = "float32", file_format: FileFormat | None = None
     ) -> None:
+        if not str(out):
+            raise OutputError("out: the name of the file is empty")
         self._path = None if str(out) == STANDARD_OUTPUT else Path(out)
         self._audio_format = audio_format
         self._format = file_format or _format_of(self._path)

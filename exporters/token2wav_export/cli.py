@@ -141,8 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _folders() -> argparse.ArgumentParser:
-    parent = argparse.ArgumentParser(add_help=False)
+def _folders() -> CommandParser:
+    parent = CommandParser(add_help=False)
     parent.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
     parent.add_argument(
         "--out", type=Path, metavar="FOLDER", help="engine folder (default: the folder engines in the model folder)"
@@ -150,8 +150,8 @@ def _folders() -> argparse.ArgumentParser:
     return parent
 
 
-def _graphs(precision: Precision) -> argparse.ArgumentParser:
-    parent = argparse.ArgumentParser(add_help=False)
+def _graphs(precision: Precision) -> CommandParser:
+    parent = CommandParser(add_help=False)
     parent.add_argument(
         "--graphs",
         nargs="+",

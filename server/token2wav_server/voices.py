@@ -82,9 +82,8 @@ class VoiceRegistry:
             names = [*self._ids]
         told, more = ", ".join(names[:_MOST_NAMES_TOLD]), len(names) - _MOST_NAMES_TOLD
         others = f" and {more} others" if more > 0 else ""
-        raise InputError(
-            "voice", f"{shown(name)} is not known here; voices of this server are {told or 'none'}{others}"
-        )
+        known = f"voices of this server are {told}{others}" if names else "this server has no named voices"
+        raise InputError("voice", f"{shown(name)} is not known here; {known}")
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:

@@ -240,7 +240,46 @@ def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("url", ["", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "localhost: 8001", " localhost:8001"]
+    + ["localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣", "unix:/run/server:1", "a:1,b:1", "a:-1"],
+)
 def test_an_address_must_be_host_and_port(url: str) -> None:
-    with pytest.raises(InputError, match="is not host:port"):
+    with pytest.raises(InputError, match=r"^url: .* is not host:port, as in localhost:8001 or \[::1\]:8001$"):
         Client(url)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "999999999"])
+def test_a_port_that_does_not_exist_is_refused_and_not_wrapped(port: str) -> None:
+    with pytest.raises(InputError, match=f"^url: 'localhost:{port}' has the port {port}, which is outside 1 to 65535$"):
+        Client(f"localhost:{port}")
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:1", "a-b.example:65535", "my_server:8001", "[::1]:8001", "[fe80::1%eth0]:1"]
+)
+def test_addresses_that_are_taken(url: str) -> None:
+    with Client(url):
+        pass
+
+
+def test_an_error_in_tokens_names_the_file(tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = tmp_path / "my tokens.json"
+    tokens.write_text("[]")
+    out = tmp_path / "perf.json"
+    assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
+    assert one_sentence(capsys) == f"token2wav-client: error: {tokens}: tokens: none, an utterance needs at least 1"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("option", ["tokens", "voice", "token-file"])
+def test_a_file_that_is_not_there_is_named_once(
+    option: str, tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing.npz")
+    given = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "o.wav"), "url": free_url} | {option: missing}
+    assert main(["synth", *(f"--{name}={value}" for name, value in given.items())]) == 2
+    line = one_sentence(capsys)
+    assert line.count(missing) == 1
+    assert line.endswith("(No such file or directory)")

@@ -114,6 +114,7 @@ class Failed:
     ("code", "details", "kind", "transient"),
     [
         ("UNAVAILABLE", "Connection refused", ServerUnavailable, True),
+        ("UNAVAILABLE", "Trying to connect an http1.x server (HTTP status 400)", ServerUnavailable, True),
         ("UNAVAILABLE", "Received http2 header with status: 502", ServerUnavailable, True),
         ("INTERNAL", "Received RST_STREAM with error code 2", ServerUnavailable, True),
         ("CANCELLED", "Received RST_STREAM with error code 8", ServerUnavailable, True),
@@ -150,6 +151,22 @@ def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientErro
 def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
     error = error_of_response(sentence)
     assert (str(error), error.transient) == (sentence, transient)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "sentence"),
+    [
+        ("[5,2]", "[-1]", "tokens: shape (5, 2), expected (any,) for this model"),
+        ("[5]", "[-1,4]", "tokens: shape (5,), expected (any, 4) for this model"),
+        ("[0]", "[192]", "tokens: shape (0,), expected (192,) for this model"),
+    ],
+)
+def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(sent: str, expected: str, sentence: str) -> None:
+    said = (
+        f"[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. Expected {expected}, got {sent}. "
+    )
+    error = error_of_response(said)
+    assert (str(error), error.transient) == (sentence, False)
 
 
 def test_only_those_who_want_it_try_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from examples.llm_stream import tokens_in
 from tests.server.rig import Rig
 from tests.support.golden import DATA, ROOT
 from tests.support.patience import PATIENCE_SECONDS
+from token2wav_client import ClientVoice
 from token2wav_client.writer import FILE_FORMATS
 
 VOICE = str(DATA / "demo" / "voice.safetensors")
@@ -98,6 +99,45 @@ def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> 
     assert kept is not None, done.stderr
     assert out.stat().st_size <= 20 * 1024
     assert float(kept[1]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name", "message"),
+    [
+        ([1, 6561], "tokens.npy", "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
+        ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
+        ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
+        ("", "tokens.txt", "tokens: none, an utterance needs at least 1"),
+    ],
+)
+def test_an_error_in_tokens_names_their_file(
+    rig: Rig, tmp_path: Path, tokens: list[int] | list[list[int]] | str, name: str, message: str
+) -> None:
+    source, text = name if name == "-" else str(tmp_path / name), b""
+    if not isinstance(tokens, str):
+        np.save(source, np.array(tokens, np.int32))
+    elif name == "-":
+        text = tokens.encode()
+    else:
+        Path(source).write_text(tokens)
+    out = tmp_path / "out.wav"
+    synth = ("-m", "token2wav_client", "synth", f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
+    done = run(*synth, f"--url={rig.server.grpc_url}", text=text)
+    named = "standard input" if name == "-" else source
+    assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
+    assert done.returncode in (2, 4)
+    assert not out.exists()
+
+
+def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: ClientVoice) -> None:
+    path, tokens = tmp_path / "narrow.npz", tmp_path / "tokens.npy"
+    embedding = voice.speaker_embedding[:9]
+    np.savez(path, prompt_tokens=voice.prompt_tokens, prompt_mel=voice.prompt_mel, speaker_embedding=embedding)
+    np.save(tokens, TOKENS)
+    synth = ("-m", "token2wav_client", "synth", f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}")
+    done = run(*synth, f"--url={rig.server.grpc_url}")
+    message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
+    assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
 
 
 def test_text_of_a_language_model() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.server.rig import Rig
 from tests.server.serving import health
 from tests.support.golden import GoldenSet
@@ -30,3 +32,18 @@ def test_health_of_a_dead_port() -> None:
 
 def test_health_of_a_model_that_is_not_there(rig: Rig) -> None:
     assert health(rig.server.grpc_url, "--model=nobody").returncode == 6
+
+
+@pytest.mark.parametrize("port", ["http", "metrics", "Triton's own HTTP"])
+def test_a_port_of_http_is_named_with_the_port_of_grpc(rig: Rig, port: str) -> None:
+    server = rig.server
+    urls = {
+        "http": server.http_url,
+        "metrics": server.metrics_url,
+        "Triton's own HTTP": f"127.0.0.1:{server._inner.http}",
+    }
+    completed = health(urls[port])
+    assert completed.returncode == ServerUnavailable.exit_code
+    said = "hangs up: does it want TLS, or a certificate? Or is it another port than gRPC's?"
+    said = said if port == "Triton's own HTTP" else "speaks HTTP, not gRPC:"
+    assert f"what answers at {urls[port]} {said} Triton's gRPC port is 8001 by default, 8000 its" in completed.stderr

@@ -152,7 +152,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig:
     tokens = np.array([1], np.int32)
     with pytest.raises(ServerError, match=r"^voice: 'Änne .b' is not known here; voices of this server are anna$"):
         spoken(keeping, tokens, 'Änne "b')
-    with pytest.raises(ServerError, match=r"^voice: 'anna' is not known here; voices of this server are none$"):
+    with pytest.raises(ServerError, match=r"^voice: 'anna' is not known here; this server has no named voices$"):
         spoken(rig, tokens, "anna")
 
 
