@@ -242,8 +242,11 @@ def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "localhost: 8001", " localhost:8001"]
-    + ["localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣", "unix:/run/server:1", "a:1,b:1", "a:-1"],
+    [
+        *("", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "localhost: 8001"),
+        *(" localhost:8001", "localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣"),
+        *("unix:/run/server:1", "a:1,b:1", "a:-1"),
+    ],
 )
 def test_an_address_must_be_host_and_port(url: str) -> None:
     with pytest.raises(InputError, match=r"^url: .* is not host:port, as in localhost:8001 or \[::1\]:8001$"):
