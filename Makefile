@@ -46,11 +46,11 @@ format: ## format the code and sort imports
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT=]: serve a model folder until Ctrl-C
+serve: ## MODEL=folder [CONFIG= HOST= HTTP_PORT= GRPC_PORT= METRICS_PORT= ARGS=]: serve a model folder until Ctrl-C
 	@test -n "$(MODEL)" || { echo "make serve: name the model folder: make serve MODEL=path/to/folder" >&2; exit 1; }
 	$(SETUP)
 	@$(BIN)/token2wav-serve --model "$(MODEL)" $(if $(CONFIG),--config "$(CONFIG)") --host "$(HOST)" \
-		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(ARGS)
 
 export: ## MODEL=folder [OUT=]: export a model's ONNX graphs into its folder engines, or OUT
 	@test -n "$(MODEL)" || { echo "make export: name the model folder: make export MODEL=path/to/folder" >&2; exit 1; }

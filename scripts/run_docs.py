@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Runner of documents: it runs the commands of README.md and docs/*.md as written, in copies of the working tree.
 
-A line before a block of commands says that it can run; it is not visible when the page is rendered:
+A line before each block of shell commands says whether it can run; it is not visible when the page is rendered:
 
     <!-- runnable -->               run it, and expect exit status 0
     <!-- runnable: server -->       start it, wait until Triton is ready on port 8000, leave it running until the next
                                     such block or the end of the page, then stop it as Ctrl-C does
     <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if none is running
+    <!-- not runnable: REASON -->   do not run it
 
-Each page has a copy of its own, in which stand-ins have the names that pages use: `path/to/Fun-CosyVoice3-0.5B` and
-`MODEL_FOLDER` are the tiny model, `voice.safetensors` and `tokens.npy` those of the demo, and `my_llm` is a program
-that prints these tokens.
+Blocks of Python may have such a line, those of other languages have none.
+
+Each page has a copy of its own, in which stand-ins have the names that pages use: `path/to/Fun-CosyVoice3-0.5B` is the
+tiny model, `server.yaml` a file of settings, `out/demo_tokens.npy` and `out/demo_voice.safetensors` are made for the
+tests, and `my_llm` is a program that prints these tokens. `.venv/bin` is not on PATH, as in a reader's shell.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
 STAMPED = ("pyproject.toml", "constraints.txt", "scripts/setup.sh")  # by which setup.sh knows that .venv is up to date
 
-_MARK = re.compile(r"<!-- runnable(?:: (?P<kind>.*))? -->")
-_KINDS = (None, "server", "with server")
+_ANY_MARK = re.compile(r"<!-- (?:not )?runnable")
+_MARK = re.compile(r"<!-- (?:runnable(?:: (?P<kind>server|with server))?|(?P<skipped>not) runnable: \S.*) -->")
+_MARKS = "runnable, runnable: server, runnable: with server, and not runnable: REASON"
 _FENCE = re.compile(r"(?P<fence>```+)(?P<language>\w*)$")
 _SHELL = ("", "bash", "sh", "console")
 _INDENT = "    "
@@ -64,48 +68,56 @@ class Block:
     @property
     def command(self) -> list[str]:
         if self.language == "python":
-            return ["python", "-c", self.text]
+            return [".venv/bin/python", "-c", self.text]
         return ["bash", "-euo", "pipefail", "-c", self.text]
 
 
 class MarkError(ValueError):
-    """Mark that is misspelt, or stands before nothing that can run."""
+    """Mark that is misspelt, stands before nothing that can run, or is missing before shell commands."""
 
 
 def blocks(page: Path) -> list[Block]:
-    """Returns the marked blocks of a page, in order.
+    """Returns the blocks of a page that are marked as runnable, in order.
 
     Raises:
-        MarkError: a mark is misspelt, or stands before nothing that can run.
+        MarkError: a mark is misspelt, stands before nothing that can run, or is missing before shell commands.
     """
     lines = page.read_text(encoding="utf-8").splitlines()
+    marks = {number: line for number, line in enumerate(lines) if _ANY_MARK.match(line)}
     found = []
-    for number, line in enumerate(lines):
-        if "<!-- runnable" not in line:
+    for start, language, text in _code(lines):
+        if language not in (*_SHELL, "python"):
             continue
-        where = f"{page.name}:{number + 1}"
-        mark = _MARK.fullmatch(line)
-        if mark is None or mark["kind"] not in _KINDS:
-            raise MarkError(f"{where}: {line!r} is no mark; known are runnable, runnable: server and with server")
-        start = next((n for n in range(number + 1, len(lines)) if lines[n]), len(lines))
-        language, text = _block(lines[start:])
-        if not text.strip() or (language not in _SHELL and language != "python"):
-            raise MarkError(f"{where}: no block of shell commands or Python follows the mark")
-        found.append(Block(page, start + 1, language, text, mark["kind"]))
+        number = max((n for n in range(start) if lines[n]), default=0)
+        line = marks.pop(number, None)
+        mark = None if line is None else _MARK.fullmatch(line)
+        if line is not None and mark is None:
+            raise MarkError(f"{page.name}:{number + 1}: {line!r} is no mark; known are {_MARKS}")
+        if mark is None and language in _SHELL:
+            raise MarkError(f"{page.name}:{start + 1}: these commands have no mark; known are {_MARKS}")
+        if mark is not None and not mark["skipped"]:
+            found.append(Block(page, start + 1, language, text, mark["kind"]))
+    if marks:
+        raise MarkError(f"{page.name}:{min(marks) + 1}: no block of shell commands or Python follows the mark")
     return found
 
 
-def _block(lines: Sequence[str]) -> tuple[str, str]:
-    """Returns language and text of the block that begins with the first of the lines; empty if none does."""
-    if lines and (fence := _FENCE.match(lines[0])):
-        end = next((n for n, line in enumerate(lines) if n and line.startswith(fence["fence"])), 0)
-        return fence["language"], "\n".join(lines[1:end])
-    inside = []
-    for line in lines:
-        if line and not line.startswith(_INDENT):
-            break
-        inside.append(line.removeprefix(_INDENT))
-    return "", "\n".join(inside).rstrip()
+def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yields the first line, the language and the text of each block of code; an indented one has no language."""
+    number = 0
+    while number < len(lines):
+        start, inside = number, []
+        if fence := _FENCE.match(lines[start]):
+            number = next(n for n in range(start + 1, len(lines)) if lines[n].startswith(fence["fence"])) + 1
+            yield start, fence["language"], "\n".join(lines[start + 1 : number - 1])
+        elif lines[start].startswith(_INDENT):
+            while number < len(lines) and (not lines[number] or lines[number].startswith(_INDENT)):
+                inside.append(lines[number].removeprefix(_INDENT))
+                number += 1
+            if start == 0 or not lines[start - 1]:  # else it goes on with a paragraph
+                yield start, "", "\n".join(inside).rstrip()
+        else:
+            number += 1
 
 
 @contextmanager
@@ -142,10 +154,11 @@ def _link_environment(environment: Path, tree: Path) -> None:
 
 def _put_stand_ins(tree: Path) -> None:
     demo, tiny = tree / "tests/data/demo", tree / "tests/data/tiny"
-    for name in ("path/to/Fun-CosyVoice3-0.5B", "MODEL_FOLDER"):
-        shutil.copytree(tiny, tree / name)
+    shutil.copytree(tiny, tree / "path/to/Fun-CosyVoice3-0.5B")
+    (tree / "server.yaml").write_text("limits: {streams: 8}\n")
+    (tree / "out").mkdir()
     for name in ("tokens.npy", "voice.safetensors"):
-        shutil.copy2(demo / name, tree / name)
+        shutil.copy2(demo / name, tree / "out" / f"demo_{name}")
     programs = tree / "stand-ins"
     programs.mkdir()
     language_model = programs / "my_llm"
@@ -161,13 +174,13 @@ def _put_stand_ins(tree: Path) -> None:
 class Page:
     """Run of one page: its blocks run in one copy of the tree, with at most one server at a time."""
 
-    def __init__(self, tree: Path, limit_s: float) -> None:
+    def __init__(self, tree: Path, environment: Path, limit_s: float) -> None:
         self._tree = tree
         self._limit_s = limit_s
         self._log = tree.parent / "server.log"
         self._server: subprocess.Popen[bytes] | None = None
-        path = [str(tree / ".venv" / "bin"), str(tree / "stand-ins"), os.environ["PATH"]]
-        self._variables = {**os.environ, "PATH": os.pathsep.join(path)}
+        inherited = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != environment / "bin"]
+        self._variables = {**os.environ, "PATH": os.pathsep.join([str(tree / "stand-ins"), *inherited])}
 
     def run(self, block: Block) -> str:
         """Runs a block; returns what went wrong, empty if nothing did."""
@@ -249,7 +262,7 @@ def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) ->
     """Runs the blocks of one page; prints a line for each, and returns how many failed."""
     failed = 0
     with ExitStack() as stack:
-        page = Page(stack.enter_context(scratch(environment)), limit_s)
+        page = Page(stack.enter_context(scratch(environment)), environment, limit_s)
         stack.callback(page.stop)
         for block in page_blocks:
             begun = time.monotonic()

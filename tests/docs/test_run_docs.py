@@ -12,11 +12,19 @@ from scripts.run_docs import ROOT, STAMPED, blocks, run_page
 PAGE = """\
 <!-- runnable -->
 
-    test -f Makefile && test -f voice.safetensors && touch left-behind
+    test -f Makefile && test -f out/demo_voice.safetensors && .venv/bin/token2wav-plan --help && touch left-behind
 
 <!-- runnable -->
 
     echo before; false; echo not reached
+
+<!-- runnable -->
+
+    token2wav-plan --help  # no reader has it on PATH
+
+<!-- not runnable: it would fail -->
+
+    false
 
 <!-- runnable -->
 
@@ -39,10 +47,10 @@ assert Path("left-behind").exists()  # blocks of a page share a copy
 def test_failures_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
-    assert run_page(blocks(page), Path(sys.prefix), limit_s=10.0) == 3
+    assert run_page(blocks(page), Path(sys.prefix), limit_s=10.0) == 4
     out = capsys.readouterr().out
     results = [line.split()[0] for line in out.splitlines() if not line.startswith(" ")]
-    assert results == ["ok", "FAILED", "FAILED", "FAILED", "ok"]
+    assert results == ["ok", "FAILED", "FAILED", "FAILED", "FAILED", "ok"]
     assert "exit status 1\n    before\n" in out
     assert "not reached" not in out.replace("echo not reached", "")
     assert "still ran after 10 s" in out
