@@ -40,6 +40,13 @@ def test_serve_without_a_model() -> None:
     assert done.stderr.startswith("make serve: name the model folder: make serve MODEL=path/to/folder\n")
 
 
+def test_serve_passes_options_on() -> None:
+    done = run("make", "--dry-run", "serve", "MODEL=folder", "ARGS=--http-inference --status-port 8003")
+    assert done.returncode == 0
+    *_, command = done.stdout.replace("\\\n", " ").splitlines()
+    assert re.fullmatch(r'\.venv/bin/token2wav-serve --model "folder" .* --http-inference --status-port 8003', command)
+
+
 def test_help_is_the_default_and_lists_every_target() -> None:
     done = run("make")
     targets = [line.split()[1] for line in done.stdout.splitlines()]
