@@ -34,7 +34,7 @@ def synth(options: argparse.Namespace) -> int:
     out: str | None = options.out
     if out is None and not options.play:
         options.refuse("one of the arguments --out --play is required")
-    with _client(options, retries=options.retry) as client, _files_named(options), ExitStack() as stack:
+    with _client(options, retries=options.retry) as client, ExitStack() as stack:
         speaker = _speaker(options)
         writer = player = None
         if out is not None:
@@ -50,7 +50,10 @@ def synth(options: argparse.Namespace) -> int:
             expected_s = None if source.count is None else source.count * SAMPLES_PER_TOKEN / SAMPLE_RATE
             shown = None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
             silent = True if options.quiet else None  # None: off where standard error is no terminal
-            with tqdm(total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent) as bar:
+            with (
+                tqdm(total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent) as bar,
+                _files_named(options),
+            ):
                 for chunk in client.synthesize(
                     pieces,
                     speaker,
@@ -90,7 +93,7 @@ def _files_named(options: argparse.Namespace) -> Iterator[None]:
         tokens = "standard input" if options.tokens == "-" else options.tokens
         files = {"tokens": tokens} | dict.fromkeys(FIELDS, options.voice)
         file = files.get(str(error).partition(":")[0])
-        if file is None:
+        if file is None or isinstance(error, OutputError) or str(error).startswith(f"{file}: "):
             raise
         raise type(error)(f"{file}: {error}") from None
 

@@ -108,6 +108,7 @@ def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> 
         ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
         ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         ("", "tokens.txt", "tokens: none, an utterance needs at least 1"),
+        ("1 x", "tokens.txt", "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647"),
     ],
 )
 def test_an_error_in_tokens_names_their_file(
