@@ -149,6 +149,11 @@ def perf_data(options: argparse.Namespace) -> int:
         count = max(1, round(options.seconds * SAMPLE_RATE / SAMPLES_PER_TOKEN))
         tokens = np.resize(tokens, (count, *tokens.shape[1:]))
     voice = ClientVoice.load(options.voice)
+    if tokens.shape[1:] != voice.prompt_tokens.shape[1:]:
+        raise TokenError(
+            f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of {options.voice} have the shape "
+            f"{voice.prompt_tokens.shape}; a token has the same number of codes in both"
+        )
     arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
     # perf_analyzer reads flat lists; the shapes are dynamic, so each has to be said.
     step = {name: {"content": array.ravel().tolist(), "shape": list(array.shape)} for name, array in arrays.items()}

@@ -31,7 +31,7 @@ _TRANSIENT = re.compile(  # with Triton's own
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
 # How Triton's HTTP port answers gRPC, and also how a server refuses a client without a certificate.
-_HUNG_UP = re.compile("^failed to connect .*Socket closed")
+_HUNG_UP = re.compile("^failed to connect .*(Socket closed|Connection reset)")
 _HTTP = re.compile("http1.x server")  # gRPC's words for an answer of HTTP/1
 _PORTS = "Triton's gRPC port is 8001 by default, 8000 its HTTP port and 8002 that of its metrics"
 # Triton's own sentence on the shape of an input.

@@ -276,6 +276,17 @@ def test_an_error_in_tokens_names_the_file(tmp_path: Path, voice: str, capsys: p
     assert not out.exists()
 
 
+def test_tokens_and_voice_of_different_models_are_no_data_for_perf_analyzer(
+    tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens, out = tmp_path / "tokens.json", tmp_path / "perf.json"
+    tokens.write_text("[[1, 2], [3, 4], [5, 6]]")
+    assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
+    said = f"{tokens}: tokens: shape (3, 2), but prompt_tokens of {voice} have the shape (4,); "
+    assert said in one_sentence(capsys)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("option", ["tokens", "voice", "token-file"])
 def test_a_file_that_is_not_there_is_named_once(
     option: str, tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]

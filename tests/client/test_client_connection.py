@@ -114,6 +114,12 @@ class Failed:
     ("code", "details", "kind", "transient"),
     [
         ("UNAVAILABLE", "Connection refused", ServerUnavailable, True),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses: Connection reset by peer",
+            ServerUnavailable,
+            True,
+        ),
         ("UNAVAILABLE", "Trying to connect an http1.x server (HTTP status 400)", ServerUnavailable, True),
         ("UNAVAILABLE", "Received http2 header with status: 502", ServerUnavailable, True),
         ("INTERNAL", "Received RST_STREAM with error code 2", ServerUnavailable, True),
