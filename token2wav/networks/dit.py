@@ -239,7 +239,7 @@ class DiT(Estimator):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.attention = config.depth, config.heads, config.dim_head
-        self.keeps = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
+        self.conv_state_shapes = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
         self.block_frames = config.static_chunk_size
         self.guided = config.guided
         self.time_embed = TimeEmbedding(config.dim)

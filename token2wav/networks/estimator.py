@@ -29,7 +29,7 @@ class Memory(Protocol):
     """State of the frames before those that the estimator is given (`execution/step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a convolution over x (B, channels, T) with the inputs before it that it `keeps`; notes the last of x."""
+        """Runs a convolution over x (B, channels, T) with its state in front, and saves its new state."""
 
     def attend(
         self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
@@ -44,7 +44,7 @@ class Estimator(nn.Module, ABC):
     """
 
     attention: tuple[int, int, int]  # layers with keys and values, heads, and channels of a head
-    keeps: list[tuple[int, int]]  # channels and positions of its input that each convolution keeps of a stream
+    conv_state_shapes: list[tuple[int, int]]  # channels and positions of the state of each convolution
     joined_prompts = False  # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
 
     @abstractmethod
@@ -104,12 +104,14 @@ class Estimator(nn.Module, ABC):
     @property
     def state_width(self) -> int:
         """Numbers that all convolutions keep of a stream at one ODE step and guidance branch."""
-        return sum(map(math.prod, self.keeps))
+        return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
         """Views (..., channels, positions) of what each convolution keeps, in a state (..., state_width)."""
-        starts = pairwise(accumulate(map(math.prod, self.keeps), initial=0))
-        return [state[..., a:b].unflatten(-1, shape) for (a, b), shape in zip(starts, self.keeps, strict=True)]
+        starts = pairwise(accumulate(map(math.prod, self.conv_state_shapes), initial=0))
+        return [
+            state[..., a:b].unflatten(-1, shape) for (a, b), shape in zip(starts, self.conv_state_shapes, strict=True)
+        ]
 
     @property
     def cache_type(self) -> torch.dtype:

@@ -49,7 +49,7 @@ class StepAudioDiT(Estimator):
         self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
         self.final_layer["linear"] = nn.Linear(channels, bands)
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
-        self.keeps = [conv.keeps for conv in self.convolutions]
+        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
 

@@ -66,7 +66,7 @@ class UNet(Estimator):
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
-        self.keeps = [conv.keeps for conv in self.convolutions]
+        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
         self.attention = len(self._layers()), heads, dim_head
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
@@ -168,14 +168,14 @@ class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
     Attributes:
-        index: among those of the estimator.
-        keeps: channels and positions of its input that it keeps of a stream.
+        index: number of this convolution in the estimator.
+        state_shape: channels and positions of the end of its input, which is its state.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, _KERNEL)
         self.index = 0
-        self.keeps = inputs, _KERNEL - 1
+        self.state_shape = inputs, _KERNEL - 1
 
     def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
         """(B, T, inputs) to (B, T, outputs)."""

@@ -18,7 +18,7 @@ from token2wav.model_config import Stem
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.source import Phase
-from token2wav.networks.streaming import WHOLE, Piece
+from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class ChatterboxBuilder(Builder):
@@ -53,13 +53,13 @@ class FadedHiFT(HiFT):
         self,
         mel: torch.Tensor,
         noise: torch.Tensor,
-        piece: Piece = WHOLE,
+        step: StreamStep = OFFLINE,
         phase: Phase = "exact",
         decode: Decode | None = None,
     ) -> torch.Tensor:
-        audio = super().forward(mel, noise, piece, phase, decode)
-        if piece.state is None or piece.first:
-            start = self.delay if piece.first else 0
+        audio = super().forward(mel, noise, step, phase, decode)
+        if step.state is None or step.first:
+            start = self.output_delay if step.first else 0
             faded = audio[:, start : start + len(self.fade)]
             faded *= self.fade[: faded.shape[1]]
         return audio
