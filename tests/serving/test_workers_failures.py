@@ -26,11 +26,12 @@ from tests.serving.replies import (
 )
 from tests.support.batches import WHOLE_BLOCKS
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import EngineError, Token2Wav, Voice
+from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
 from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, Stage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.serving import pipeline
+from token2wav.serving.request import Reply, Request
 from token2wav.serving.worker import Observer, WorkerPool
 
 
@@ -119,6 +120,37 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voi
     workers.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
     assert_serves(workers, voice, expected)
+
+
+def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cancelled stream is none of the scheduler's any more, but its worker still has to free it."""
+    model, vocoder = faulty
+    workers, reply = make(model), RecordingReply()
+    utterance, settle, faults = workers.open(voice), workers._scheduler.settle, [ValueError("a bug")] * 2
+
+    def failing(request: Request) -> list[Reply]:
+        if utterance.over and faults:
+            raise faults.pop()
+        return settle(request)
+
+    def cancel() -> None:  # not by the worker itself, which would free it at once
+        elsewhere = threading.Thread(target=workers.cancel, args=(utterance,))
+        elsewhere.start()
+        elsewhere.join()
+
+    monkeypatch.setattr(workers._scheduler, "settle", failing)
+    vocoder.meanwhile["advance"] = cancel
+    workers.push(utterance, demo_tokens(FIRST), reply, end=True)
+    assert isinstance(reply.failed(), StreamClosedError)
+    until(lambda: not faults)
+    assert_serves(workers, voice, expected)
+    assert model.pipeline.open_streams == 0
 
 
 class FlowWithoutLookahead(Stage[Voice], FlowStage):
