@@ -22,7 +22,8 @@ from token2wav.networks.streaming import StateSpec, Streaming, StreamStep, Vocod
 
 SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
 PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
-_OUTSIDE = ("f0_predictor.", "m_source")  # double precision, and a phase: they are not exported
+# Not exported: double precision, a phase, and a layer after the graph.
+_OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
 def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:

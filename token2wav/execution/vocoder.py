@@ -183,7 +183,8 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self) -> int:
-        return self.keep(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
+        held = torch.empty(self._net.bands, 0, device=self._device)  # first, as nothing gives a slot back if it fails
+        return self.keep(_Stream(self.store.take(), held))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
