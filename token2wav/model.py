@@ -103,7 +103,9 @@ class Token2Wav:
         return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
-        """Synthesises a whole utterance, (samples_per_token * tokens,) float32: the very samples that a stream yields.
+        """Synthesises a whole utterance, (samples_per_token * tokens,) float32.
+
+        The samples are those of `vocode(mel(tokens, voice))` up to float rounding: nothing is spoken early.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
@@ -114,7 +116,7 @@ class Token2Wav:
             InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
         """
         with self.stream(voice, steps=steps) as stream:
-            chunks = stream.push(tokens) + stream.finish()
+            chunks = stream.finish(tokens)
         return np.concatenate([chunk.audio for chunk in chunks])
 
     def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0) -> NDArray[np.float32]:

@@ -22,7 +22,6 @@ from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.artifacts import Precision
 from token2wav.families import networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
-from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 
@@ -81,15 +80,15 @@ def flow_work(model: CosyVoice3Config, precision: Precision, streams: int, frame
 
     The input of the estimator stays in float32, whatever the precision of its layers and of its cache.
     """
-    config, (layout, layers, given) = model.flow, estimator_sizes(model, precision)
+    config, (layout, layers, given, once) = model.flow, estimator_sizes(model, precision)
     rows = streams * layout.branches * frames
     pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
     product = 2.0 * layout.steps * (rows * layers + 2 * layout.layers * pairs * layout.heads * layout.dim_head)
     tokens = streams * frames / config.token_mel_ratio
     ahead = config.pre_lookahead_channels * config.input_size * (config.pre_lookahead_len + config.lookbehind_len + 2)
-    outside = 2.0 * (layout.steps * rows * given + tokens * ahead)
+    outside = 2.0 * (rows * (layout.steps * given + once) + tokens * ahead)
     half = precision == "float16"
-    weights = layout.steps * (layers * (2 if half else 4) + given * 4) + 4 * ahead
+    weights = layout.steps * (layers * (2 if half else 4) + given * 4) + 4 * (once + ahead)
     pages = streams * (past + frames) / layout.block_frames
     return Work(weights + pages * layout.page_bytes, product if half else 0.0, outside + (0.0 if half else product))
 
@@ -101,14 +100,20 @@ def attended_pairs(frames: int, past: int, block: int) -> int:
 
 
 @cache
-def estimator_sizes(config: ModelConfig, storage: Precision) -> tuple[CacheLayout, int, int]:
-    """Layout of the cache, and weights that every step reads without biases and those of time: of layers, of input."""
+def estimator_sizes(config: CosyVoice3Config, storage: Precision) -> tuple[CacheLayout, int, int, int]:
+    """Layout of the cache, and numbers of weights without biases and without the weights of time.
+
+    Every step reads the weights of the layers, and of the input but for the conditions. The weights that project the
+    conditions are read once for all steps.
+    """
     with torch.device("meta"):
         made = networks(config, storage)
     made.flow.estimator.drop_time_weights()
     count = {name: weight.numel() for name, weight in made.flow.estimator.named_parameters() if weight.dim() > 1}
     given = sum(number for name, number in count.items() if name.startswith("input_embed"))
-    return made.layout, sum(count.values()) - given, given
+    projected = count["input_embed.proj.weight"]
+    once = projected - config.flow.estimator.dim * config.mel_bands
+    return made.layout, sum(count.values()) - given, given - once, once
 
 
 @cache

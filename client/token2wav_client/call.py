@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,7 @@ class Call:
     def _begin(self) -> None:
         """Set what belongs to one attempt."""
         self.id = str(uuid4())
+        self._stream_key = secrets.token_urlsafe(16)  # no other client can continue this attempt without it
         self.tokens = 0
         self.ended = self.complete = False
         self.owed_since: float | None = None
@@ -97,7 +99,9 @@ class Call:
             self._started_at = now
         if self.owed_since is None and self._owes():
             self.owed_since = now
-        return build_request(self._model, self.id, str(number), tokens, opening=opening, end=end)
+        return build_request(
+            self._model, self.id, str(number), tokens, stream_key=self._stream_key, opening=opening, end=end
+        )
 
     def _owes(self) -> bool:
         # A first request that is kept open is answered to the end only when the utterance ends.

@@ -74,16 +74,30 @@ def build_request(
     request_id: str,
     tokens: TokenArray,
     *,
+    stream_key: str = "",
     opening: Opening | None = None,
     end: bool = False,
 ) -> Any:
-    """Build the ModelInferRequest that carries `tokens`; with `opening` it is the first of its utterance."""
+    """Build the ModelInferRequest that carries `tokens`.
+
+    Args:
+        model: name of the model.
+        sequence_id: id of the utterance.
+        request_id: id of this request, which its responses repeat.
+        tokens: (n,) or (n, codebooks).
+        stream_key: secret that the server wants with each request of an utterance whose first request has it; empty for
+            none.
+        opening: content of the first request of an utterance; None for a later one.
+        end: whether the utterance ends with this request.
+    """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     parameters = request.parameters
     parameters["sequence_id"].string_param = sequence_id
     parameters["sequence_start"].bool_param = opening is not None
     parameters["sequence_end"].bool_param = end
     parameters["triton_enable_empty_final_response"].bool_param = True
+    if stream_key:
+        parameters["stream_key"].string_param = stream_key
     _add_input(request, "tokens", tokens)
     if opening is not None:
         parameters["audio_format"].string_param = opening.audio_format

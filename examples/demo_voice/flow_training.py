@@ -122,7 +122,9 @@ class FlowTraining(Training):
         estimator, frames = self._flow.estimator, state.shape[2]
         rope = estimator.rotary_embed(torch.arange(frames))
         bias = attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
-        return estimator.velocity(state, mu, spk, prompt, estimator.modulation(t), bias, rope=rope)
+        return estimator.velocity(
+            state, estimator.prepare_conditions(mu, spk, prompt), estimator.modulation(t), bias, rope=rope
+        )
 
     @torch.no_grad()
     def _initialise(self, network: Autoencoder) -> None:

@@ -15,7 +15,7 @@ from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
 from token2wav.networks.masks import attention_bias
-from token2wav.networks.streaming import Piece, Streaming, VocoderNetwork
+from token2wav.networks.streaming import Streaming, StreamStep, VocoderNetwork
 from token2wav_export.signatures import Signature, Sizes, TensorSpec
 
 _STARTED_FRAMES = 50  # or more, after which streams are tried: more than any vocoder holds back
@@ -45,14 +45,14 @@ class PublicEstimator(nn.Module):
         return {"estimator_out": self.estimator(**inputs, streaming=self.streaming)}
 
 
-class _Traced(Piece):
-    """Piece whose states stay what they are."""
+class _Traced(StreamStep):
+    """Step whose states are not overwritten."""
 
     @cached_property
     def new(self) -> dict[Streaming, torch.Tensor]:
         return {}
 
-    def keep(self, layer: Streaming, value: torch.Tensor) -> None:
+    def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
         self.new[layer] = value
 
 
@@ -75,16 +75,16 @@ class Vocoder(nn.Module):
         signals = [inputs[name] for name in SIGNALS if name in inputs]
         if not self.specs:
             return {AUDIO: self._network(*signals)}
-        piece = _Traced({layer: inputs[f"{PAST}{spec.name}"] for layer, spec in self.specs.items()})
-        audio = self._network(*signals, piece)
-        return {AUDIO: audio, **{f"{NEW}{spec.name}": piece.new[layer] for layer, spec in self.specs.items()}}
+        step = _Traced({layer: inputs[f"{PAST}{spec.name}"] for layer, spec in self.specs.items()})
+        audio = self._network(*signals, step)
+        return {AUDIO: audio, **{f"{NEW}{spec.name}": step.new[layer] for layer, spec in self.specs.items()}}
 
     @torch.inference_mode()
     def started(self, *signals: torch.Tensor) -> Tensors:
         """States, as inputs, after streams have begun with these signals."""
         rows, frames = len(signals[0]), signals[0].shape[2]
         state = {layer: torch.zeros(rows, *spec.shape) for layer, spec in self.specs.items()}
-        self._network(*signals, Piece(state, first=True, frames=frames))
+        self._network(*signals, StreamStep(state, first=True, frames=frames))
         return {f"{PAST}{spec.name}": state[layer] for layer, spec in self.specs.items()}
 
 

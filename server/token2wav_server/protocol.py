@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,16 @@ from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.voice import FIELDS, Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 from token2wav_server.launcher.process import DRAIN_VARIABLE
+from token2wav_server.sequences import Owner, SequenceId
 from token2wav_server.voices import VoiceRegistry
 
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
+STREAM_KEY = "stream_key"
+PARAMETERS = ("audio_format", "sample_rate", "keep_open", "steps", "voice", STREAM_KEY, CLIENT_HEADER)
 _NAME_CHARS = 128
+
+Parameters = dict[str, Any]  # values of a request by their names: texts, numbers and booleans
 
 # Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module. They hold for
 # subclasses too.
@@ -48,43 +52,46 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none."""
+    """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none.
+
+    A later request may repeat them. They are checked there too, and change nothing.
+    """
 
     audio_format: AudioFormat = field(default_factory=AudioFormat)
     keep_open: bool = False
     steps: int = 0
-    client: str = ""
     voice: str = ""
 
     @classmethod
-    def of(cls, request: Any) -> Options:
-        """Reads request parameters; those of others (they start with `triton_` or `sequence_`) are passed over.
+    def of(cls, parameters: Parameters) -> Options:
+        """Reads request parameters.
 
         Raises:
-            InputError: a parameter of ours has a value that it cannot have.
+            InputError: a parameter is not known, or has a value that it cannot have.
         """
-        given = json.loads(request.parameters() or "{}")
-        audio_format = AudioFormat(given.get("audio_format", "float32"), given.get("sample_rate"))
-        keep_open = given.get("keep_open", False)
+        for name in parameters:
+            if name not in PARAMETERS:
+                known = ", ".join(each for each in PARAMETERS if each != CLIENT_HEADER)
+                # Under one field, because errors are counted by it: names that clients make up would be endless.
+                raise InputError("parameters", f"{shown(name)} is not a request parameter; known are {known}")
+        audio_format = AudioFormat(parameters.get("audio_format", "float32"), parameters.get("sample_rate"))
+        keep_open = parameters.get("keep_open", False)
         if not isinstance(keep_open, bool):
-            raise InputError("keep_open", f"'{keep_open}' is not a boolean")
-        steps = given.get("steps")
+            raise InputError("keep_open", f"{shown(keep_open)} is not a boolean")
+        steps = parameters.get("steps")
         if steps is not None and (type(steps) is not int or steps < 1):
-            raise InputError("steps", f"'{steps}' is not an integer of at least 1")
-        voice = given.get("voice")
+            raise InputError("steps", f"{shown(steps)} is not an integer of at least 1")
+        voice = parameters.get("voice")
         if voice is not None and (not isinstance(voice, str) or not voice):
             raise InputError("voice", f"{shown(voice)} is not the name of a voice")
-        client = given.get(CLIENT_HEADER, "")  # the header's, after what the request itself may say under this name
-        if not isinstance(client, str) or len(client) > _NAME_CHARS:
-            raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
-        return cls(audio_format, keep_open, steps or 0, client, voice or "")
+        return cls(audio_format, keep_open, steps or 0, voice or "")
 
 
 @dataclass(frozen=True)
 class Position:
     """Position of a request in its sequence. Without a sequence id it is a whole utterance."""
 
-    sequence_id: int | str
+    sequence_id: SequenceId
     start: bool
     end: bool
 
@@ -95,12 +102,30 @@ class Position:
             return cls(sequence_id, start=True, end=True)
         return cls(sequence_id, start=bool(flags & _START), end=bool(flags & _END))
 
-    def check_free(self, streams: Container[int | str]) -> None:
-        """Raises InputError if the sequence id belongs to one of the open streams."""
-        if self.sequence_id and self.sequence_id in streams:
-            raise InputError(
-                "sequence_id", f"'{self.sequence_id}' is in use by an open stream; choose another, at random"
-            )
+
+def parameters_of(request: Any) -> Parameters:
+    """Returns the parameters of a request, without those that only Triton reads."""
+    parameters: Parameters = json.loads(request.parameters() or "{}")
+    return {name: value for name, value in parameters.items() if not _of_triton(name)}
+
+
+def owner_of(parameters: Parameters) -> Owner:
+    """Reads the client name and the stream key of a request.
+
+    Raises:
+        InputError: one of them is no text, or is too long.
+    """
+    client = parameters.get(CLIENT_HEADER, "")  # a forwarded header replaces a parameter of this name
+    if not isinstance(client, str) or len(client) > _NAME_CHARS:
+        raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
+    key = parameters.get(STREAM_KEY)
+    if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _NAME_CHARS):
+        raise InputError(STREAM_KEY, f"not a text of 1 to {_NAME_CHARS} characters")
+    return Owner(client, key or "")
+
+
+def _of_triton(name: str) -> bool:
+    return name.startswith("triton_") or name in ("id", "sequence_id", "sequence_start", "sequence_end")
 
 
 def tensor(request: Any, name: str) -> NDArray[Any] | None:
@@ -116,7 +141,7 @@ def tokens_of(request: Any) -> NDArray[Any]:
 
 
 def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
-    """Returns the voice that the first request of an utterance names, or sends along, which is registered from then on.
+    """Returns the voice that the first request of an utterance names or sends along.
 
     Raises:
         InputError: no voice has the `name` of its parameters, if not empty, or the id; another one comes beside it; it
@@ -132,7 +157,6 @@ def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig
         raise InputError(missing[0], "missing; the first request of an utterance carries it, or a voice_id")
     voice = Voice(**given)
     voice.check(config)
-    voices.register(voice)
     return voice
 
 

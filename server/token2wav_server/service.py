@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,31 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from token2wav.config import ServerConfig
-from token2wav.errors import InputError, LimitError, StreamClosedError
+from token2wav.errors import InputError, LimitError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, as_told, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
 from token2wav_server.model_process import end_process, given
-from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tokens_of, voice_of
+from token2wav_server.protocol import (
+    Options,
+    Parameters,
+    Position,
+    TritonReply,
+    owner_of,
+    parameters_of,
+    refuse_voice,
+    tokens_of,
+    voice_of,
+)
+from token2wav_server.sequences import OPEN_TO_OTHERS, Owner, SequenceId, Sequences, started_twice
 from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
 _PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
 _USUAL_SECONDS = 30.0  # of an utterance
-_REMEMBERED = 1024  # ids of streams that are over
 
 
 class Service:
@@ -41,8 +50,7 @@ class Service:
         self._model = model
         self._voices = registry(config, model.config)
         _prefill(model, [self._voices.named(Path(file).stem) for file in config.voices])
-        self._sequences: dict[int | str, Request] = {}
-        self._ended: OrderedDict[int | str, str] = OrderedDict()  # why, by id; the latest last
+        self._sequences: Sequences[Request] = Sequences()
         self._metrics = ServerMetrics(model)
         _warn_of_small_cache(model, config)
         workers = config.runtime.lanes or default_workers(model.engine.device)
@@ -57,6 +65,7 @@ class Service:
         folder, config = given()
         model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
         model.probe()
+        log.info(OPEN_TO_OTHERS)
         return cls(model, config)
 
     def handle(self, request: Any) -> None:
@@ -76,55 +85,43 @@ class Service:
         self._workers.close()
 
     def _handle(self, request: Any, reply: TritonReply) -> None:
-        position = Position.of(request)
-        tokens = tokens_of(request)
+        position, parameters = Position.of(request), parameters_of(request)
+        owner = owner_of(parameters)
         if position.start:
-            options = Options.of(request)
-            utterance = self._open(request, position, options)
-            self._workers.push(utterance, tokens, reply, end=position.end, keep_open=options.keep_open)
-            return
-        utterance = self._find(position)
+            options = Options.of(parameters)
+            utterance, keep_open = self._open(request, position.sequence_id, owner, options), options.keep_open
+        else:
+            utterance, keep_open = self._continued(request, position.sequence_id, owner, parameters), False
+        self._workers.push(utterance, tokens_of(request), reply, end=position.end, keep_open=keep_open)
+        if position.end:
+            self._sequences.remove(position.sequence_id, utterance, utterance.why_closed)
+
+    def _open(self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options) -> Request:
+        if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
+            self._workers.cancel(open_utterance, started_twice(sequence_id))
+            raise started_twice(sequence_id)
+        voice = voice_of(request, options.voice, self._voices, self._model.config)
+        utterance = self._workers.open(
+            voice,
+            lambda: self._sequences.remove(sequence_id, utterance, utterance.why_closed),
+            steps=options.steps,
+            client=owner.client,
+            audio_format=options.audio_format,
+        )
+        self._sequences.add(sequence_id, owner, utterance)
+        self._voices.register(voice)  # now that its client is admitted: it may push out the voice of another client
+        return utterance
+
+    def _continued(self, request: Any, sequence_id: SequenceId, owner: Owner, parameters: Parameters) -> Request:
+        utterance = self._sequences.find(sequence_id, owner)
         utterance.check_open()
         try:
+            Options.of(parameters)
             refuse_voice(request)
         except InputError as error:
             self._workers.cancel(utterance, error)
             raise
-        self._workers.push(utterance, tokens, reply, end=position.end)
-
-    def _open(self, request: Any, position: Position, options: Options) -> Request:
-        sequence_id = position.sequence_id
-        position.check_free(self._sequences)
-        utterance = self._workers.open(
-            voice_of(request, options.voice, self._voices, self._model.config),
-            lambda: self._forget(sequence_id),
-            steps=options.steps,
-            client=options.client,
-            audio_format=options.audio_format,
-        )
-        if sequence_id:
-            self._ended.pop(sequence_id, None)
-            self._sequences[sequence_id] = utterance
         return utterance
-
-    def _find(self, position: Position) -> Request:
-        sequence_id = position.sequence_id
-        if (found := self._sequences.get(sequence_id)) is not None:
-            return found
-        raise StreamClosedError(
-            self._ended.get(
-                sequence_id,
-                f"sequence_id: '{sequence_id}' is no open stream; it ended long ago, or its first request had no "
-                "sequence_start",
-            )
-        )
-
-    def _forget(self, sequence_id: int | str) -> None:
-        if (found := self._sequences.pop(sequence_id, None)) is None:
-            return
-        self._ended[sequence_id] = found.why_closed
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:

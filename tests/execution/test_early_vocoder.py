@@ -53,7 +53,7 @@ def test_only_the_ends_of_chunks_differ(hift: HiFT) -> None:
     off = (torch.cat(pieces) - whole).abs()
     guessed = torch.zeros(len(whole), dtype=torch.bool)
     for stop, end in zip(STOPS, sent[:-1], strict=False):
-        guessed[stop * FRAME_SAMPLES - hift.delay : end] = True
+        guessed[stop * FRAME_SAMPLES - hift.output_delay : end] = True
     assert off[~guessed].max() <= ROUNDING
     assert off[guessed].max() > 100 * ROUNDING
     torch.testing.assert_close(torch.cat(spoken(exact, [mel], STOPS)[0]), whole, atol=ROUNDING, rtol=0)

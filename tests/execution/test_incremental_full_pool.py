@@ -87,6 +87,17 @@ def test_pages_are_given_back_as_soon_as_a_stream_goes_on_without_them(parts: Pa
     assert (engine.pool.used, engine._recompute.open_streams) == (0, 0)
 
 
+def test_a_prompt_is_evicted_once_its_streams_go_on_without_it(parts: Parts) -> None:
+    engine, tokens = parts.incremental(pages=2 + RESERVED), some_tokens(120)
+    utterance = FlowStream(engine, a_voice(53), parts.config, FIXED).push(tokens)
+    assert (engine._recompute.open_streams, engine.pool.used) == (1, 2)
+    assert (engine.prefixes.referenced, engine.prefixes.idle_pages) == (0, 2)
+    engine.close(engine.open(a_voice(28)))  # 1 page of its prompt and 3 of its own: one prompt goes
+    assert len(engine.prefixes) == 1
+    assert off(utterance.finish().mel, parts.whole(tokens, a_voice(53))) <= MEL
+    utterance.close()
+
+
 @pytest.mark.parametrize("left_blocks", [0, 1, 3])
 @pytest.mark.parametrize("longest_hop", [25, 100])
 def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
@@ -125,7 +136,7 @@ def test_voices_in_use_are_not_given_up(parts: Parts) -> None:
     tokens = some_tokens(100)
     with pytest.raises(LimitError, match="cache"):
         engine.open(a_voice(0))
-    assert off(utterance.push(tokens).finish().mel, parts.whole(tokens, a_voice(53))) <= MEL
     assert engine.prefixes.referenced == 1
+    assert off(utterance.push(tokens).finish().mel, parts.whole(tokens, a_voice(53))) <= MEL
     utterance.close()
     assert unreferenced_evicted(engine) == 0

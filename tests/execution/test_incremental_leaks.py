@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from tests.execution.rig import (
     RESERVED,
@@ -19,7 +20,10 @@ from tests.execution.rig import (
     unreferenced_evicted,
 )
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
+from token2wav.cache.block_pool import StreamBlocks
+from token2wav.execution import cached_flow
 from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.vocoder import StreamingVocoder
 
 Ending = Callable[[Stream], None]
 
@@ -105,6 +109,61 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
         run()
     assert held(model, engine) == [0, 0, 0, 0, 0]
     assert run() == 100 * 960
+
+
+STEPS = {
+    "the prompt's encoding": lambda engine: (engine._encoder, "encode"),
+    "the speaker": lambda engine: (engine._encoder, "speaker"),
+    "the prompt's blocks": lambda engine: (engine._runners[engine._usual], "run"),
+    "the stream's blocks": lambda engine: (StreamBlocks, "__init__"),
+    "the mask": lambda engine: (cached_flow, "stream_mask"),
+    "the encoder's fork": lambda engine: (engine._encoder, "fork"),
+    "the handle": lambda engine: (engine, "keep"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("known", [False, True], ids=["new-voice", "known-voice"])
+def test_an_open_that_fails_at_any_step_leaves_nothing(
+    parts: Parts, step: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = parts.incremental()
+    model, voice = parts.model(engine, FIXED).model, a_voice(53)
+    if known:
+        model.stream(voice).cancel()
+
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError("it broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*STEPS[step](engine), fail)
+        for _ in range(3):
+            if known and step in ("the prompt's encoding", "the speaker", "the prompt's blocks"):
+                model.stream(voice).cancel()  # these were done before
+                continue
+            with pytest.raises(EngineError, match="it broke"):
+                model.stream(voice)
+    assert engine.pool.used == engine.prefixes.idle_pages
+    assert held(model, engine) == [0, 0, 0, 0, 0]
+    assert len(model.synthesize(some_tokens(30), voice)) == 30 * 960
+
+
+def test_a_vocoder_that_cannot_open_leaves_nothing(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, vocoder = parts.incremental(), StreamingVocoder(parts.hift, parts.source_noise)
+    model = Token2Wav(parts.config, engine, vocoder, FIXED)
+
+    def fail(*given: object, **options: object) -> None:
+        raise RuntimeError("it broke")
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((vocoder.store, "take"), (torch, "empty")):
+            model.stream(a_voice(41)).cancel()
+            patch.setattr(owner, name, fail)
+            with pytest.raises(EngineError, match="it broke"):
+                model.stream(a_voice(41))
+            patch.undo()
+    assert (vocoder.store.used, vocoder.open_streams) == (0, 0)
+    assert held(model, engine) == [0, 0, 0, 0, 0]
 
 
 def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:

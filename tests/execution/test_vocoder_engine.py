@@ -28,7 +28,7 @@ from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.networks.source import F0_LOOKAHEAD, frame_sines
-from token2wav.networks.streaming import Piece, state_specs
+from token2wav.networks.streaming import StreamStep, state_specs
 
 SAMPLES = 480  # per frame
 PREPARED = "prepared lengths"
@@ -94,7 +94,7 @@ def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
             if index == len(each.lengths) - 1:
                 assert sent == SAMPLES * frames
             else:
-                assert sent == (SAMPLES * frames - hift.delay if frames > hift.lookahead_frames else 0)
+                assert sent == (SAMPLES * frames - hift.output_delay if frames > hift.lookahead_frames else 0)
         assert float((torch.cat(each.audio) - engine.whole(each.mel)).abs().max()) <= AUDIO
 
 
@@ -161,12 +161,12 @@ def test_nothing_beyond_the_delay_has_influence_and_it_is_no_longer_than_needed(
     changed = mel.clone()
     changed[:, :, at:] += 3
     moved = (hift.vocode(changed, parts.source_noise) - hift.vocode(mel, parts.source_noise))[0].abs()
-    first = SAMPLES * at - hift.delay
+    first = SAMPLES * at - hift.output_delay
     assert float(moved[:first].max()) == 0
     assert float(moved[first : first + SAMPLES].max()) > 0
-    assert hift.delay == 4 * SAMPLES + 4  # the first convolution's look-ahead, and half a window less its hop
+    assert hift.output_delay == 4 * SAMPLES + 4  # the first convolution's look-ahead, and half a window less its hop
     assert torch.equal(
-        hift.vocode(mel, parts.source_noise, final=False), hift.vocode(mel, parts.source_noise)[:, : -hift.delay]
+        hift.vocode(mel, parts.source_noise, final=False), hift.vocode(mel, parts.source_noise)[:, : -hift.output_delay]
     )
 
 
@@ -289,14 +289,14 @@ class Devices(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("first", "beyond"), [(True, 0), (False, 0), (False, 5)])
-def test_what_is_captured_needs_nothing_of_the_host(parts: Parts, first: bool, beyond: int) -> None:
+@pytest.mark.parametrize(("first", "frames_past_end"), [(True, 0), (False, 0), (False, 5)])
+def test_what_is_captured_needs_nothing_of_the_host(parts: Parts, first: bool, frames_past_end: int) -> None:
     """On tensors without content: whoever wants to know a number fails, and whoever brings one shows."""
     hift = copy.deepcopy(parts.hift).to("meta")
     store = StateStore(state_specs(hift), torch.device("meta"))
-    piece = Piece(store.views(store.rows(4)), first, 40, beyond)
+    step = StreamStep(store.views(store.rows(4)), first, 40, frames_past_end)
     with torch.inference_mode(), Devices() as devices:
-        hift(torch.empty(4, 80, 40, device="meta"), torch.empty(4, 40 * SAMPLES, device="meta"), piece)
+        hift(torch.empty(4, 80, 40, device="meta"), torch.empty(4, 40 * SAMPLES, device="meta"), step)
     assert devices.found == {"meta"}
 
 

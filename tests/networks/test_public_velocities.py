@@ -67,5 +67,5 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     modulation = estimator.modulation(TIME, END) if kind == "meanflow" else estimator.modulation(TIME)
     bias = attention_bias(BlockMask(2 * block).whole(mu.shape[2])) if block else None
     noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
-    velocity = estimator.velocity(noise, mu, speakers, cond, modulation, bias)
+    velocity = estimator.velocity(noise, estimator.prepare_conditions(mu, speakers, cond), modulation, bias)
     torch.testing.assert_close(velocity, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)

@@ -23,11 +23,12 @@ def test_chunks_give_the_whole(estimator: StepAudioDiT) -> None:
     x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
     speaker, modulation = torch.randn(2, BANDS), estimator.modulation(torch.tensor([0.3]))
     bias = attention_bias(BlockMask(BLOCK).whole(FRAMES))
-    whole = estimator.velocity(x, mu, speaker, cond, modulation, bias)
+    whole = estimator.velocity(x, estimator.prepare_conditions(mu, speaker, cond), modulation, bias)
     memory, pieces = KeptMemory(estimator.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         piece, own_mu, own_cond = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
-        pieces.append(estimator.velocity(piece, own_mu, speaker, own_cond, modulation, None, memory))
+        conditions = estimator.prepare_conditions(own_mu, speaker, own_cond)
+        pieces.append(estimator.velocity(piece, conditions, modulation, None, memory))
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
     assert len(memory.keys) == 3
     assert len(memory.tails) == 2 * 3

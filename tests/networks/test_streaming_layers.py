@@ -12,11 +12,11 @@ from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.families.bigvgan.network import AntiAliased, Snake
 from token2wav.networks.hift_layers import Analysis, UpConv
 from token2wav.networks.streaming import (
-    WHOLE,
+    OFFLINE,
     Delay,
-    Piece,
     StreamConv,
     StreamConvTranspose,
+    StreamStep,
     causal_conv,
     centred_conv,
     lookahead_conv,
@@ -33,23 +33,23 @@ class Chain(nn.Module):
     def __init__(self, make: Callable[[int], nn.Module], ratio: float) -> None:
         super().__init__()
         ahead = lookahead_conv(CHANNELS, CHANNELS, 4)
-        self.layers = nn.ModuleList([ahead, make(ahead.delayed)])
+        self.layers = nn.ModuleList([ahead, make(ahead.output_delay)])
         self.ratio = ratio
 
     @property
-    def delayed(self) -> int:
-        delay = self.layers[-1].delayed
+    def output_delay(self) -> int:
+        delay = self.layers[-1].output_delay
         assert isinstance(delay, int)
         return delay
 
     @property
     def frames(self) -> int:
         """The delay in inputs, rounded up."""
-        return -int(-self.delayed // self.ratio)
+        return -int(-self.output_delay // self.ratio)
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         for layer in self.layers:
-            x = layer(x, piece)
+            x = layer(x, step)
         return x
 
 
@@ -58,12 +58,12 @@ class Sum(nn.Module):
 
     def __init__(self, delay: int) -> None:
         super().__init__()
-        self.late = centred_conv(CHANNELS, CHANNELS, 7, dilation=2, delay=delay)
-        self.wait = Delay(CHANNELS, self.late.delayed - delay, delay=delay)
-        self.delayed = self.late.delayed
+        self.late = centred_conv(CHANNELS, CHANNELS, 7, dilation=2, input_delay=delay)
+        self.wait = Delay(CHANNELS, self.late.output_delay - delay, input_delay=delay)
+        self.output_delay = self.late.output_delay
 
-    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
-        return self.late(x, piece) + self.wait(x, piece)
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        return self.late(x, step) + self.wait(x, step)
 
 
 class Spectrum(nn.Module):
@@ -72,32 +72,32 @@ class Spectrum(nn.Module):
     def __init__(self, delay: int) -> None:
         super().__init__()
         self.stft = Analysis(16, 4, delay)
-        self.delayed = self.stft.delayed
+        self.output_delay = self.stft.output_delay
 
-    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
-        return self.stft(x[:, :1], piece)[:, :, : x.shape[2] // 4]  # the whole has one window more
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        return self.stft(x[:, :1], step)[:, :, : x.shape[2] // 4]  # the whole has one window more
 
 
 def snake(delay: int) -> nn.Module:
     activation = Snake(CHANNELS, beta=True, log_scale=False)
     activation.freeze()
-    return AntiAliased(activation, delay=delay)
+    return AntiAliased(activation, input_delay=delay)
 
 
 def upsampling(delay: int) -> nn.Module:
-    conv = UpConv(CHANNELS, CHANNELS, 5, 4, delay=delay).eval().requires_grad_(False)
+    conv = UpConv(CHANNELS, CHANNELS, 5, 4, input_delay=delay).eval().requires_grad_(False)
     conv.freeze()
     return conv
 
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
-    "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, delay=delay), 1),
-    "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, delay=delay), 1),
-    "centred": (lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, delay=delay), 1),
-    "one tap": (lambda delay: causal_conv(CHANNELS, CHANNELS, 1, delay=delay), 1),
-    "strided": (lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, delay=delay), 0.25),
-    "transposed": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, delay=delay), 4),
-    "transposed, no overlap": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, delay=delay), 3),
+    "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, input_delay=delay), 1),
+    "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, input_delay=delay), 1),
+    "centred": (lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, input_delay=delay), 1),
+    "one tap": (lambda delay: causal_conv(CHANNELS, CHANNELS, 1, input_delay=delay), 1),
+    "strided": (lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, input_delay=delay), 0.25),
+    "transposed": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, input_delay=delay), 4),
+    "transposed, no overlap": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, input_delay=delay), 3),
     "repeated": (upsampling, 4),
     "anti-aliased": (snake, 1),
     "two ways": (Sum, 1),
@@ -112,15 +112,15 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor
     slots = torch.tensor([store.take() for _ in x])
     rows, outputs, parts = store.rows(len(x)), [], list(x.split(list(lengths), dim=2))
     for index, part in enumerate(parts):
-        beyond = network.frames if index == len(parts) - 1 else 0
-        part = torch.cat((part, torch.randn(*part.shape[:2], beyond)), dim=2)  # what is there does not matter
+        frames_past_end = network.frames if index == len(parts) - 1 else 0
+        part = torch.cat((part, torch.randn(*part.shape[:2], frames_past_end)), dim=2)  # what is there does not matter
         if index:
             store.read(slots, rows)
-        piece = Piece(store.views(rows), first=index == 0, frames=part.shape[2], beyond=beyond)
-        outputs.append(network(part, piece))
+        step = StreamStep(store.views(rows), first=index == 0, frames=part.shape[2], frames_past_end=frames_past_end)
+        outputs.append(network(part, step))
         store.write(slots, rows)
     total = int(x.shape[2] * network.ratio)
-    return torch.cat(outputs, dim=2)[:, :, network.delayed : network.delayed + total]
+    return torch.cat(outputs, dim=2)[:, :, network.output_delay : network.output_delay + total]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -143,7 +143,7 @@ def test_the_delay_is_what_a_layer_looks_ahead() -> None:
         changed = x.clone()
         changed[:, :, 40:] += torch.rand(20)
         moved = (network(changed) - network(x)).abs().amax(dim=1)[0].nonzero().flatten()
-        assert int(moved.min()) == int(40 * ratio) - network.delayed, name
+        assert int(moved.min()) == int(40 * ratio) - network.output_delay, name
 
 
 def test_a_layer_says_what_it_keeps() -> None:

@@ -13,7 +13,7 @@ from token2wav.families.chatterbox.source import SampleSource
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
 from token2wav.networks.source import HarmonicSource
-from token2wav.networks.streaming import Piece, state_specs
+from token2wav.networks.streaming import StreamStep, state_specs
 
 FRAMES, FRAME_SAMPLES, BANDS = 60, 480, 8
 ROUNDING = 2e-5
@@ -73,16 +73,16 @@ def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequenc
     slot, rows, start = torch.tensor([store.take()]), store.rows(1), 0
     audio = []
     for stop in stops:
-        beyond = hift.lookahead_frames if stop == stops[-1] else 0
-        part = torch.cat((mel[:, :, start:stop], torch.randn(1, BANDS, beyond)), dim=2)
+        frames_past_end = hift.lookahead_frames if stop == stops[-1] else 0
+        part = torch.cat((mel[:, :, start:stop], torch.randn(1, BANDS, frames_past_end)), dim=2)
         if start:
             store.read(slot, rows)
-        piece = Piece(store.views(rows), first=not start, frames=part.shape[2], beyond=beyond)
-        new = hift(part, noise_at(noise, start - hift.m_source.delay, part.shape[2]), piece)
+        step = StreamStep(store.views(rows), first=not start, frames=part.shape[2], frames_past_end=frames_past_end)
+        new = hift(part, noise_at(noise, start - hift.m_source.input_delay, part.shape[2]), step)
         store.write(slot, rows)
-        audio.append(
-            new[:, 0 if start else hift.delay : (stop - start) * FRAME_SAMPLES + (hift.delay if beyond else 0)]
-        )
+        delay = hift.output_delay
+        end = (stop - start) * FRAME_SAMPLES + (delay if frames_past_end else 0)
+        audio.append(new[:, delay if not start else 0 : end])
         start = stop
     return torch.cat(audio, dim=1)
 
@@ -99,17 +99,17 @@ def test_pieces_give_the_whole(source: str, stops: tuple[int, ...], request: pyt
 
 def test_what_is_held_back_is_what_the_layers_reach_ahead(hift: HiFT) -> None:
     # Of the mel through F0: 5 frames, half a frame to the next one's middle, and the network.
-    assert hift.m_source.delayed == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
-    assert (hift.delay, hift.lookahead_frames) == (9660, 21)
+    assert hift.m_source.input_delayed == 5 * FRAME_SAMPLES + FRAME_SAMPLES // 2
+    assert (hift.output_delay, hift.lookahead_frames) == (9660, 21)
     mel = torch.randn(1, BANDS, FRAMES)
     changed = mel.clone()
     changed[:, :, 40:] += 1
     one, other = (hift(value, torch.zeros(FRAMES * FRAME_SAMPLES))[0] for value in (mel, changed))
     first = int((one - other).abs().gt(1e-9).nonzero().min())
-    assert 40 * FRAME_SAMPLES - hift.delay <= first < 35 * FRAME_SAMPLES
+    assert 40 * FRAME_SAMPLES - hift.output_delay <= first < 35 * FRAME_SAMPLES
 
 
 def test_a_causal_one_holds_back_less() -> None:
     causal = HiFT(replace(CONFIG, causal=True, conv_pre_look_right=4))
-    assert causal.delay == 4 * FRAME_SAMPLES + 4
-    assert not any(wait.keeps for wait in (*causal.spectrum_waits, *causal.branch_waits))
+    assert causal.output_delay == 4 * FRAME_SAMPLES + 4
+    assert not any(wait.state_shape for wait in (*causal.spectrum_waits, *causal.branch_waits))

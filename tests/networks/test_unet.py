@@ -23,12 +23,13 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
     x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
     speaker, modulation = torch.randn(2, BANDS), unet.modulation(torch.tensor([0.3]))
     allowed = BlockMask(BLOCK).whole(FRAMES)
-    whole = unet.velocity(x, mu, speaker, cond, modulation, attention_bias(allowed))
+    whole = unet.velocity(x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed))
     memory, pieces = KeptMemory(unet.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         piece, own_mu, own_cond = part
-        pieces.append(unet.velocity(piece, own_mu, speaker, own_cond, modulation, None, memory))
+        conditions = unet.prepare_conditions(own_mu, speaker, own_cond)
+        pieces.append(unet.velocity(piece, conditions, modulation, None, memory))
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
     assert len(memory.keys) == 8
     assert len(memory.tails) == 2 * 4 + 3

@@ -158,17 +158,27 @@ class Connection:
         """Reads until so many requests are finished or failed."""
         answers = Answers()
         while requests:
-            result, error = self.inbox.get(timeout=PATIENCE_SECONDS)
-            if error is not None:
-                answers.errors.append(error.message())
-                requests -= 1
-                continue
-            response = result.get_response()
-            if response.outputs:
-                index, final = (int(result.as_numpy(name).item()) for name in ("chunk_index", "final"))
-                answers.chunks.append((index, bool(final), result.as_numpy("audio").copy()))
-            requests -= response.parameters["triton_final_response"].bool_param
+            requests -= self._read(answers)
         return answers
+
+    def first_chunk(self) -> Answers:
+        """Reads until there is a chunk, before the request that it answers is finished."""
+        answers = Answers()
+        while not answers.chunks:
+            assert not self._read(answers), answers.errors
+        return answers
+
+    def _read(self, answers: Answers) -> bool:
+        """Reads one response; returns whether its request is finished or failed."""
+        result, error = self.inbox.get(timeout=PATIENCE_SECONDS)
+        if error is not None:
+            answers.errors.append(error.message())
+            return True
+        response = result.get_response()
+        if response.outputs:
+            index, final = (int(result.as_numpy(name).item()) for name in ("chunk_index", "final"))
+            answers.chunks.append((index, bool(final), result.as_numpy("audio").copy()))
+        return bool(response.parameters["triton_final_response"].bool_param)
 
 
 def voice_inputs(voice: Voice) -> dict[str, NDArray[Any]]:

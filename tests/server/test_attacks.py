@@ -112,10 +112,11 @@ def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> Non
     assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
     # The longest that is read is JSON to Triton whatever its sender says, and too little for it to die of.
     longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
-    assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) in (400, 500)
+    assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) == 400
     nested = [b"[" * MEGABYTE, b'{"a":' * 200_000, b'{"tokens":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
     names = b'{"tokens":[1]' + b"".join(b',"p%d":1' % number for number in range(100_000)) + b"}"
-    for text in (*nested, names):
+    broken = [b'{"tokens": [1', b"[]", b"\xff\xfe", b'{"tokens": [4294967297]}', b'{"tokens":[1],"tokens":[2]}']
+    for text in (*nested, names, *broken):
         assert status(http, SPEAK, key, f"Content-Length: {len(text)}", body=[text]) == 400
     assert status(http, SPEAK, key, "Content-Length: 0") == 411
     assert status(http, SPEAK, key, "Content-Length: 5", "Content-Encoding: gzip") == 415
@@ -143,7 +144,14 @@ def test_only_a_few_methods_and_paths_are_open(ports: dict[str, int]) -> None:
     http, key = ports["http"], f"admin-key: {KEY}"
     for method in ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"):
         assert status(http, "/v2/health/ready", method=method) in (400, 403, 405), method
-    for path in ("/v2/logging", "/v2//health/ready", "/v2/models/../logging", "/v2/%6cogging", "/v2/health/ready?a=b"):
+    for path in (
+        "/v2/",
+        "/v2/logging",
+        "/v2//health/ready",
+        "/v2/models/../logging",
+        "/v2/%6cogging",
+        "/v2/health/ready?a=b",
+    ):
         assert status(http, path, key) == 403, path
     for path in ("/v2/repository/models/token2wav/unload", "/v2/cudasharedmemory/region/a/register"):
         assert status(http, path, key, "Content-Length: 2", method="POST", body=[b"{}"]) == 403

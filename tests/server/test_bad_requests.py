@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.server.conftest import IDLE_SECONDS, STREAM_SECONDS
 from tests.server.rig import Connection, Rig, voice_inputs
 from tests.support.golden import GoldenSet
+from token2wav import Voice
 from token2wav_server.launcher.access import CLIENT_HEADER
 
 Inputs = dict[str, NDArray[Any]]
@@ -168,22 +169,16 @@ def test_unknown_sequence(rig: Rig) -> None:
         assert "sequence_id: 'nobody' is no open stream" in error
 
 
-def test_an_id_in_use_is_refused_to_others(rig: Rig, golden: GoldenSet) -> None:
-    with rig.connect() as mine, rig.connect() as theirs:
-        mine.send(golden.tokens[:50], golden.voice, "same", start=True)
-        assert len(mine.answers().chunks) == 1
-        theirs.send(golden.tokens[:1], golden.voice, "same", start=True)
-        [error] = theirs.answers().errors
-        assert "sequence_id: 'same' is in use by an open stream" in error
-        mine.send([], None, "same", end=True)
-        assert mine.answers().audio.shape == (5 * 960 + 1924,)  # 5 tokens, and what the first chunk held back
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
         ({"audio_format": "mp3"}, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
+        (
+            {"samplerate": 8000},
+            "parameters: 'samplerate' is not a request parameter; known are audio_format, sample_rate, keep_open, "
+            "steps, voice, stream_key",
+        ),
         ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
     ],
 )
@@ -227,13 +222,19 @@ class TestLimits:
             for sequence in ("first", "second"):
                 connection.send([1], golden.voice, sequence, start=True)
             assert not connection.answers(requests=2).errors
-            connection.send([1], golden.voice, "third", start=True)
+            mine = changed(golden, speaker_embedding=np.full(192, 0.25, np.float32))
+            connection.send([1], mine, "third", start=True)
             assert connection.answers().errors == ["streams: all 2 are in use; try again later"]
+            digest = bytes.fromhex(Voice(**mine).content_hash)
             connection.send([], None, "first", end=True)
             assert connection.answers().audio.shape == (960,)
             the_next_stream_works(connection, golden)
             connection.send([], None, "second", end=True)
             connection.answers()
+            # The voice of a client that was refused pushes no voice of another client out.
+            connection.send([1], {"voice_id": np.frombuffer(digest, np.uint8)})
+            [error] = connection.answers().errors
+            assert "is not registered here" in error
 
     def test_idle_stream_is_dropped(self, limited: Rig, golden: GoldenSet) -> None:
         with limited.connect() as connection:

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from tests.families.cosyvoice3.tolerances import SNR_DB
 from tests.server.rig import Connection, Rig, voice_inputs
+from tests.server.takeover import ATTACKS, IDENTITIES, Attack, Identity, attempt
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY, random_portions
 from tests.support.golden import ROOT, TINY, GoldenSet, snr_db
 from token2wav import Token2Wav
@@ -143,14 +144,47 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
         while not (errors := connection.answers().errors):
             time.sleep(0.2)
             connection.send([], None, "silent")  # no sign of life
-        assert errors[0].startswith(f"{IN}sequence_id: 'silent' is no open stream")
+        assert errors == [f"{IN}stream: no tokens for {IDLE_SECONDS:g} s; it was dropped"]
     ensemble.wait_until_empty()
     with ensemble.connect(MODEL) as connection:
         connection.send(golden.tokens[60:], None, "abandoned", end=True)
         [error] = connection.answers().errors
-        assert error.startswith(f"{IN}sequence_id: 'abandoned' is no open stream")
+        assert error == f"{IN}stream: no tokens for {IDLE_SECONDS:g} s; it was dropped"
         connection.send(golden.tokens[:1], golden.voice, "abandoned", start=True, end=True)  # free again
         assert connection.answers().audio.shape == (960,)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+def test_a_stream_cannot_be_taken_over(
+    attack: Attack, ensemble: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    """As of the one-process model, but that Triton says first in which ensemble an error arose."""
+    for name, identities in IDENTITIES.items():
+        outcome = attempt(ensemble, golden, attack, identities, sequence=21, model=MODEL)
+        assert not outcome.errors, name
+        assert np.abs(outcome.audio - whole).max() <= SERVER_EQUALS_LIBRARY, name
+        assert not outcome.stolen, name
+        assert len(outcome.refusals) == len(attack.tokens), name
+        assert all("an open stream of another client" in refusal for refusal in outcome.refusals), name
+
+
+def test_two_nameless_clients_with_one_id_hear_nothing_of_each_other(
+    ensemble: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    outcome = attempt(ensemble, golden, ATTACKS[0], (Identity(), Identity()), sequence=21, model=MODEL)
+    assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
+    assert not outcome.stolen
+    for told in (outcome.errors, outcome.refusals):
+        assert told
+        assert all("'21' was started a second time while its stream was open" in error for error in told)
+
+
+def test_an_unknown_parameter_is_refused(connection: Connection, golden: GoldenSet) -> None:
+    connection.send([1], golden.voice, parameters={"samplerate": 8000})
+    [error] = connection.answers().errors
+    assert error.startswith(
+        f"{IN}parameters: 'samplerate' is not a request parameter; known are audio_format, sample_rate"
+    )
 
 
 def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(

@@ -59,6 +59,19 @@ def test_an_error_names_the_field_and_the_bound(open_rig: Rig, golden: GoldenSet
     assert "tokens: 9999 at index 0 is outside the vocabulary 0 to 6560" in told[0]["error"]
 
 
+def test_a_token_beyond_32_bits_is_refused_and_not_spoken_as_another(open_rig: Rig, golden: GoldenSet) -> None:
+    """Triton itself keeps the lower 32 bits: 4294967297 would be token 1."""
+    status, told = events(open_rig.server.http_url, utterance(golden, tokens=[4294967297]))
+    assert status == 400
+    assert told[0]["error"] == "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"
+
+
+def test_an_unknown_parameter_is_refused(open_rig: Rig, golden: GoldenSet) -> None:
+    status, told = events(open_rig.server.http_url, utterance(golden, samplerate=8000))
+    assert status == 400
+    assert told[0]["error"].startswith("parameters: 'samplerate' is not a request parameter")
+
+
 def test_events_arrive_one_by_one_and_who_leaves_is_let_go(open_rig: Rig, golden: GoldenSet) -> None:
     long = utterance(golden, tokens=np.tile(golden.tokens, 40).tolist())
     connection = http.client.HTTPConnection(open_rig.server.http_url, timeout=PATIENCE_SECONDS)

@@ -58,8 +58,7 @@ def library(golden: GoldenSet, first: int) -> NDArray[np.float32]:
     with model.stream(golden.voice) as stream:
         chunks = stream.push(golden.tokens[:first])
         assert len(chunks) == 1
-        stream._request.chunker.push(golden.tokens[first:].astype(np.int32), end=True)  # with the end, as above
-        chunks += stream._run()
+        chunks += stream.finish(golden.tokens[first:])
     return np.concatenate([chunk.audio for chunk in chunks])
 
 

@@ -96,6 +96,18 @@ class GatedReply(RecordingReply):
         assert self.gate.wait(WAIT_SECONDS)
 
 
+class Hanging:
+    """What a vocoder does meanwhile, until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.gate.wait(WAIT_SECONDS)
+
+
 class BrokenReply(RecordingReply):
     """A client that is gone: whatever is sent to it raises."""
 

@@ -97,6 +97,13 @@ def test_the_speed_of_a_worker_is_learned() -> None:
         assert len(policy.next_batch(chunks, 0.0)) == most
 
 
+def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
+    policy = Policy[str](8)
+    policy.computed(100, 1.0)
+    policy.computed(0, 50.0)
+    assert len(policy.next_batch([heard(owner, 3.5, 100) for owner in "abcd"], 0.0)) == 3
+
+
 @dataclass(eq=False)
 class Listener:
     """A stream whose tokens arrive at 25 a second; its player starts a moment after the first audio.

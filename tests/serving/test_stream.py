@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, one_line
 from token2wav import (
     AudioChunk,
@@ -301,6 +303,78 @@ def test_streams_of_several_threads_do_not_touch_each_other(model: Token2Wav) ->
     for audio, reference in zip(found, expected, strict=True):
         assert audio is not None
         assert np.array_equal(audio, reference)
+
+
+# Cancellations by other threads, which come while the engines work.
+
+
+def run_elsewhere(work: Callable[[], object]) -> None:
+    """Runs something in another thread, and waits for it."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("call", ["push", "finish"])
+def test_a_call_in_progress_ends_with_the_cancellation_and_frees_what_the_stream_held(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, call: str
+) -> None:
+    model, vocoder = faulty
+    stream, held = model.stream(voice), list[int]()
+
+    def cancel() -> None:
+        run_elsewhere(stream.cancel)
+        held.append(model.pipeline.open_streams)
+
+    vocoder.meanwhile["advance"] = cancel
+    with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):
+        getattr(stream, call)(demo_tokens(FIRST + 50))
+    assert held == [1]
+    assert model.pipeline.open_streams == 0
+    with pytest.raises(StreamClosedError, match=r"^stream: it was cancelled$"):
+        stream.push([1])
+
+
+def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one opens, and speaks, just before the state of the cancelled one is written."""
+    model, vocoder = faulty
+    store = vocoder._stage.store
+    write, streams, heard = store.write, [model.stream(voice)], list[AudioChunk]()
+
+    def barge_in() -> None:
+        streams[0].cancel()
+        streams.append(model.stream(voice))
+        heard.extend(streams[1].push(demo_tokens(30)))
+
+    def interrupted(*given: Any) -> None:
+        monkeypatch.setattr(store, "write", write)
+        run_elsewhere(barge_in)
+        write(*given)
+
+    monkeypatch.setattr(store, "write", interrupted)
+    with pytest.raises(StreamClosedError):
+        streams[0].push(demo_tokens(40)[::-1])
+    assert np.array_equal(joined(heard + streams[1].finish()), expected(30))
+
+
+def test_a_dropped_stream_that_another_thread_closes_first_is_no_error(model: Token2Wav, voice: Voice) -> None:
+    pipeline = model.pipeline
+
+    class Contended(deque[Any]):
+        def popleft(self) -> Any:
+            if len(self) == 1:
+                run_elsewhere(super().popleft)
+            return super().popleft()
+
+    dropped, pipeline._dropped = pipeline._dropped, Contended([pipeline.request(voice)])
+    try:
+        with model.stream(voice) as stream:
+            assert len(joined(stream.finish([1]))) == 960
+    finally:
+        pipeline._dropped = dropped
 
 
 # Failing engines.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from tests.serving.replies import (
     Expected,
     FakeClock,
     GatedReply,
+    Hanging,
     Make,
     RecordingReply,
     assert_serves,
@@ -137,18 +137,6 @@ def test_a_client_that_vanishes_ends_its_utterance(workers: WorkerPool, model: T
     assert closed.count == 1
 
 
-class Hanging:
-    """What a vocoder does meanwhile, until it is let go."""
-
-    def __init__(self) -> None:
-        self.reached = threading.Event()
-        self.gate = threading.Event()
-
-    def __call__(self) -> None:
-        self.reached.set()
-        assert self.gate.wait(WAIT_SECONDS)
-
-
 def test_who_is_idle_or_vanishes_is_freed_while_the_worker_hangs(
     make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected
 ) -> None:
@@ -189,8 +177,10 @@ def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
     clock.now += 2.0
     with pytest.raises(EngineError, match=r"^engine: no batch has ended for 181 s; it hangs$"):
         workers.open(voice)
+    assert str(running.failed()) == "engine: a batch has not ended for 181 s; it hangs"
     hanging.gate.set()
-    assert np.array_equal(joined(running), expected(FIRST))
+    until(lambda: workers._idle_workers == 1)
+    assert model.pipeline.open_streams == 0
     assert_serves(workers, voice, expected)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.serving.replies import (
     FIRST,
@@ -22,10 +24,14 @@ from tests.serving.replies import (
     speak,
     until,
 )
+from tests.support.batches import WHOLE_BLOCKS
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
-from token2wav import EngineError, Token2Wav, Voice
+from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
+from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, Stage, VocoderStage
+from token2wav.model_config import ModelConfig
 from token2wav.serving import pipeline
+from token2wav.serving.request import Reply, Request
 from token2wav.serving.worker import Observer, WorkerPool
 
 
@@ -114,6 +120,83 @@ def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voi
     workers.push(utterance, [1], reply, end=False, keep_open=True)
     reply.failed()
     assert_serves(workers, voice, expected)
+
+
+def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cancelled stream is none of the scheduler's any more, but its worker still has to free it."""
+    model, vocoder = faulty
+    workers, reply = make(model), RecordingReply()
+    utterance, settle, faults = workers.open(voice), workers._scheduler.settle, [ValueError("a bug")] * 2
+
+    def failing(request: Request) -> list[Reply]:
+        if utterance.over and faults:
+            raise faults.pop()
+        return settle(request)
+
+    def cancel() -> None:  # not by the worker itself, which would free it at once
+        elsewhere = threading.Thread(target=workers.cancel, args=(utterance,))
+        elsewhere.start()
+        elsewhere.join()
+
+    monkeypatch.setattr(workers._scheduler, "settle", failing)
+    vocoder.meanwhile["advance"] = cancel
+    workers.push(utterance, demo_tokens(FIRST), reply, end=True)
+    assert isinstance(reply.failed(), StreamClosedError)
+    until(lambda: not faults)
+    assert_serves(workers, voice, expected)
+    assert model.pipeline.open_streams == 0
+
+
+class FlowWithoutLookahead(Stage[Voice], FlowStage):
+    """Flow that needs no token after a chunk, so that at a chunk's border nothing is left for the last one."""
+
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self.keep(voice)
+
+    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+        return [torch.zeros(1, 2 * (chunk.stop - chunk.start)) for _, chunk in batch]
+
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        return torch.zeros(1, 2 * len(tokens))
+
+
+class TenSamplesOfEachFrame(Stage[None], VocoderStage):
+    def open(self) -> int:
+        return self.keep(None)
+
+    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+        return [self.whole(chunk.mel) for _, chunk in batch]
+
+    def whole(self, mel: torch.Tensor) -> torch.Tensor:
+        return mel[0].repeat_interleave(10)
+
+
+def test_an_end_alone_at_a_chunks_border_is_no_fault(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    config = ModelConfig(
+        vocab_size=100,
+        token_frame_rate=25,
+        block_tokens=5,
+        token_mel_ratio=2,
+        mel_bands=1,
+        speaker_size=3,
+        sample_rate=500,
+        samples_per_token=20,
+    )
+    workers = make(Token2Wav(config, FlowWithoutLookahead(), TenSamplesOfEachFrame(), WHOLE_BLOCKS))
+    utterance = workers.open(Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32)))
+    first, end = RecordingReply(), RecordingReply()
+    workers.push(utterance, np.arange(5), first, end=False)
+    assert [len(chunk.audio) for chunk in first.succeeded()] == [100]
+    workers.push(utterance, [], end, end=True)
+    assert [(len(chunk.audio), chunk.final) for chunk in end.succeeded()] == [(0, True)]
+    workers.close()  # after its last turn
+    assert not caplog.records
 
 
 def broken(*_: object) -> None:

@@ -247,17 +247,19 @@ def tokens_after_the_end(scene: Scene) -> str:
 
 
 def id_of_another(scene: Scene) -> str:
-    """The one whose id it is must not suffer from it."""
+    """Takes the id of an open stream, with or without a first request; its owner must not suffer from it."""
     line = scene.line(at_least=100)
     opening = replace(scene.opening(line, keep_open=False), audio_format="float32")
     sequence = str(uuid4())
-    with RawStream(scene.url, sequence) as owner, RawStream(scene.url, sequence) as thief:
+    with RawStream(scene.url, sequence, stream_key="owner") as owner, RawStream(scene.url, sequence) as thief:
         owner.send(line.tokens[:60], opening)
         begun = owner.answers()
         if begun.errors:
             return begun.errors[0]
-        thief.send(_ONE, scene.opening(line), end=True)
-        told = thief.answers()
+        starts = scene.random.random() < 0.5
+        thief.send(_ONE, scene.opening(line) if starts else None)
+        thief.send(_ONE, end=True)
+        told = thief.answers(requests=2)
         owner.send(line.tokens[60:], end=True)
         ended = owner.answers()
         if fault := ended.errors or line.fault(begun.audio + ended.audio):
@@ -357,7 +359,7 @@ MISDEEDS = [
     Misdeed("stall", "stops reading and leaves", stops_reading_and_leaves, AUDIO),
     Misdeed("stall", "stops reading and reads on", stops_reading_and_reads_on, AUDIO),
     Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),
-    Misdeed("garbage", "id of another", id_of_another, "is in use by an open stream"),
+    Misdeed("garbage", "id of another", id_of_another, "an open stream of another client"),
     Misdeed("garbage", "unknown sequence", unknown_sequence, "is no open stream"),
     *(Misdeed("garbage", name, in_the_first_request(spoil), told) for name, (spoil, told) in _GARBAGE_FIRST.items()),
     *(Misdeed("garbage", name, in_the_middle(spoil), told) for name, (spoil, told) in _GARBAGE_MIDDLE.items()),

@@ -37,11 +37,15 @@ class RawStream:
     Args:
         url: host:port.
         sequence: id; empty for whole utterances.
+        stream_key: secret of its utterance; empty for none.
         options: of the gRPC channel.
     """
 
-    def __init__(self, url: str, sequence: str = "", options: tuple[tuple[str, int], ...] = ()) -> None:
+    def __init__(
+        self, url: str, sequence: str = "", options: tuple[tuple[str, int], ...] = (), *, stream_key: str = ""
+    ) -> None:
         self._sequence = sequence
+        self._stream_key = stream_key
         self._format: AudioFormat = "float32"
         self._requests = 0
         self._outbox: SimpleQueue[Any] = SimpleQueue()
@@ -60,7 +64,15 @@ class RawStream:
         """Sends a request, after `spoil` has done to it what it likes."""
         if opening is not None:
             self._format = opening.audio_format
-        message = build_request("token2wav", self._sequence, str(self._requests), tokens, opening=opening, end=end)
+        message = build_request(
+            "token2wav",
+            self._sequence,
+            str(self._requests),
+            tokens,
+            stream_key=self._stream_key,
+            opening=opening,
+            end=end,
+        )
         spoil(message)
         self._requests += 1
         self._outbox.put(message)

@@ -19,7 +19,7 @@ class KeptMemory:
     """
 
     def __init__(self, convolutions: Iterable[CausalConv], rows: int) -> None:
-        self.tails = [torch.zeros(rows, *conv.keeps) for conv in convolutions]
+        self.tails = [torch.zeros(rows, *conv.state_shape) for conv in convolutions]
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
 

@@ -31,7 +31,8 @@ from token2wav.networks.configs import HiFTConfig
 
 FULL = CosyVoice3Config.read(FULL_YAML.parent)
 LAYERS = 22 * (4 * 1024 * 1024 + 2 * 1024 * 2048) + 1024 * 80
-INPUT = (80 + 80 + 80 + 80) * 1024 + 2 * 1024 * 64 * 31
+INPUT = 80 * 1024 + 2 * 1024 * 64 * 31  # of the state in every step
+CONDITIONS = (80 + 80 + 80) * 1024  # once for all steps
 RATES = {"copy": 4.8e12, "triad": 4.0e12, "float16": 800e12, "float32": 60e12, "float64": 60e12}
 
 
@@ -244,7 +245,7 @@ def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
 
 
 def test_weights_of_the_full_size() -> None:
-    assert estimator_sizes(FULL, "float32")[1:] == (LAYERS, INPUT)
+    assert estimator_sizes(FULL, "float32")[1:] == (LAYERS, INPUT, CONDITIONS)
 
 
 def test_blocks_see_none_after_them() -> None:
@@ -257,8 +258,8 @@ def test_one_chunk_of_the_full_size() -> None:
     work = flow_work(FULL, "float16", streams=1, frames=50, past=0)
     look_ahead, pages = 80 * 1024 * (4 + 3), 2 * 22 * 1024 * 2 * 10 * 2 * 50  # 90.1 MB
     assert work.half == 2 * 10 * (2 * 50 * LAYERS + 2 * 22 * 1024 * 2 * 50 * 50)
-    assert work.single == 2 * (10 * 2 * 50 * INPUT + 25 * look_ahead)
-    assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * look_ahead + pages
+    assert work.single == 2 * (2 * 50 * (10 * INPUT + CONDITIONS) + 25 * look_ahead)
+    assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * (CONDITIONS + look_ahead) + pages
     many = flow_work(FULL, "float16", streams=64, frames=50, past=0)
     assert many.bytes - 64 * pages == work.bytes - pages  # a batch shares its weights and nothing else
     assert (many.half, many.single) == (64 * work.half, 64 * work.single)
@@ -280,11 +281,14 @@ def test_the_flow_against_torchs_counter() -> None:
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
     rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
+    conditions = estimator.prepare_conditions(mu, speaker, cond)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        estimator.velocity(x, mu, speaker, cond, modulation, None, rope=rope)
+        estimator.velocity(x, conditions, modulation, None, rope=rope)
+    with FlopCounterMode(display=False) as once:
+        estimator.prepare_conditions(mu, speaker, cond)
     work = flow_work(model, "float32", 1, frames, 0)
-    conditions = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
-    assert counter.get_total_flops() == work.single / model.ode_steps - conditions / 10
+    lookahead = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
+    assert model.ode_steps * counter.get_total_flops() + once.get_total_flops() + lookahead == work.single
 
 
 def test_the_vocoder_of_the_full_size() -> None:

@@ -122,14 +122,15 @@ class PrefixCache(Generic[ContentT]):
             prefix.references += 1
         try:
             with prefix.computing:
-                if prefix.content is None:
+                computed = prefix.content is None
+                if computed:
                     prefix.content = compute()
-                    self.computed += 1
         except BaseException:
             self.release(prefix)
             raise
         with self._lock:
             self.acquired += 1
+            self.computed += computed
         return prefix
 
     def release(self, prefix: Prefix[ContentT]) -> None:

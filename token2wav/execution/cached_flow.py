@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class _Stream:
 
     voice: Voice
     steps: int
-    prefix: Prefix[_Prompt]
+    prefix: Prefix[_Prompt] | None  # None once the stream is done with its pages
     prompt: _Prompt
     blocks: StreamBlocks
     conv_state: torch.Tensor
@@ -64,8 +65,8 @@ class CachedFlow(Stage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
-    its pages back and goes on by recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed
-    number of pages, all taken when it opens.
+    its own pages and its reference to the prompt's back, and goes on by recomputing: slower, with the same result. With
+    `left_blocks` >= 0 it needs a fixed number of pages, all taken when it opens.
 
     Args:
         recompute: the same flow, for streams that the pool has no room for, and for whole utterances.
@@ -107,15 +108,16 @@ class CachedFlow(Stage[_Stream], FlowStage):
         prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
         prompt = prefix.content
         assert prompt is not None
-        mask = stream_mask(self._config, voice, self._left_blocks)
-        try:
+        with ExitStack() as taken:  # is given back if a later step fails
+            taken.callback(self.prefixes.release, prefix)
+            mask = stream_mask(self._config, voice, self._left_blocks)
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
-        except BaseException:
-            self.prefixes.release(prefix)
-            raise
-        next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
-        states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
-        return self.keep(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+            taken.callback(blocks.release)
+            next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
+            states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
+            handle = self.keep(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+            taken.pop_all()
+            return handle
 
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
@@ -253,9 +255,9 @@ class CachedFlow(Stage[_Stream], FlowStage):
         return prompt
 
     def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
-        """Mel of a chunk without the cache; a stream's first one gives up its pages."""
+        """Mel of a chunk without the cache; a stream's first one gives up all of its pages."""
         if stream.recomputing is None:
-            stream.blocks.release()
+            self._release_pages(stream)
             prefix = self._config.prefix_tokens(len(stream.voice.prompt_tokens))
             tokens = np.concatenate([stream.voice.prompt_tokens[:prefix], *stream.tokens])
             stream.tokens.clear()
@@ -265,7 +267,13 @@ class CachedFlow(Stage[_Stream], FlowStage):
 
     def _release(self, stream: _Stream) -> None:
         """Gives back all that a stream holds: its one end."""
-        stream.blocks.release()
-        self.prefixes.release(stream.prefix)
+        self._release_pages(stream)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)
+
+    def _release_pages(self, stream: _Stream) -> None:
+        """Gives back a stream's own pages, and its reference to those of its prompt."""
+        stream.blocks.release()
+        if stream.prefix is not None:
+            self.prefixes.release(stream.prefix)
+            stream.prefix = None

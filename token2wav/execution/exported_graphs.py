@@ -18,11 +18,12 @@ import torch
 from token2wav.errors import EngineError, EngineUnavailableError
 from token2wav.execution.step import StepGraph
 from token2wav.networks.hift import HiFT
-from token2wav.networks.streaming import Piece, StateSpec, Streaming, VocoderNetwork, state_specs
+from token2wav.networks.streaming import StateSpec, Streaming, StreamStep, VocoderNetwork, state_specs
 
 SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
 PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
-_OUTSIDE = ("f0_predictor.", "m_source")  # double precision, and a phase: they are not exported
+# Not exported: double precision, a phase, and a layer after the graph.
+_OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
 def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
@@ -40,11 +41,11 @@ class ExportedVocoder:
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
         """Audio of signals and a piece, as the methods have them; the states of the piece are replaced."""
-        *signals, piece = arguments
-        assert isinstance(piece, Piece)
-        assert piece.state is not None
+        *signals, step = arguments
+        assert isinstance(step, StreamStep)
+        assert step.state is not None
         inputs = {name: signal.contiguous() for name, signal in zip(SIGNALS, signals, strict=False)}
-        kept = {spec.name: piece.state[layer] for layer, spec in self._specs.items()}
+        kept = {spec.name: step.state[layer] for layer, spec in self._specs.items()}
         inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
         *channels, samples = self._shape
         audio = signals[0].new_empty(len(signals[0]), *channels, signals[0].shape[2] * samples)

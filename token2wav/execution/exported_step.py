@@ -111,7 +111,7 @@ class ExportedStep(StepFunction):
         there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
         allowed = sees[..., None] & there[:, None]
         bias = attention_bias(allowed.flatten(2)).repeat_interleave(frames, dim=1)[:, None]
-        mu, spks, cond = self.tables.conditions(
+        mu, spks, cond = self.tables.guided(
             self._dense(batch.mu, size.each), batch.speakers[:: size.each], self._dense(batch.cond, size.each)
         )
         positions = starts + count[: size.each * frames]

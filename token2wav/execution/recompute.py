@@ -149,6 +149,6 @@ class RecomputeVocoder(Stage[_Mel], VocoderStage):
         if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
             return history.mel.new_empty(0)
         audio = self.whole(history.mel)
-        audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.delay)]
+        audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.output_delay)]
         history.speech_offset += len(audio)
         return audio

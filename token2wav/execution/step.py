@@ -64,14 +64,14 @@ class TorchStep(StepFunction):
         self.memory: type[BlockMemory | KernelMemory] = KernelMemory if kernels else BlockMemory
 
     def __call__(self, batch: Batch) -> Velocity:
-        mu, speakers, cond = self.tables.conditions(batch.mu, batch.speakers, batch.cond)
+        conditions = self.estimator.prepare_conditions(*self.tables.guided(batch.mu, batch.speakers, batch.cond))
         rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, batch.block_frames)))
         memory = self.memory(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
             memory.step = step
             x, modulation = self.tables.rows(batch.x), self.tables.modulation[step]
-            return self.estimator.velocity(x, mu, speakers, cond, modulation, None, memory, rope=rope)
+            return self.estimator.velocity(x, conditions, modulation, None, memory, rope=rope)
 
         return velocity
 

@@ -22,7 +22,7 @@ from token2wav.execution.runner import GraphPool
 from token2wav.execution.stages import MelChunk, Stage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable, SourceNoise
-from token2wav.networks.streaming import Piece, VocoderNetwork, state_specs
+from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
 
@@ -163,7 +163,7 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         if hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
             raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
-        self._early = network.delay - hold_frames * network.frame_samples if hold_frames else 0
+        self._early = network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
         if self._early:  # what is guessed has the length of an end
             shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
         self.store = StateStore(state_specs(network), self._device)
@@ -183,7 +183,8 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self) -> int:
-        return self.keep(_Stream(self.store.take(), torch.empty(self._net.bands, 0, device=self._device)))
+        held = torch.empty(self._net.bands, 0, device=self._device)  # first, as nothing gives a slot back if it fails
+        return self.keep(_Stream(self.store.take(), held))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -268,8 +269,8 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         compute()
         if shape.inside and keep:
             self.store.write(batch.slots, batch.rows)
-        first = self._net.delay if shape.first else 0
-        last = parts[0].mel.shape[1] * self._net.frame_samples + (0 if shape.inside else self._net.delay)
+        first = self._net.output_delay if shape.first else 0
+        last = parts[0].mel.shape[1] * self._net.frame_samples + (0 if shape.inside else self._net.output_delay)
         audio = batch.audio[: len(parts), first:last]
         return list(audio.clone() if self._lengths else audio)
 
@@ -286,7 +287,7 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
         # Prepared ones run one at a time, so they share their rows.
         rows = self._rows if self._lengths else self.store.rows(shape.streams)
         rows = {dtype: table[: shape.streams] for dtype, table in rows.items()}
-        beyond = 0 if shape.inside else self._net.lookahead_frames
-        piece = Piece(self.store.views(rows), shape.first, shape.frames, beyond)
+        frames_past_end = 0 if shape.inside else self._net.lookahead_frames
+        step = StreamStep(self.store.views(rows), shape.first, shape.frames, frames_past_end)
         decode = self._decode if shape.inside and not shape.first else None
-        return _Batch(shape, self._net, rows, lambda mel, noise: self._net.in_pieces(mel, noise, piece, decode))
+        return _Batch(shape, self._net, rows, lambda mel, noise: self._net.run_step(mel, noise, step, decode))

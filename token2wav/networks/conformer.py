@@ -17,7 +17,7 @@ from torch import nn
 
 from token2wav.networks.lookahead import PreLookahead
 from token2wav.networks.masks import BlockMask, attention_bias
-from token2wav.networks.streaming import WHOLE, Piece, Streaming, causal_conv
+from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep, causal_conv
 
 RATIO = 2  # frames of a token
 LOOKBEHIND = 2  # tokens that the look-ahead layer's second convolution reaches back
@@ -60,14 +60,14 @@ class ConformerState:
     Attributes:
         tokens: position of the next one.
         runs: of every layer, those of the tokens' rate first.
-        tail: what the upsampling convolution keeps, see `Piece.state`.
+        tail: state of the upsampling convolution, see `StreamStep.state`.
     """
 
     def __init__(self, encoder: Conformer, batch: int = 1, start: int = 0) -> None:
         conv = encoder.up_layer.conv
         self.tokens = start
         self.runs: list[list[_Run]] = [[] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))]
-        self.tail: dict[Streaming, torch.Tensor] = {conv: conv.weight.new_zeros(batch, *conv.keeps)}
+        self.tail: dict[Streaming, torch.Tensor] = {conv: conv.weight.new_zeros(batch, *conv.state_shape)}
         self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
 
     def fork(self) -> ConformerState:
@@ -152,8 +152,8 @@ class Conformer(nn.Module):
         bias = _bias(mask, runs[0], start, x)  # layers of a rate have keys of the same positions
         for layer, past in zip(self.encoders, runs, strict=False):
             x = layer(x, start, bias, past)
-        piece = WHOLE if state is None else Piece(state.tail, first=not start, frames=tokens)
-        x = self.up_embed(self.up_layer(x, piece))
+        step = OFFLINE if state is None else StreamStep(state.tail, first=not start, frames=tokens)
+        x = self.up_embed(self.up_layer(x, step))
         up_mask = mask and replace(mask, block_frames=RATIO * mask.block_frames)
         bias = _bias(up_mask, up_runs[0], RATIO * start, x)
         for layer, past in zip(self.up_encoders, up_runs, strict=True):
@@ -273,9 +273,9 @@ class _Upsampling(nn.Module):
         super().__init__()
         self.conv = causal_conv(size, size, 2 * RATIO + 1)
 
-    def forward(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """(B, T, size) to (B, RATIO * T, size)."""
-        return self.conv(x.repeat_interleave(RATIO, dim=1).transpose(1, 2), piece).transpose(1, 2)
+        return self.conv(x.repeat_interleave(RATIO, dim=1).transpose(1, 2), step).transpose(1, 2)
 
 
 class _FeedForward(nn.Module):

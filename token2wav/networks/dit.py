@@ -90,29 +90,21 @@ class InputEmbedding(nn.Module):
         block_frames = None if config.guided is None else config.static_chunk_size
         self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        cond: torch.Tensor | None,
-        mu: torch.Tensor,
-        spks: torch.Tensor,
-        memory: Memory | None = None,
-    ) -> torch.Tensor:
-        """x, cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
-        if spks.dim() == 2:
-            spks = spks[:, None].expand(-1, x.shape[1], -1)
-        mels = (x,) if cond is None else (x, cond)
-        h = self.proj(torch.cat((*mels, mu, spks), dim=-1))  # Q7: this order
+    def forward(self, x: torch.Tensor, conditions: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        """State x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
+        h = self.project_state(x) + conditions
         return self.conv_pos_embed(h, memory) + h
 
-    def of_state(self, x: torch.Tensor) -> torch.Tensor:
-        """Part of the projection that is the state's: (B, T, bands) to (B, T, dim)."""
+    def project_state(self, x: torch.Tensor) -> torch.Tensor:
+        """Projects the state, (B, T, bands) to (B, T, dim). It is the one part that differs between ODE steps."""
         return F.linear(x, self.proj.weight[:, : self._bands])
 
-    def of_conditions(self, cond: torch.Tensor, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
-        """The rest of it, the same at all times of the ODE: cond, mu (B, T, bands), spks (B, bands) to (B, T, dim)."""
-        given = torch.cat((cond, mu, spks[:, None].expand(-1, mu.shape[1], -1)), dim=-1)
-        return F.linear(given, self.proj.weight[:, self._bands :], self.proj.bias)
+    def project_conditions(self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
+        """Projects the conditions: cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
+        if spks.dim() == 2:
+            spks = spks[:, None].expand(-1, mu.shape[1], -1)
+        parts = (mu, spks) if cond is None else (cond, mu, spks)  # Q7: this order, behind the state
+        return F.linear(torch.cat(parts, dim=-1), self.proj.weight[:, self._bands :], self.proj.bias)
 
 
 class RotaryEmbedding(nn.Module):
@@ -247,7 +239,7 @@ class DiT(Estimator):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.attention = config.depth, config.heads, config.dim_head
-        self.keeps = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
+        self.conv_state_shapes = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
         self.block_frames = config.static_chunk_size
         self.guided = config.guided
         self.time_embed = TimeEmbedding(config.dim)
@@ -271,25 +263,26 @@ class DiT(Estimator):
     def rope(self, positions: torch.Tensor) -> Rope:
         return self.rotary_embed(positions)
 
+    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor | None) -> torch.Tensor:
+        """Projects the conditions, see `Estimator`; (B, T, dim).
+
+        With guided attention there is no cond, and spks may be (B, T, bands), a speaker vector for every frame.
+        """
+        cond = None if cond is None else cond.transpose(1, 2)
+        return self.input_embed.project_conditions(cond, mu.transpose(1, 2), spks)
+
     def velocity(
         self,
         x: torch.Tensor,
-        mu: torch.Tensor,
-        spks: torch.Tensor,
-        cond: torch.Tensor | None,
+        conditions: torch.Tensor,
         modulation: Modulation,
         bias: Bias | LayerBiases,
         memory: Memory | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        """One evaluation, see `Estimator`.
-
-        With guided attention there is no cond, and bias is a tuple of one for each layer. spks may be (B, T, bands), of
-        every frame.
-        """
-        x, mu, cond = x.transpose(1, 2), mu.transpose(1, 2), None if cond is None else cond.transpose(1, 2)
-        h = self.input_embed(x, cond, mu, spks, memory)
+        """Evaluates the estimator, see `Estimator`. With guided attention bias is a tuple of one for each layer."""
+        h = self.input_embed(x.transpose(1, 2), conditions, memory)
         blocks, out = modulation
         for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
             h = block(h, row, rope, own, memory)
@@ -312,7 +305,8 @@ class DiT(Estimator):
         if streaming:
             attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)
         rope = self.rope(torch.arange(x.shape[2], device=x.device))
-        return self.velocity(x, mu, spks, cond, self.modulation(t), attention_bias(attend), rope=rope) * mask
+        conditions, bias = self.prepare_conditions(mu, spks, cond), attention_bias(attend)
+        return self.velocity(x, conditions, self.modulation(t), bias, rope=rope) * mask
 
     def halve(self) -> None:
         """Puts attention, feed-forward and output projection into float16."""

@@ -29,7 +29,7 @@ class Memory(Protocol):
     """State of the frames before those that the estimator is given (`execution/step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        """Runs a convolution over x (B, channels, T) with the inputs before it that it `keeps`; notes the last of x."""
+        """Runs a convolution over x (B, channels, T) with its state in front, and saves its new state."""
 
     def attend(
         self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
@@ -44,7 +44,7 @@ class Estimator(nn.Module, ABC):
     """
 
     attention: tuple[int, int, int]  # layers with keys and values, heads, and channels of a head
-    keeps: list[tuple[int, int]]  # channels and positions of its input that each convolution keeps of a stream
+    conv_state_shapes: list[tuple[int, int]]  # channels and positions of the state of each convolution
     joined_prompts = False  # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
 
     @abstractmethod
@@ -56,12 +56,23 @@ class Estimator(nn.Module, ABC):
         return ()
 
     @abstractmethod
+    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+        """Prepares the conditions of frames. They are the same at every ODE step, so this runs once for all steps.
+
+        Args:
+            mu: (B, bands, T) encoded tokens.
+            spks: (B, bands) speaker vectors.
+            cond: (B, bands, T) mel of the prompt; zeros behind it.
+
+        Returns:
+            (B, T, width) conditions, as `velocity` takes them. The width depends on the estimator.
+        """
+
+    @abstractmethod
     def velocity(
         self,
         x: torch.Tensor,
-        mu: torch.Tensor,
-        spks: torch.Tensor,
-        cond: torch.Tensor,
+        conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
         memory: Memory | None = None,
@@ -71,7 +82,8 @@ class Estimator(nn.Module, ABC):
         """Evaluates the estimator.
 
         Args:
-            x: (B, bands, T) state; mu, cond: (B, bands, T) conditions; spks: (B, bands).
+            x: (B, bands, T) state.
+            conditions: (B, T, width) of `prepare_conditions`.
             modulation: of the time of each row (or of one row for all).
             bias: to add to attention scores, broadcastable to (B, heads, T, keys); None for full attention.
             memory: of the frames before x; None if x is a whole sequence that starts with the prompt.
@@ -92,12 +104,14 @@ class Estimator(nn.Module, ABC):
     @property
     def state_width(self) -> int:
         """Numbers that all convolutions keep of a stream at one ODE step and guidance branch."""
-        return sum(map(math.prod, self.keeps))
+        return sum(map(math.prod, self.conv_state_shapes))
 
     def tails(self, state: torch.Tensor) -> list[torch.Tensor]:
         """Views (..., channels, positions) of what each convolution keeps, in a state (..., state_width)."""
-        starts = pairwise(accumulate(map(math.prod, self.keeps), initial=0))
-        return [state[..., a:b].unflatten(-1, shape) for (a, b), shape in zip(starts, self.keeps, strict=True)]
+        starts = pairwise(accumulate(map(math.prod, self.conv_state_shapes), initial=0))
+        return [
+            state[..., a:b].unflatten(-1, shape) for (a, b), shape in zip(starts, self.conv_state_shapes, strict=True)
+        ]
 
     @property
     def cache_type(self) -> torch.dtype:
@@ -173,7 +187,8 @@ class CachedStep(nn.Module):
         memory = DenseMemory(tails, inputs["frames"], past, inputs.get(PRESENT))
         modulation, rope = (tuple(inputs[name] for name in names if name in inputs) for names in (MODULATION, ROPE))
         x, mu, spks, cond, bias = (inputs[name] for name in ("x", "mu", "spks", "cond", "bias"))
-        velocity = self.estimator.velocity(x, mu, spks, cond, modulation, bias, memory, rope=rope)
+        conditions = self.estimator.prepare_conditions(mu, spks, cond)
+        velocity = self.estimator.velocity(x, conditions, modulation, bias, memory, rope=rope)
         after = torch.cat([tail.flatten(1) for tail in memory.after], dim=1)
         new = {f"new_{name}": value for name, value in zip(self.cache_names, memory.new, strict=True)}
         return {"velocity": velocity, "new_conv_state": after, **new}

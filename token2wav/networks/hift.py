@@ -21,17 +21,17 @@ from token2wav.networks.hift_layers import Analysis, ResBlock, Snake, Synthesis,
 from token2wav.networks.noise import SourceNoise
 from token2wav.networks.source import F0Predictor, HarmonicSource, Phase, SmoothSource
 from token2wav.networks.streaming import (
-    WHOLE,
+    OFFLINE,
     Delay,
-    Piece,
     StreamConv,
     StreamConvTranspose,
+    StreamStep,
     VocoderNetwork,
     centred_conv,
     lookahead_conv,
 )
 
-Decode = Callable[[torch.Tensor, torch.Tensor, Piece], torch.Tensor]  # as `HiFT.decode`
+Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as `HiFT.decode`
 
 
 class HiFT(VocoderNetwork):
@@ -46,51 +46,59 @@ class HiFT(VocoderNetwork):
         look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
         self.f0_predictor = F0Predictor(config)
         source = source or (HarmonicSource if config.causal else SmoothSource)
-        self.m_source = source(config, self.f0_predictor.delayed)
+        self.m_source = source(config, self.f0_predictor.output_delay)
         # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
         self.mel_delay = Delay(
-            config.in_channels, max(0, -((in_time - self.m_source.delayed) // config.samples_per_frame))
+            config.in_channels, max(0, -((in_time - self.m_source.output_delay) // config.samples_per_frame))
         )
         late = self._spectrum_delay(0, self._up_delay(0, look + self.mel_delay.length))
-        self.source_delay = Delay(1, self._source_delay(late) - self.m_source.delayed, delay=self.m_source.delayed)
-        self.stft = Analysis(config.n_fft, config.hop_len, delay=self.source_delay.delayed)
+        self.source_delay = Delay(
+            1, self._source_delay(late) - self.m_source.output_delay, input_delay=self.m_source.output_delay
+        )
+        self.stft = Analysis(config.n_fft, config.hop_len, input_delay=self.source_delay.output_delay)
         if config.causal:
-            pre = lookahead_conv(config.in_channels, channels[0], look + 1, delay=self.mel_delay.delayed)
+            pre = lookahead_conv(config.in_channels, channels[0], look + 1, input_delay=self.mel_delay.output_delay)
         else:
-            pre = centred_conv(config.in_channels, channels[0], 2 * look + 1, delay=self.mel_delay.delayed)
+            pre = centred_conv(config.in_channels, channels[0], 2 * look + 1, input_delay=self.mel_delay.output_delay)
         self.conv_pre = weight_norm(pre)
         self.ups, self.source_downs, self.source_resblocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         self.resblocks = nn.ModuleList()
         self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()  # without parameters
-        delay = pre.delayed
+        delay = pre.output_delay
         for stage, rate in enumerate(config.upsample_rates):
-            width, kernel, more = channels[stage + 1], config.upsample_kernel_sizes[stage], int(stage == last_stage)
-            up = (UpConv if config.causal else StreamConvTranspose)(channels[stage], width, kernel, rate, delay=delay)
+            width, kernel = channels[stage + 1], config.upsample_kernel_sizes[stage]
+            extra_inputs = int(stage == last_stage)
+            make_up = UpConv if config.causal else StreamConvTranspose
+            up = make_up(channels[stage], width, kernel, rate, input_delay=delay)
             self.ups.append(weight_norm(up))
             delay = self._up_delay(stage, delay)
             wanted = self._spectrum_delay(stage, delay)
-            wait = Delay(bins, wanted - late, delay=late)
-            late = wait.delayed
+            wait = Delay(bins, wanted - late, input_delay=late)
+            late = wait.output_delay
             self.spectrum_waits.append(wait)
             stride, kernel, left = self._down(stage)
             right = 0 if config.causal else left
-            down = StreamConv(bins, width, kernel, left=left, right=right, stride=stride, delay=late, more=1)
+            down = StreamConv(
+                bins, width, kernel, left=left, right=right, stride=stride, input_delay=late, extra_inputs=1
+            )
             self.source_downs.append(down)
             source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
-            shape: dict[str, Any] = {"causal": config.causal, "more": more}
-            self.source_resblocks.append(ResBlock(width, *source_shape, **shape, delay=down.delayed))
+            shape: dict[str, Any] = {"causal": config.causal, "extra_inputs": extra_inputs}
+            self.source_resblocks.append(ResBlock(width, *source_shape, **shape, input_delay=down.output_delay))
             branches = [
-                ResBlock(width, *each, **shape, delay=delay)
+                ResBlock(width, *each, **shape, input_delay=delay)
                 for each in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
             ]
-            self._mirrored_at, delay = delay, max(branch.delayed for branch in branches)
+            self._mirrored_at, delay = delay, max(branch.output_delay for branch in branches)
             self.resblocks.extend(branches)
-            self.branch_waits.extend(Delay(width, delay - each.delayed, delay=each.delayed) for each in branches)
-        post = hift_conv(channels[-1], bins, 7, config.causal, delay=delay, more=1)
+            self.branch_waits.extend(
+                Delay(width, delay - each.output_delay, input_delay=each.output_delay) for each in branches
+            )
+        post = hift_conv(channels[-1], bins, 7, config.causal, input_delay=delay, extra_inputs=1)
         self.conv_post = weight_norm(post)
-        self.istft = Synthesis(config.n_fft, config.hop_len, delay=post.delayed)
-        self.delay = self.istft.delayed
+        self.istft = Synthesis(config.n_fft, config.hop_len, input_delay=post.output_delay)
+        self.output_delay = self.istft.output_delay
 
     def _up_delay(self, stage: int, delay: int) -> int:
         """Positions that a stage's input is late after upsampling, given those before it."""
@@ -136,24 +144,24 @@ class HiFT(VocoderNetwork):
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             noise, phase: of the source, see `frame_sines` for the latter.
-            final: whether the utterance ends here; else the last `delay` samples are missing.
+            final: whether the utterance ends here; else the last `output_delay` samples are missing.
 
         Returns:
             (B, samples): samples_per_frame for every frame, less the delay.
         """
         samples = mel.shape[2] * self.config.samples_per_frame
         drawn = noise.window(0, samples).to(mel.device)
-        return self(mel, self.m_source.merged(drawn), phase=phase)[:, : samples - (0 if final else self.delay)]
+        return self(mel, self.m_source.merged(drawn), phase=phase)[:, : samples - (0 if final else self.output_delay)]
 
     def forward(
         self,
         mel: torch.Tensor,
         noise: torch.Tensor,
-        piece: Piece = WHOLE,
+        step: StreamStep = OFFLINE,
         phase: Phase = "exact",
         decode: Decode | None = None,
     ) -> torch.Tensor:
-        """Audio (B, samples), `delay` late, of a piece of mel (B, bands, T).
+        """Audio (B, samples), late by `output_delay`, of the next mel (B, bands, T) of streams.
 
         Args:
             mel, piece: the next frames, and their place in the utterances.
@@ -161,42 +169,42 @@ class HiFT(VocoderNetwork):
             phase: rounding of the source's phase, see `frame_sines`.
             decode: in place of the method.
         """
-        source = self.m_source(self.f0_predictor(mel, piece), noise, phase, piece)
-        return (decode or self.decode)(mel, source, piece)
+        source = self.m_source(self.f0_predictor(mel, step), noise, phase, step)
+        return (decode or self.decode)(mel, source, step)
 
-    def in_pieces(
-        self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece, decode: Decode | None = None
+    def run_step(
+        self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Decode | None = None
     ) -> torch.Tensor:
-        return self(mel, noise, piece, decode=decode)
+        return self(mel, noise, step, decode=decode)
 
-    def decode(self, mel: torch.Tensor, source: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def decode(self, mel: torch.Tensor, source: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
 
-        In pieces the excitation is as late as `m_source` gives it, and the audio `delay` samples.
+        In a stream the excitation is as late as `m_source` gives it, and the audio `output_delay` samples.
         """
         config = self.config
-        spectrum = self.stft(self.source_delay(source, piece), piece)
-        x = self.conv_pre(self.mel_delay(mel, piece), piece)
+        spectrum = self.stft(self.source_delay(source, step), step)
+        x = self.conv_pre(self.mel_delay(mel, step), step)
         last_stage = len(self.ups) - 1
         blocks = len(config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
-            x = up(F.leaky_relu(x, config.lrelu_slope), piece)
+            x = up(F.leaky_relu(x, config.lrelu_slope), step)
             if stage == last_stage:
-                x = self._mirrored(x, piece)
-            spectrum = self.spectrum_waits[stage](spectrum, piece)
-            x = self.source_resblocks[stage](self.source_downs[stage](spectrum, piece), piece).add_(x)
+                x = self._mirrored(x, step)
+            spectrum = self.spectrum_waits[stage](spectrum, step)
+            x = self.source_resblocks[stage](self.source_downs[stage](spectrum, step), step).add_(x)
             branches = range(stage * blocks, (stage + 1) * blocks)
-            total, *others = [self.branch_waits[at](self.resblocks[at](x, piece), piece) for at in branches]
+            total, *others = [self.branch_waits[at](self.resblocks[at](x, step), step) for at in branches]
             for other in others:
                 total += other
             x = total / blocks
-        x = self.conv_post(F.leaky_relu(x), piece)  # slope 0.01 here (Q24)
-        return self.istft(x, piece).clamp(-config.audio_limit, config.audio_limit)
+        x = self.conv_post(F.leaky_relu(x), step)  # slope 0.01 here (Q24)
+        return self.istft(x, step).clamp(-config.audio_limit, config.audio_limit)
 
-    def _mirrored(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
+    def _mirrored(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """One position more at the start, as the STFT has one window more than hops: in pieces, one less of delay."""
-        if piece.state is None:
+        if step.state is None:
             return F.pad(x, (1, 0), mode="reflect")
-        if piece.first:
+        if step.first:
             x[:, :, self._mirrored_at] = x[:, :, self._mirrored_at + 2]
         return x

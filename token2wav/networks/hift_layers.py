@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.streaming import (
-    WHOLE,
+    OFFLINE,
     Delay,
     Overlap,
-    Piece,
     StreamConv,
     Streaming,
+    StreamStep,
     causal_conv,
     centred_conv,
     strided_delay,
@@ -72,7 +72,7 @@ class ResBlock(nn.Module):
     Args:
         channels, kernel, dilations: of the convolutions.
         causal: whether these see only the past; else as much on both sides.
-        delay, more: of the input, see `Streaming`, as is `delayed`.
+        input_delay, extra_inputs, output_delay: see `Streaming`.
     """
 
     def __init__(
@@ -82,19 +82,29 @@ class ResBlock(nn.Module):
         dilations: tuple[int, ...],
         *,
         causal: bool = True,
-        delay: int = 0,
-        more: int = 0,
+        input_delay: int = 0,
+        extra_inputs: int = 0,
     ) -> None:
         super().__init__()
         self.convs1, self.convs2, self.waits = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for dilation in dilations:
-            conv1 = hift_conv(channels, channels, kernel, causal, dilation=dilation, delay=delay, more=more)
-            conv2 = hift_conv(channels, channels, kernel, causal, delay=conv1.delayed, more=more)
+            conv1 = hift_conv(
+                channels,
+                channels,
+                kernel,
+                causal,
+                dilation=dilation,
+                input_delay=input_delay,
+                extra_inputs=extra_inputs,
+            )
+            conv2 = hift_conv(
+                channels, channels, kernel, causal, input_delay=conv1.output_delay, extra_inputs=extra_inputs
+            )
             self.convs1.append(weight_norm(conv1))
             self.convs2.append(weight_norm(conv2))
-            self.waits.append(Delay(channels, conv2.delayed - delay, delay=delay))
-            delay = conv2.delayed
-        self.delayed = delay
+            self.waits.append(Delay(channels, conv2.output_delay - input_delay, input_delay=input_delay))
+            input_delay = conv2.output_delay
+        self.output_delay = input_delay
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
         self.activations2 = nn.ModuleList(Snake(channels) for _ in dilations)
 
@@ -104,20 +114,27 @@ class ResBlock(nn.Module):
             snake1.fold(None, conv1)  # type: ignore[operator]
             snake2.fold(conv1, conv2)  # type: ignore[operator]
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
         for snake1, conv1, snake2, conv2, wait in layers:
-            x = conv2(conv1(x, piece, snake1), piece, snake2).add_(wait(x, piece))
+            x = conv2(conv1(x, step, snake1), step, snake2).add_(wait(x, step))
         return x
 
 
 def hift_conv(
-    inputs: int, outputs: int, kernel: int, causal: bool, *, dilation: int = 1, delay: int = 0, more: int = 0
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    causal: bool,
+    *,
+    dilation: int = 1,
+    input_delay: int = 0,
+    extra_inputs: int = 0,
 ) -> StreamConv:
     """Convolution that sees only the past, or as much on both sides."""
     if causal:
-        return causal_conv(inputs, outputs, kernel, dilation=dilation, delay=delay)
-    return centred_conv(inputs, outputs, kernel, dilation=dilation, delay=delay, more=more)
+        return causal_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay)
+    return centred_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay, extra_inputs=extra_inputs)
 
 
 class UpConv(nn.Conv1d, Streaming):
@@ -130,19 +147,19 @@ class UpConv(nn.Conv1d, Streaming):
     phases: torch.Tensor
     phase_bias: torch.Tensor | None
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, *, delay: int = 0) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, *, input_delay: int = 0) -> None:
         super().__init__(inputs, outputs, kernel)
-        self.rate, self.delay = rate, delay
+        self.rate, self.input_delay = rate, input_delay
         self.reach = -(-(kernel - 1) // rate)  # inputs to the left that an output depends on
         if self.reach:
-            self.keeps = (inputs, self.reach)
+            self.state_shape = (inputs, self.reach)
         # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
         self.register_buffer("phases", None, persistent=False)
         self.register_buffer("phase_bias", None, persistent=False)
 
     @property
-    def delayed(self) -> int:
-        return self.rate * self.delay
+    def output_delay(self) -> int:
+        return self.rate * self.input_delay
 
     def freeze(self) -> None:
         outputs, inputs, kernel = self.weight.shape
@@ -154,10 +171,10 @@ class UpConv(nn.Conv1d, Streaming):
         if self.bias is not None:
             self.phase_bias = self.bias.repeat_interleave(self.rate)
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         if self.training:  # on whole sequences; the weights are not to be frozen yet
             return super().forward(F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0)))
-        x = piece.extended(self, x, self.reach)
+        x = step.with_context(self, x, self.reach)
         x = F.conv1d(x.to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
 
@@ -185,48 +202,48 @@ class Analysis(Streaming):
 
     kernels: torch.Tensor
 
-    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+    def __init__(self, n_fft: int, hop: int, input_delay: int) -> None:
         super().__init__()
-        self.edge, self.hop, self.delay = n_fft // 2, hop, delay
-        self.keeps = (1, self.edge - delay + hop * self.delayed)
+        self.edge, self.hop, self.input_delay = n_fft // 2, hop, input_delay
+        self.state_shape = (1, self.edge - input_delay + hop * self.output_delay)
         self.register_buffer("kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False)
 
     @property
-    def delayed(self) -> int:
-        return strided_delay(self.edge - self.delay, 2 * self.edge, self.hop)
+    def output_delay(self) -> int:
+        return strided_delay(self.edge - self.input_delay, 2 * self.edge, self.hop)
 
-    def forward(self, signal: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, signal: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """(B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
-        return F.conv1d(piece.extended(self, signal, self.edge, self.edge, "reflect"), self.kernels, stride=self.hop)
+        return F.conv1d(step.with_context(self, signal, self.edge, self.edge, "reflect"), self.kernels, stride=self.hop)
 
 
 class Synthesis(nn.Module):
-    """Inverse STFT of log-magnitudes and phases, which are `delay` windows late."""
+    """Inverse STFT of log-magnitudes and phases, which are `input_delay` windows late."""
 
     kernels: torch.Tensor
     weights: torch.Tensor
 
-    def __init__(self, n_fft: int, hop: int, delay: int) -> None:
+    def __init__(self, n_fft: int, hop: int, input_delay: int) -> None:
         super().__init__()
-        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2, delay=delay, more=1)
+        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2, input_delay=input_delay, extra_inputs=1)
         self.bins = n_fft // 2 + 1
         window = torch.hann_window(n_fft)
         self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
         self.register_buffer("weights", window.square()[None, None], persistent=False)
 
     @property
-    def delayed(self) -> int:
+    def output_delay(self) -> int:
         """Samples that the signal is late."""
-        return self.overlap.delayed
+        return self.overlap.output_delay
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) * hop)."""
         magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
         angle = x[:, self.bins :].sin()  # the sine of the output is the phase, in radians (Q24)
         there = torch.ones_like(magnitude[:, :1])  # where there is a window, and not before the first or after the last
         stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
-        stft, hop = self.overlap.extended(stft, piece), self.overlap.stride
+        stft, hop = self.overlap.with_context(stft, step), self.overlap.stride
         audio = F.conv_transpose1d(stft[:, :-1], self.kernels, stride=hop)
         weight = F.conv_transpose1d(stft[:, -1:], self.weights, stride=hop)
-        audio, weight = (self.overlap.settled(each, stft.shape[2], piece) for each in (audio, weight))
+        audio, weight = (self.overlap.complete_outputs(each, stft.shape[2], step) for each in (audio, weight))
         return (audio / weight)[:, 0]

@@ -167,7 +167,7 @@ class NoiseTable:
     def __init__(self, noise: SourceNoise, source: HarmonicSource) -> None:
         self._noise = noise
         self._source = source
-        self.late = source.delay
+        self.late = source.input_delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
         self._place = np.full(_FIRST_BLOCKS, -1)  # of every block of an utterance: in the table, or nowhere

@@ -68,7 +68,7 @@ class OdeTables:
         """The state (B, ...) for conditional and, with guidance, unconditional rows: (B or 2B, ...)."""
         return torch.cat((x, x)) if self.guidance else x
 
-    def conditions(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def guided(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Conditions (B, ...) of conditional rows, then zeros for unconditional ones, the speaker included (Q6)."""
         if not self.guidance:
             return conditions
@@ -95,11 +95,11 @@ class EulerSolver:
             noise, mu, cond: (B, bands, T); spk: (B, bands).
             mask: (T, T) attention mask, True where allowed; None for full attention.
         """
-        mu, spk, cond = self.tables.conditions(mu, spk, cond)
+        conditions = self._estimator.prepare_conditions(*self.tables.guided(mu, spk, cond))
         bias = None if mask is None else attention_bias(mask)
         rope = self._estimator.rope(torch.arange(noise.shape[2], device=noise.device))
         x = noise
         for index, modulation in enumerate(self.tables.modulation):
-            velocity = self._estimator.velocity(self.tables.rows(x), mu, spk, cond, modulation, bias, rope=rope)
+            velocity = self._estimator.velocity(self.tables.rows(x), conditions, modulation, bias, rope=rope)
             x = self.tables.advance(index, x, velocity)
         return x

@@ -12,11 +12,11 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.streaming import (
-    WHOLE,
+    OFFLINE,
     Delay,
-    Piece,
     StreamConv,
     Streaming,
+    StreamStep,
     causal_conv,
     centred_conv,
     lookahead_conv,
@@ -27,26 +27,32 @@ _CONVS, _KERNEL = 5, 3
 
 
 class F0Predictor(nn.Module):
-    """Mel to F0 in double precision (Q17): F0 integrates into phase, so errors grow. It is `delayed` frames late."""
+    """Predictor of F0 from mel, in double precision (Q17): F0 integrates into phase, so errors grow.
+
+    In a stream its output is `output_delay` frames late.
+    """
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__()
         channels = config.f0_channels
         if config.causal:
             convs = [lookahead_conv(config.in_channels, channels, F0_LOOKAHEAD + 1)]
-            convs += [causal_conv(channels, channels, _KERNEL, delay=F0_LOOKAHEAD) for _ in range(_CONVS - 1)]
+            convs += [causal_conv(channels, channels, _KERNEL, input_delay=F0_LOOKAHEAD) for _ in range(_CONVS - 1)]
         else:
             widths = [config.in_channels] + [channels] * (_CONVS - 1)
-            convs = [centred_conv(width, channels, _KERNEL, delay=delay) for delay, width in enumerate(widths)]
-        self.delayed, self._rounds = convs[-1].delayed, config.causal
+            convs = [
+                centred_conv(width, channels, _KERNEL, input_delay=input_delay)
+                for input_delay, width in enumerate(widths)
+            ]
+        self.output_delay, self._rounds = convs[-1].output_delay, config.causal
         self.condnet = nn.Sequential(*(layer for conv in convs for layer in (weight_norm(conv), nn.ELU())))
         self.classifier = nn.Linear(channels, 1)
 
-    def forward(self, mel: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        """mel (B, bands, T) to F0 in Hz, (B, T), `delayed` frames late; as float32 where published code rounds it."""
+    def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """mel (B, bands, T) to F0 in Hz, (B, T); as float32 where published code rounds it."""
         x = mel.to(self.classifier.weight.dtype)
         for layer in self.condnet:
-            x = layer(x, piece) if isinstance(layer, StreamConv) else layer(x)
+            x = layer(x, step) if isinstance(layer, StreamConv) else layer(x)
         f0 = self.classifier(x.transpose(1, 2)).abs().squeeze(-1)
         return f0.to(mel.dtype) if self._rounds else f0
 
@@ -57,25 +63,25 @@ Phase = Literal["exact", "reference"]
 class HarmonicSource(Streaming):
     """Sines of F0 and its harmonics with noise, merged into one channel. It keeps their phases.
 
-    In pieces F0 is `delay` frames late.
+    In a stream F0 is `input_delay` frames late.
     """
 
-    def __init__(self, config: HiFTConfig, delay: int) -> None:
+    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
         super().__init__()
         self.config = config
         self.l_linear = nn.Linear(config.nb_harmonics + 1, 1)
-        self.keeps, self.delay = (config.nb_harmonics + 1,), delay
+        self.state_shape, self.input_delay = (config.nb_harmonics + 1,), input_delay
 
     @property
     def state_dtype(self) -> torch.dtype:
         return torch.float64
 
     @property
-    def delayed(self) -> int:
-        return self.delay * self.config.samples_per_frame
+    def output_delay(self) -> int:
+        return self.input_delay * self.config.samples_per_frame
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
     ) -> torch.Tensor:
         """Excitation (B, 1, T * samples_per_frame) of the next frames.
 
@@ -86,11 +92,11 @@ class HarmonicSource(Streaming):
             piece: their place in the utterances.
         """
         repeat = self.config.samples_per_frame
-        if piece.first:
-            f0 = F.pad(f0[:, self.delay :], (self.delay, 0))  # nothing turns before the start
-        kept = None if piece.first or piece.state is None else piece.state[self]
+        if step.first:
+            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))  # nothing turns before the start
+        kept = None if step.first or step.state is None else step.state[self]
         sine, amplitude, carry = self.frames(f0, phase, kept)
-        piece.keep(self, carry)
+        step.save_state(self, carry)
         # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a smooth wave), so
         # harmonics are merged before they are repeated, and noise before it is known how loud it is.
         merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
@@ -126,39 +132,39 @@ class SmoothSource(HarmonicSource):
     So a piece ends in the middle of its last frame. Before the first middle and after the last one phases rest.
     """
 
-    def __init__(self, config: HiFTConfig, delay: int) -> None:
-        super().__init__(config, delay)
-        self.levels_delay = Delay(2, config.samples_per_frame // 2, delay=delay * config.samples_per_frame)
+    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
+        super().__init__(config, input_delay)
+        self.levels_delay = Delay(2, config.samples_per_frame // 2, input_delay=input_delay * config.samples_per_frame)
 
     @property
-    def delayed(self) -> int:
-        return self.levels_delay.delayed
+    def output_delay(self) -> int:
+        return self.levels_delay.output_delay
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
     ) -> torch.Tensor:
-        """As that of `HarmonicSource`, `delayed` late. `phase` changes nothing: its rounding is CosyVoice3's."""
+        """As that of `HarmonicSource`, `output_delay` late. `phase` changes nothing: its rounding is CosyVoice3's."""
         repeat = self.config.samples_per_frame
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
-        gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), piece).unbind(1)
+        gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), step).unbind(1)
         cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
-        if piece.state is None:
+        if step.state is None:
             cycles = F.pad(cycles, (0, 0, 0, 1))
-        if piece.beyond:
-            cycles[:, f0.shape[1] - piece.beyond + self.delay :] = 0
-        if piece.state is None or piece.first:
-            start = self.delay if piece.first else 0
+        if step.frames_past_end:
+            cycles[:, f0.shape[1] - step.frames_past_end + self.input_delay :] = 0
+        if step.state is None or step.first:
+            start = self.input_delay if step.first else 0
             cycles[:, :start] = 0
             ends, slopes = cycles.cumsum(dim=1), cycles.clone()
             slopes[:, start] = 0
         else:
-            ends, slopes = piece.state[self][:, None] + cycles.cumsum(dim=1), cycles
-        piece.keep(self, ends[:, -1] % 1)
+            ends, slopes = step.state[self][:, None] + cycles.cumsum(dim=1), cycles
+        step.save_state(self, ends[:, -1] % 1)
         back = (torch.arange(repeat, device=f0.device, dtype=torch.float64) + 0.5) / repeat - 1
         angles = torch.addcmul(ends[..., None] % 1, slopes[..., None], back) % 1  # (B, T, harmonics, samples)
         sines = torch.sin(angles.float() * (2 * math.pi))
         merged = (self.l_linear.weight @ sines).flatten(1)  # (B, T * samples), half a frame early on whole sequences
-        if piece.state is None:
+        if step.state is None:
             merged = merged[:, repeat // 2 : repeat // 2 + gain.shape[1]]
         return torch.tanh(torch.addcmul(noise, gain, merged) + self.l_linear.bias)[:, None]
 

@@ -49,7 +49,7 @@ class StepAudioDiT(Estimator):
         self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
         self.final_layer["linear"] = nn.Linear(channels, bands)
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
-        self.keeps = [conv.keeps for conv in self.convolutions]
+        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
 
@@ -63,20 +63,22 @@ class StepAudioDiT(Estimator):
         final = self.final_layer["adaLN_modulation"](time).unflatten(-1, (2, -1))
         return torch.stack(parts), final
 
+    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+        """Projects the conditions, see `Estimator`; (B, T, channels)."""
+        parts = torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1)
+        return F.linear(parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias)
+
     def velocity(
         self,
         x: torch.Tensor,
-        mu: torch.Tensor,
-        spks: torch.Tensor,
-        cond: torch.Tensor,
+        conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
         memory: Memory | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
-        h = self.in_proj(torch.cat(given, dim=1).transpose(1, 2))  # (B, T, channels)
+        h = F.linear(x.transpose(1, 2), self.in_proj.weight[:, : x.shape[1]]) + conditions  # (B, T, channels)
         blocks, out = modulation
         for block, vectors in zip(self.blocks, blocks, strict=True):
             h = block(h, vectors, bias, memory)

@@ -1,11 +1,13 @@
-"""Layers that run on a whole sequence or on its pieces, one after the other, with the same result up to rounding.
+"""Layers that run on a whole sequence, or on a stream step by step, with the same result up to rounding.
 
-A layer declares what it must keep of a stream between two pieces: the last positions of its input, as far as its kernel
-reaches back. What looks to the right gives its output late, and every layer adds its own delay to that of its input: of
-every piece, the outputs are those of as many positions earlier. So all pieces of a length have the same shapes, and
-nothing is computed twice. What such a piece has in front of the first position of a stream, and behind the last one, is
-nothing: every layer replaces it by zeros, or by what its padding says, before it looks. At the end of a stream a piece
-is longer by the delay of the network, so that all comes out. On a whole sequence there is neither state nor delay.
+A layer declares its state: the last positions of its input that its kernel reaches back to. A layer that looks to the
+right gives its output late. Each layer adds its own delay to the delay of its input, so the outputs of a step belong to
+positions that many steps of input earlier. All steps of one length therefore have the same shapes, and nothing is
+computed twice.
+
+A step at the start of a stream has no input before its first position, and a step at the end has none behind the last
+one. Every layer replaces these positions by zeros, or by its own kind of padding. The step that ends a stream is longer
+by the delay of the network, so that all outputs come out. A whole sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Activation(Protocol):
 
 
 class StateSpec(NamedTuple):
-    """Tensor that a layer keeps for every stream, under the layer's name in its network."""
+    """State of one layer for one stream: name of the layer in its network, shape and dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,31 +36,44 @@ class StateSpec(NamedTuple):
 
 
 class Streaming(nn.Module):
-    """Base of layers that may keep something."""
+    """Base of layers that may have a state.
 
-    keeps: tuple[int, ...] = ()  # shape of the tensor for one stream; empty for a layer that keeps nothing
-    delay: int = 0  # positions that the input of a piece is late
-    more: int = 0  # positions that the input of a whole sequence has beside those that its frames make
+    Attributes:
+        state_shape: shape of the state of one stream; empty for a layer without state.
+        input_delay: positions by which the input of a step is late.
+        extra_inputs: positions that the input of a whole sequence has beside those of its frames.
+    """
+
+    state_shape: tuple[int, ...] = ()
+    input_delay: int = 0
+    extra_inputs: int = 0
 
     @property
-    def delayed(self) -> int:
-        """Positions, in its own rate, that the output is late."""
-        return self.delay
+    def output_delay(self) -> int:
+        """Positions, in its own rate, by which the output of a step is late."""
+        return self.input_delay
 
     @property
     def state_dtype(self) -> torch.dtype:
-        """Type of what is kept: that of the layer's own numbers, but not half of float32."""
+        """dtype of the state: the dtype of the layer, and at least float32."""
         own = [*self.parameters(recurse=False), *self.buffers(recurse=False)]
         return torch.promote_types(own[0].dtype, torch.float32) if own else torch.float32
 
 
 class VocoderNetwork(nn.Module):
-    """Network from mel to audio, as the stages of vocoders see it."""
+    """Network from mel to audio, as vocoder stages use it.
+
+    Attributes:
+        bands: mel bands.
+        frame_samples: samples of audio per mel frame.
+        output_delay: samples by which the audio of a step is late, because the network looks to the right.
+        m_source: makes an excitation of noise (`HarmonicSource`); only in networks that take noise.
+    """
 
     bands: int
     frame_samples: int
-    delay: int  # samples by which the audio of a piece is late: it takes so much mel to its right
-    m_source: Any  # makes an excitation of noise (`HarmonicSource`), in those that are given any
+    output_delay: int
+    m_source: Any
 
     @property
     def device(self) -> torch.device:
@@ -67,35 +82,49 @@ class VocoderNetwork(nn.Module):
     @property
     def lookahead_frames(self) -> int:
         """Mel frames, rounded up, at the end of an unfinished mel that yield no audio yet."""
-        return -(-self.delay // self.frame_samples)
+        return -(-self.output_delay // self.frame_samples)
 
     def freeze(self) -> None:
-        """Ends loading: weights change no more, and what follows from them alone is computed once."""
+        """Ends loading: the weights no longer change, and results that depend on them alone are computed once."""
         self.eval().requires_grad_(False)
 
     def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
         """Audio (B, samples) of mel (B, bands, T) of whole utterances; see `HiFT` for noise and phase of a source."""
         return self(mel)[:, 0]
 
-    def in_pieces(self, mel: torch.Tensor, noise: torch.Tensor, piece: Piece, decode: Any = None) -> torch.Tensor:
-        """Audio (B, samples), `delay` late, of a piece of mel (B, bands, T); `decode` runs it on another backend."""
-        return (decode or self)(mel, piece)[:, 0]
+    def run_step(self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None) -> torch.Tensor:
+        """Audio (B, samples), late by `output_delay`, of the next mel (B, bands, T) of streams.
+
+        Args:
+            mel: next frames.
+            noise: noise of the source for these frames.
+            step: position in the streams, and the state of every layer.
+            decode: runs the network on another backend; None for torch.
+        """
+        return (decode or self)(mel, step)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
-    """Place of a piece in its streams, which are all at the same, and what layers kept of what came before it.
+class StreamStep:
+    """One step of a streaming network: the position of its input in the streams, and the state of every layer.
 
-    The state is (B, *shape) of every layer that keeps something: read unless `first`, overwritten unless streams end;
-    None for whole sequences.
+    All streams of a batch are at the same position. A layer reads its state unless the step is the first, and writes it
+    unless the step is the last.
+
+    Attributes:
+        state: tensor (batch, *state_shape) for each layer that has a state; None computes whole sequences.
+        first: whether the streams begin with this step.
+        frames: number of input frames of the network in this step.
+        frames_past_end: number of trailing zero frames behind the end of the streams. They flush the delay of the
+            network. 0 unless the streams end with this step.
     """
 
     state: Mapping[Streaming, torch.Tensor] | None = None
-    first: bool = False  # the streams start with it
-    frames: int = 1  # of the network's input in it
-    beyond: int = 0  # of them lie behind the end of the streams: where they end, what the network is late
+    first: bool = False
+    frames: int = 1
+    frames_past_end: int = 0
 
-    def extended(
+    def with_context(
         self,
         layer: Streaming,
         x: torch.Tensor,
@@ -104,58 +133,59 @@ class Piece:
         mode: str = "constant",
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Input of a layer with what comes before it, and with padding in place of what does not exist.
+        """Returns the input of a layer with its context: the state in front, and padding at the ends of a stream.
 
         Args:
-            layer: that keeps the end of what is returned.
-            x: (B, C, T) its input, before the activation.
-            left, right: positions to pad at the start and at the end of a stream; None where no output looks to the
-                right, so that it does not matter what is there.
-            mode: of the padding, see `torch.nn.functional.pad`.
-            activation: of x; it writes where its result is needed, which spares a copy of everything.
+            layer: layer whose state is read, and replaced by the end of the result.
+            x: (B, C, T) input of the layer, before the activation.
+            left: positions of padding at the start of a stream.
+            right: positions of padding at the end of a stream; None if no output looks to the right, so that any values
+                may stand there.
+            mode: kind of padding, see `torch.nn.functional.pad`.
+            activation: activation of x. It writes into the result, which saves a copy of the whole tensor.
         """
         if self.state is None:
             x = activation(x) if activation else x
             return F.pad(x, (left, right or 0), mode) if left or right else x
-        if not layer.keeps:
+        if not layer.state_shape:
             return activation(x) if activation else x
-        kept = layer.keeps[-1]
-        begin = layer.delay if self.first else 0
+        reach = layer.state_shape[-1]
+        begin = layer.input_delay if self.first else 0
         stop = x.shape[2]
-        if self.beyond and right is not None:
-            stop = stop * (self.frames - self.beyond) // self.frames + layer.delay + layer.more
-        before, after = kept + begin if self.first else 0, x.shape[2] - stop if self.beyond else 0
+        if self.frames_past_end and right is not None:
+            stop = stop * (self.frames - self.frames_past_end) // self.frames + layer.input_delay + layer.extra_inputs
+        before, after = reach + begin if self.first else 0, x.shape[2] - stop if self.frames_past_end else 0
         past = None if self.first else self.state[layer]
         if activation and not torch.compiler.is_exporting():
-            joined = x.new_empty(*x.shape[:2], kept + x.shape[2])
-            joined[:, :, : kept + begin] = 0 if past is None else past
-            if self.beyond:
-                joined[:, :, kept + stop :] = 0
-            activation(x[:, :, begin:stop], joined[:, :, kept + begin : kept + stop])
+            joined = x.new_empty(*x.shape[:2], reach + x.shape[2])
+            joined[:, :, : reach + begin] = 0 if past is None else past
+            if self.frames_past_end:
+                joined[:, :, reach + stop :] = 0
+            activation(x[:, :, begin:stop], joined[:, :, reach + begin : reach + stop])
             x = joined
         else:
             x = activation(x) if activation else x
             x = x[:, :, begin:stop] if before or after else x
             if past is not None:
                 x = torch.cat((past, x), dim=2)
-            if mode == "reflect":  # no more than is needed, which may be all there is
+            if mode == "reflect":  # only as many positions as the padding has: a step may have no more
                 edges = left if before else 0, (right or 0) if after else 0
                 x = F.pad(x, edges, mode)
                 before, after = before - edges[0], after - edges[1]
                 mode = "constant"
             if before or after:
                 x = F.pad(x, (before, after), mode)
-        if not self.beyond:
-            self.keep(layer, x[:, :, x.shape[2] - kept :])
+        if not self.frames_past_end:
+            self.save_state(layer, x[:, :, x.shape[2] - reach :])
         return x
 
-    def keep(self, layer: Streaming, value: torch.Tensor) -> None:
-        """Replaces what a layer keeps."""
+    def save_state(self, layer: Streaming, value: torch.Tensor) -> None:
+        """Replaces the state of a layer."""
         if self.state is not None:
             self.state[layer].copy_(value)
 
 
-WHOLE = Piece()
+OFFLINE = StreamStep()
 
 
 class StreamConv(nn.Conv1d, Streaming):
@@ -164,7 +194,7 @@ class StreamConv(nn.Conv1d, Streaming):
     Args:
         inputs, outputs, kernel, dilation, stride, bias: as for any convolution.
         left, right: zeros at the start and at the end of a stream.
-        delay, more: of the input, see `Streaming`.
+        input_delay, extra_inputs: see `Streaming`.
     """
 
     def __init__(
@@ -177,22 +207,24 @@ class StreamConv(nn.Conv1d, Streaming):
         right: int = 0,
         dilation: int = 1,
         stride: int = 1,
-        delay: int = 0,
-        more: int = 0,
+        input_delay: int = 0,
+        extra_inputs: int = 0,
         bias: bool = True,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, bias=bias)
-        self.left, self.right, self.delay, self.more = left, right, delay, more
-        if kept := left - delay + stride * self.delayed:
-            self.keeps = (inputs, kept)
+        self.left, self.right, self.input_delay, self.extra_inputs = left, right, input_delay, extra_inputs
+        if kept := left - input_delay + stride * self.output_delay:
+            self.state_shape = (inputs, kept)
 
     @property
-    def delayed(self) -> int:
+    def output_delay(self) -> int:
         reach = (self.kernel_size[0] - 1) * self.dilation[0]
-        return strided_delay(self.left - self.delay, reach + 1, self.stride[0])
+        return strided_delay(self.left - self.input_delay, reach + 1, self.stride[0])
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE, activation: Activation | None = None) -> torch.Tensor:
-        return super().forward(piece.extended(self, x, self.left, self.right or None, activation=activation))
+    def forward(
+        self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
+    ) -> torch.Tensor:
+        return super().forward(step.with_context(self, x, self.left, self.right or None, activation=activation))
 
     def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if input.dtype == weight.dtype:
@@ -205,103 +237,143 @@ def strided_delay(ahead: int, kernel: int, stride: int) -> int:
     return -((ahead - kernel) // stride + 1)
 
 
-def causal_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, delay: int = 0) -> StreamConv:
+def causal_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0) -> StreamConv:
     """Convolution that sees only the past."""
-    return StreamConv(inputs, outputs, kernel, left=(kernel - 1) * dilation, dilation=dilation, delay=delay)
+    return StreamConv(inputs, outputs, kernel, left=(kernel - 1) * dilation, dilation=dilation, input_delay=input_delay)
 
 
-def lookahead_conv(inputs: int, outputs: int, kernel: int, *, delay: int = 0) -> StreamConv:
+def lookahead_conv(inputs: int, outputs: int, kernel: int, *, input_delay: int = 0) -> StreamConv:
     """Convolution that sees only what follows."""
-    return StreamConv(inputs, outputs, kernel, right=kernel - 1, delay=delay)
+    return StreamConv(inputs, outputs, kernel, right=kernel - 1, input_delay=input_delay)
 
 
 def centred_conv(
-    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, delay: int = 0, more: int = 0, bias: bool = True
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    *,
+    dilation: int = 1,
+    input_delay: int = 0,
+    extra_inputs: int = 0,
+    bias: bool = True,
 ) -> StreamConv:
     """Convolution with an odd kernel that sees as much on both sides."""
     reach = (kernel - 1) * dilation // 2
-    sides = {"left": reach, "right": reach, "delay": delay, "more": more}
-    return StreamConv(inputs, outputs, kernel, dilation=dilation, bias=bias, **sides)
+    return StreamConv(
+        inputs,
+        outputs,
+        kernel,
+        left=reach,
+        right=reach,
+        dilation=dilation,
+        input_delay=input_delay,
+        extra_inputs=extra_inputs,
+        bias=bias,
+    )
 
 
 class Overlap(Streaming):
-    """Stream of a transposed convolution, whose kernels overlap: what it is run on, and what of its outputs is ready.
+    """Overlap of the kernels of a transposed convolution: it selects the outputs that no later input changes.
 
     Args:
-        channels, kernel, stride: of the convolution's input, and its own.
+        channels: channels of the convolution's input.
+        kernel, stride: kernel and stride of the convolution.
         cut: outputs that are dropped at the start and at the end of a stream.
-        pad: times that the edges of the input are repeated before the convolution.
-        delay, more: of the input, see `Streaming`.
+        pad: number of times that the edges of the input are repeated before the convolution.
+        input_delay, extra_inputs: see `Streaming`.
     """
 
     def __init__(
-        self, channels: int, kernel: int, stride: int, *, cut: int, pad: int = 0, delay: int = 0, more: int = 0
+        self,
+        channels: int,
+        kernel: int,
+        stride: int,
+        *,
+        cut: int,
+        pad: int = 0,
+        input_delay: int = 0,
+        extra_inputs: int = 0,
     ) -> None:
         super().__init__()
-        self.stride, self.cut, self.pad, self.delay, self.more = stride, cut, pad, delay, more
+        self.stride, self.cut, self.pad, self.input_delay, self.extra_inputs = (
+            stride,
+            cut,
+            pad,
+            input_delay,
+            extra_inputs,
+        )
         if kept := (kernel - 1) // stride:
-            self.keeps = (channels, kept)
+            self.state_shape = (channels, kept)
 
     @property
-    def delayed(self) -> int:
-        return self.stride * (self.delay - self.pad) + self.cut
+    def output_delay(self) -> int:
+        return self.stride * (self.input_delay - self.pad) + self.cut
 
-    def extended(self, x: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Input that is to be convolved."""
-        return piece.extended(self, x, self.pad, self.pad, "replicate" if self.pad else "constant")
+    def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
+        """Returns the input of the convolution, with its context."""
+        return step.with_context(self, x, self.pad, self.pad, "replicate" if self.pad else "constant")
 
-    def settled(self, y: torch.Tensor, inputs: int, piece: Piece) -> torch.Tensor:
-        """Outputs that get nothing more from inputs to come, of those (B, C, T) of so many `extended` inputs."""
-        if piece.state is None:
+    def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
+        """Selects the outputs that no later input changes.
+
+        Args:
+            y: (B, C, T) outputs of the convolution.
+            inputs: positions of its input, as `with_context` returned it.
+            step: position in the streams.
+        """
+        if step.state is None:
             return y[:, :, self.cut : y.shape[2] - self.cut]
-        kept = self.keeps[-1] if self.keeps else 0
+        kept = self.state_shape[-1] if self.state_shape else 0
         return y[:, :, self.stride * kept : self.stride * inputs]
 
 
 class StreamConvTranspose(nn.ConvTranspose1d):
     """Transposed convolution over a stream that makes `stride` outputs of every input.
 
-    The kernel is longer than the stride by an even number, or as long; `delay` is that of the input.
+    The kernel is as long as the stride, or longer by an even number.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, delay: int = 0) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, input_delay: int = 0) -> None:
         super().__init__(inputs, outputs, kernel, stride)
-        self.overlap = Overlap(inputs, kernel, stride, cut=(kernel - stride) // 2, delay=delay)
+        self.overlap = Overlap(inputs, kernel, stride, cut=(kernel - stride) // 2, input_delay=input_delay)
 
     @property
-    def delayed(self) -> int:
-        return self.overlap.delayed
+    def output_delay(self) -> int:
+        return self.overlap.output_delay
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:  # type: ignore[override]
-        x = self.overlap.extended(x, piece)
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
+        x = self.overlap.with_context(x, step)
         y = F.conv_transpose1d(x.to(self.weight.dtype), self.weight, self.bias, self.stride).to(x.dtype)
-        return self.overlap.settled(y, x.shape[2], piece)
+        return self.overlap.complete_outputs(y, x.shape[2], step)
 
 
 class Delay(Streaming):
-    """Lets a signal wait for another one that comes later: gives it `length` positions later than it comes.
+    """Delay line: it gives a signal `length` positions later, so that it meets another signal that comes late.
 
-    Length 0 changes nothing; channels and delay are those of the signal.
+    Args:
+        channels: channels of the signal.
+        length: positions to wait; 0 changes nothing.
+        input_delay: positions by which the signal itself is late.
     """
 
-    def __init__(self, channels: int, length: int, *, delay: int = 0) -> None:
+    def __init__(self, channels: int, length: int, *, input_delay: int = 0) -> None:
         super().__init__()
-        self.length, self.delay = length, delay
+        self.length, self.input_delay = length, input_delay
         if length:
-            self.keeps = (channels, length)
+            self.state_shape = (channels, length)
 
     @property
-    def delayed(self) -> int:
-        return self.delay + self.length
+    def output_delay(self) -> int:
+        return self.input_delay + self.length
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        return piece.extended(self, x)[:, :, : x.shape[2]] if self.length else x
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        return step.with_context(self, x)[:, :, : x.shape[2]] if self.length else x
 
 
 def state_specs(network: nn.Module) -> dict[Streaming, StateSpec]:
     """State specs of the layers of a network, in the order of its modules."""
     return {
-        layer: StateSpec(name, layer.keeps, layer.state_dtype)
+        layer: StateSpec(name, layer.state_shape, layer.state_dtype)
         for name, layer in network.named_modules()
-        if isinstance(layer, Streaming) and layer.keeps
+        if isinstance(layer, Streaming) and layer.state_shape
     }

@@ -66,7 +66,7 @@ class UNet(Estimator):
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
         for index, conv in enumerate(self.convolutions):
             conv.index = index
-        self.keeps = [conv.keeps for conv in self.convolutions]
+        self.conv_state_shapes = [conv.state_shape for conv in self.convolutions]
         self.attention = len(self._layers()), heads, dim_head
         for index, layer in enumerate(self._layers()):
             layer.attn1.index = index
@@ -89,20 +89,21 @@ class UNet(Estimator):
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
         return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
 
+    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+        """Joins the conditions, see `Estimator`; (B, T, 3 * bands)."""
+        return torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1).transpose(1, 2)
+
     def velocity(
         self,
         x: torch.Tensor,
-        mu: torch.Tensor,
-        spks: torch.Tensor,
-        cond: torch.Tensor,
+        conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
         memory: Memory | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        given = (x, mu, spks[:, :, None].expand(-1, -1, x.shape[2]), cond)
-        h = torch.cat(given, dim=1).transpose(1, 2)  # (B, T, 4 * bands)
+        h = torch.cat((x.transpose(1, 2), conditions), dim=2)  # (B, T, 4 * bands)
         down, *middle, up = self._blocks()
         [(first, *between, last)] = modulation
         skip = down(h, first, bias, memory)
@@ -126,7 +127,7 @@ class UNet(Estimator):
         """The call of the public implementation, with t (B,) and a mask (B, 1, T) of ones: rows are not padded."""
         allowed = BlockMask(self.block_frames).whole(x.shape[2], x.device)
         bias = attention_bias(allowed) if streaming else None
-        return self.velocity(x, mu, spks, cond, self.modulation(t), bias) * mask
+        return self.velocity(x, self.prepare_conditions(mu, spks, cond), self.modulation(t), bias) * mask
 
     def halve(self) -> None:
         """Puts attention and feed-forward into float16."""
@@ -167,14 +168,14 @@ class CausalConv(nn.Conv1d):
     """Causal convolution of frames.
 
     Attributes:
-        index: among those of the estimator.
-        keeps: channels and positions of its input that it keeps of a stream.
+        index: number of this convolution in the estimator.
+        state_shape: channels and positions of the end of its input, which is its state.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, _KERNEL)
         self.index = 0
-        self.keeps = inputs, _KERNEL - 1
+        self.state_shape = inputs, _KERNEL - 1
 
     def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
         """(B, T, inputs) to (B, T, outputs)."""

@@ -107,8 +107,13 @@ class Pipeline:
         self._dropped.append(request)
 
     def _close_dropped(self) -> None:
-        while self._dropped:
-            self.close(self._dropped.popleft())
+        """Closes requests that were dropped; another thread may be doing the same."""
+        while True:
+            try:
+                dropped = self._dropped.popleft()
+            except IndexError:
+                return
+            self.close(dropped)
 
     def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
         """Runs the next chunk of every request, in one batch. Each must be open and have one.

@@ -57,7 +57,9 @@ class Policy(Generic[Owner]):
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learns the speed of a worker from a batch that it has computed."""
+        """Learns the speed of a worker from a batch that it has computed; one that only ended streams has no tokens."""
+        if not tokens:
+            return
         weight = _NEWEST if self._token_seconds else 1.0
         self._token_seconds += weight * (seconds / tokens - self._token_seconds)
 

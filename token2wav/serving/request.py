@@ -14,6 +14,8 @@ from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
 from token2wav.voice import Voice
 
+ENDED = "stream: it has ended; tokens after the end are not taken"
+
 
 class Reply(Protocol):
     """Reply to one message: it takes the answers. Exactly one of `finish` and `fail` is called, once, and last."""
@@ -79,7 +81,7 @@ class Request:
     ready_since: float = 0.0
     compute_seconds: float = 0.0  # of the batches that it was in
     # A sentence for messages that come too late. No exception: it would keep alive all that its traceback refers to.
-    why_closed: str = "stream: it has ended; tokens after the end are not taken"
+    why_closed: str = ENDED
 
     @property
     def over(self) -> bool:

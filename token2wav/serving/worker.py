@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes a slow CPU 130 s
+_HANG_TOKENS = 800  # in these eight chunks; a larger batch, which `limits.batch_streams` may allow, has longer
 _MOST_WORKERS = 4
 
 
@@ -53,12 +55,42 @@ def default_workers(device: str) -> int:
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
 
+def hang_seconds(tokens: int) -> float:
+    """Returns the time after which a worker that computes so many tokens is taken to hang."""
+    return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """Worker of a pool: one thread, and the requests that it works on.
+
+    Attributes:
+        number: position in its pool, for logs and the name of the thread.
+        taken: requests that it opens or computes now; none while it is idle.
+        since: time at which it took them.
+        hang_seconds: time after which it is taken to hang.
+        lost: whether it was found to hang, so that these requests have failed.
+    """
+
+    number: int
+    taken: Sequence[Request] = ()
+    since: float = 0.0
+    hang_seconds: float = _HANG_SECONDS
+    lost: bool = False
+
+    def hangs(self, now: float) -> bool:
+        return bool(self.taken) and now - self.since > self.hang_seconds
+
+
 class WorkerPool:
     """Pool of workers, which serve requests until `close`, and a thread that drops requests nobody waits for.
 
     A request belongs to one worker at a time. Its messages are consumed in order, each answered as soon as its tokens
     have been taken and the chunks that they made possible have been sent. Methods may be called from any thread and
     never wait for a chunk.
+
+    A worker that does not come back from the engines is taken to hang. Its requests fail; what they hold stays until it
+    does come back, because it may still write there. The others go on. When all hang, no more requests are admitted.
 
     Args:
         pipeline: runs the batches.
@@ -85,15 +117,14 @@ class WorkerPool:
         self._clock = clock
         self._on_device_lost = on_device_lost
         self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
-        self._came_for_work = clock()  # when a worker did last
         self._closed = threading.Event()
         self._wake = threading.Condition()  # guards the scheduler and all that requests hold
         self._telling = threading.Lock()
-        self._idle_workers = workers
         self._torch_threads = max(1, torch.get_num_threads() // workers)
+        self._workers = [_Worker(number) for number in range(workers)]
         self._threads = [
-            threading.Thread(target=self._run, name=f"token2wav-worker-{number}", daemon=True)
-            for number in range(workers)
+            threading.Thread(target=self._run, args=(worker,), name=f"token2wav-worker-{worker.number}", daemon=True)
+            for worker in self._workers
         ]
         # Not a worker's business: it may hang, or compute for long.
         self._threads.append(threading.Thread(target=self._watch, name="token2wav-watch", daemon=True))
@@ -123,18 +154,18 @@ class WorkerPool:
         Raises:
             InputError: steps are not allowed, or the model cannot have that sample rate.
             LimitError: there are too many requests, at all or of this client.
-            EngineError: so there are, because no worker comes back from its batch.
+            EngineError: all workers hang.
         """
         buffer_seconds = self._limits.player_buffer_seconds
         request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
         request.on_close, request.client = on_close, client
         with self._wake:
-            try:
-                self._scheduler.admit(request)
-            except LimitError:  # which would tell canary and health check that all is well
-                if (seconds := self._clock() - self._came_for_work) > _HANG_SECONDS:
-                    raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs") from None
-                raise
+            now = self._clock()
+            # First: a LimitError would tell canary and health check that all is well.
+            if all(worker.hangs(now) for worker in self._workers):
+                seconds = now - max(worker.since for worker in self._workers)
+                raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
+            self._scheduler.admit(request)
         self._changed()
         return request
 
@@ -192,48 +223,63 @@ class WorkerPool:
         for thread in self._threads:
             thread.join()
 
-    def _run(self) -> None:
+    @property
+    def _idle_workers(self) -> int:
+        return sum(not worker.taken for worker in self._workers)
+
+    def _run(self, worker: _Worker) -> None:
         torch.set_num_threads(self._torch_threads)  # of this worker alone: each thread has a number of its own
-        owner, going = threading.get_ident(), True
+        going = True
         while going:
             try:
-                going = self._turn(owner)
-            except Exception as error:  # a fault of ours: who was about to be served is lost, others are not
-                error = as_told(error)  # under this name, which ends with the clause, and what its traceback holds too
-                for request in list(self._scheduler.requests):
-                    if request.owner == owner:
-                        self.cancel(request, error)
+                going = self._turn(worker)
+            except Exception as error:  # a fault of ours: the requests of this worker are lost, others are not
+                self._give_up(worker, as_told(error))
                 time.sleep(_POLL_SECONDS)
+            finally:
+                with self._wake:
+                    seconds, lost = self._clock() - worker.since, worker.lost
+                    worker.taken, worker.lost = (), False
+                if lost:
+                    log.warning("worker %d is back after %.0f s, and takes requests again", worker.number, seconds)
 
-    def _turn(self, owner: int) -> bool:
+    def _turn(self, worker: _Worker) -> bool:
         """Opens a request or computes a batch, or waits for either; says whether there is more to come."""
-        scheduler = self._scheduler
+        scheduler, owner = self._scheduler, threading.get_ident()
         with self._wake:
             scheduler.look_at_listeners()
             unopened = scheduler.next_to_open(owner)
-            batch = [] if unopened else scheduler.next_batch(owner, self._idle_workers)
-            self._came_for_work = self._clock()
-            if not unopened and not batch:
+            taken = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
+            if not taken:
                 if scheduler.closing and not scheduler.requests:
                     return False
                 self._wake.wait(_POLL_SECONDS)
                 return True
-            if batch:
-                self._idle_workers -= 1
+            worker.taken, worker.since = taken, self._clock()
+            tokens = [len(each.voice.prompt_tokens) if unopened else each.chunker.next_tokens for each in taken]
+            worker.hang_seconds = hang_seconds(sum(tokens))
+            if not unopened:
                 self._wake.notify()  # another worker may take what this one has left
         if unopened:
             self._serve(unopened, self._open)
-            return True
-        try:
-            self._compute(batch)
-        finally:
-            with self._wake:
-                self._idle_workers += 1
+        else:
+            self._compute(taken)
         return True
+
+    def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
+        """Ends the requests that still belong to a worker, and frees what they and cancelled ones among them hold."""
+        for request in worker.taken:
+            if request.owner == threading.get_ident():
+                self.cancel(request, error)
+                with self._wake:
+                    _attempt(self._pipeline.close, request)  # one that was cancelled meanwhile left it to this worker
+                    self._scheduler.release(request)
+        self._changed()
 
     def _watch(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             _attempt(self._drop_abandoned)
+            _attempt(self._fail_hung)
 
     def _drop_abandoned(self) -> None:
         """Ends requests whose clients have vanished, and those that were idle or open for too long."""
@@ -246,6 +292,25 @@ class WorkerPool:
         vanished = [(request, None) for request, replies in waiting if any(map(_is_cancelled, replies))]
         for request, error in vanished + overdue:
             self.cancel(request, error)
+
+    def _fail_hung(self) -> None:
+        """Fails the requests of workers that hang, and says so once."""
+        with self._wake:
+            now = self._clock()
+            hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
+            held = [(worker, list(worker.taken), now - worker.since) for worker in hung]
+            for worker in hung:
+                worker.lost = True
+            working = sum(not worker.hangs(now) for worker in self._workers)
+        for worker, requests, seconds in held:
+            log.error(
+                "worker %d hangs: its batch has not ended for %.0f s, and its %d streams have failed; %d of %d workers "
+                "go on",
+                *(worker.number, seconds, len(requests), working, len(self._workers)),
+            )
+            error = EngineError(f"engine: a batch has not ended for {seconds:.0f} s; it hangs")
+            for request in requests:
+                self.cancel(request, error)
 
     def _open(self, request: Request) -> None:
         try:

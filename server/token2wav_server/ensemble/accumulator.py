@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from token2wav.config import ServerConfig
-from token2wav.errors import EngineError, InputError, StreamClosedError, Token2WavError
+from token2wav.errors import EngineError, InputError, Token2WavError
 from token2wav.families import read_config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
 from token2wav.serving.clocks import Playback
+from token2wav.serving.request import ENDED
 from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
 from token2wav_server.ensemble.stages import FlowContent
@@ -28,10 +29,13 @@ from token2wav_server.protocol import (
     Options,
     Position,
     TritonReply,
+    owner_of,
+    parameters_of,
     refuse_voice,
     tokens_of,
     voice_of,
 )
+from token2wav_server.sequences import OPEN_TO_OTHERS, Owner, SequenceId, Sequences, started_twice
 from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,7 @@ class _Stream:
     chunker: Chunker  # its tokens, and the chunk that is handed on next
     playback: Playback  # clock of its listener
     voice: Voice  # prompt and speaker, which go with the first chunk
+    client: str  # name of its client, or empty
     options: Options  # parameters of its first request
     # Name under which later stages know it. Random, so that neither a client that uses a sequence id again nor a
     # restart of this process meets what an earlier stream left there.
@@ -66,10 +71,11 @@ class Accumulator:
         self._schedule = HopSchedule.of(server.stream, self._config)
         self._steps = self._config.allowed_steps(server.stream.steps)
         self._voices = registry(server, self._config)
-        self._streams: dict[int | str, _Stream] = {}
+        self._streams: Sequences[_Stream] = Sequences()
         self._lock = threading.Lock()
         self._open_streams = open_streams("scheduler")
         self._refused = refusals()
+        log.info(OPEN_TO_OTHERS)
         self.close = ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
@@ -86,45 +92,44 @@ class Accumulator:
         self._open_streams(len(self._streams))
 
     def _handle(self, request: Any) -> None:
-        position = Position.of(request)
-        stream = self._open(request, position) if position.start else self._find(position)
+        position, parameters = Position.of(request), parameters_of(request)
+        sequence_id, owner = position.sequence_id, owner_of(parameters)
+        if position.start:
+            stream = self._open(request, sequence_id, owner, Options.of(parameters))
+        else:
+            stream = self._streams.find(sequence_id, owner)
         sender = ToFlow(request, self._config)
         try:
             if not position.start:
+                Options.of(parameters)
                 refuse_voice(request)
             self._push(stream, request, end=position.end)
             self._send_chunks(stream, sender)
         except BaseException as error:
-            self._streams.pop(position.sequence_id, None)
+            self._streams.remove(sequence_id, stream, f"stream: it failed: {error}")
             if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
             self._refused(error)
             sender.send(stream.label(last=True), error)  # later stages hold something for it
         if stream.chunker.done:
-            self._streams.pop(position.sequence_id, None)
+            self._streams.remove(sequence_id, stream, ENDED)
         sender.finish()
 
-    def _open(self, request: Any, position: Position) -> _Stream:
-        options = Options.of(request)
+    def _open(self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options) -> _Stream:
+        if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
+            # Its later stages drop it when it is idle: only a request of its own can carry an error to them.
+            self._streams.remove(sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}")
+            raise started_twice(sequence_id)
         voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
-        position.check_free(self._streams)
-        self._limits.check_room([stream.options.client for stream in self._streams.values()], options.client)
+        self._limits.check_room([stream.client for _, stream in self._streams.items()], owner.client)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
-        stream = _Stream(chunker, playback, voice, options)
-        if position.sequence_id:
-            self._streams[position.sequence_id] = stream
+        stream = _Stream(chunker, playback, voice, owner.client, options)
+        self._streams.add(sequence_id, owner, stream)
+        self._voices.register(voice)  # now that its client is admitted: it may push out the voice of another client
         return stream
-
-    def _find(self, position: Position) -> _Stream:
-        if stream := self._streams.get(position.sequence_id):
-            return stream
-        raise StreamClosedError(
-            f"sequence_id: '{position.sequence_id}' is no open stream; it ended, failed, was idle for too long, or "
-            "its first request had no sequence_start"
-        )
 
     def _push(self, stream: _Stream, request: Any, *, end: bool) -> None:
         tokens = checked_tokens(tokens_of(request), self._config)
@@ -147,10 +152,16 @@ class Accumulator:
 
     def _expire(self) -> None:
         open_seconds = self._limits.open_seconds(self._config.token_frame_rate)
+        idle_seconds = self._limits.idle_seconds
         with self._lock:
             now = time.monotonic()
-            for sequence_id, stream in list(self._streams.items()):
-                idle, open_for = now - stream.last_progress, now - stream.admitted
-                if idle > self._limits.idle_seconds or open_for > open_seconds:
-                    del self._streams[sequence_id]
+            for sequence_id, stream in self._streams.items():
+                if now - stream.last_progress > idle_seconds:
+                    self._streams.remove(
+                        sequence_id, stream, f"stream: no tokens for {idle_seconds:g} s; it was dropped"
+                    )
+                elif now - stream.admitted > open_seconds:
+                    self._streams.remove(
+                        sequence_id, stream, f"stream: open for {open_seconds:g} s, the limit of one; it was dropped"
+                    )
             self._open_streams(len(self._streams))

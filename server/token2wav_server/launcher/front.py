@@ -18,18 +18,15 @@ from yarl import URL
 from token2wav_server.launcher.access import KEY_NAME, Access
 from token2wav_server.launcher.http_ports import PATIENCE_S, HttpPorts, refusal
 from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
+from token2wav_server.launcher.utterance_body import problem_of
 
 # A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
 BODY_BYTES = 3 * 1024 * 1024
-# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and has not answered
-# 200,000 names after a minute.
-_BRACKETS = 32
-_NAMES = 64
 _READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
 _SILENCE_S = 300.0  # of tritonserver, between two chunks
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
-_TOLD = re.compile(rf"/v2/?|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
+_TOLD = re.compile(rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
 _SPOKEN = re.compile(rf"{_MODEL}/generate_stream")
 _METRICS = re.compile(r"/metrics")
 
@@ -78,8 +75,8 @@ class Front(HttpPorts):
             body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
         except asyncio.TimeoutError:
             return refusal(408, f"the body did not arrive within {PATIENCE_S:g} s")
-        if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
-            return refusal(400, f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat")
+        if problem := problem_of(body):
+            return refusal(400, problem)
         headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
         return await _relay(request, self._inner.http, headers, body)
 

@@ -40,7 +40,7 @@ def test_an_impulse_sounds_as_much_earlier_as_the_delay_says(config: BigVGANConf
     mel[..., at] = 1
     with torch.inference_mode():
         audio = bigvgan(mel)[0, 0]
-    assert int(audio.nonzero().min()) == at * config.hop_size - bigvgan.delay
+    assert int(audio.nonzero().min()) == at * config.hop_size - bigvgan.output_delay
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -59,7 +59,7 @@ def test_golden_audio_changes_within_the_look_ahead_only(bigvgan: BigVGAN, golde
     mel[..., at] += 3
     with torch.inference_mode():
         moved = (bigvgan(mel) - bigvgan(golden["mel"]))[0, 0].abs()
-    assert float(moved[: at * hop - bigvgan.delay].max()) == 0
+    assert float(moved[: at * hop - bigvgan.output_delay].max()) == 0
     assert float(moved[at * hop : (at + 1) * hop].max()) > 1e-3
 
 

@@ -58,7 +58,7 @@ def test_both_edges(small: BigVGAN, first: int, last: int) -> None:
     """What is shorter than the look-ahead, and ends that come when only held-back frames are left."""
     engine, mel = StreamingVocoder(small), a_mel(first + last)
     head, tail = streamed(engine, mel, [first])
-    assert len(head) == (HOP * first - small.delay if first > AHEAD else 0)
+    assert len(head) == (HOP * first - small.output_delay if first > AHEAD else 0)
     assert len(head) + len(tail) == HOP * (first + last)
     if first + last:
         assert off([head, tail], engine.whole(mel)) <= AUDIO

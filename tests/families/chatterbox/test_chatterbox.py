@@ -18,6 +18,8 @@ from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
+from token2wav.execution.stages import MelChunk
+from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.cosyvoice2 import build
 
 MEL = 2e-5  # of float32 against float32, whose values reach 6
@@ -129,6 +131,23 @@ def test_utterances_are_faded_in(model: Token2Wav, count: int) -> None:
     assert not audio[:480].any()
     assert 0 < np.abs(audio[480:500]).max() < 0.01 * np.abs(audio[700:960]).max()
     assert off(audio[:960], model.vocode(model.mel(tokens, voice))[:960]) <= 1e-3
+
+
+@pytest.mark.parametrize("lengths", [[], [1], [1, 1], [1, 4, 1]], ids=str)
+def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(model: Token2Wav, lengths: list[int]) -> None:
+    """The first piece is one frame longer than what the vocoder holds back: fewer samples than are faded."""
+    vocoder = model.pipeline.vocoder
+    assert isinstance(vocoder, StreamingVocoder)
+    mel = torch.from_numpy(model.mel(some_tokens(40), a_voice(0)))
+    network = vocoder._net
+    shortest = network.lookahead_frames + 1
+    assert 0 < shortest * network.frame_samples - network.output_delay < 960
+    pieces = torch.split(mel, [shortest, *lengths, mel.shape[1] - shortest - sum(lengths)], dim=1)
+    handle = vocoder.open()
+    audio = [vocoder.advance([(handle, MelChunk(piece, last=piece is pieces[-1]))])[0] for piece in pieces]
+    vocoder.close(handle)
+    found, whole = torch.cat(audio)[:1920].numpy(), model.vocode(mel.numpy())[:1920]
+    assert off(found, whole) <= AUDIO
 
 
 def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:

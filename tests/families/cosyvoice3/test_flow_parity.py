@@ -77,7 +77,7 @@ def test_estimator_inside(golden: GoldenSet, flow: Flow) -> None:
     with torch.inference_mode():
         assert off(dit.time_embed(given["t"]), golden["est.dbg.time_embed"]) <= tolerances.ESTIMATOR
         x, cond, mu = (given[name].transpose(1, 2) for name in ("x", "cond", "mu"))
-        embedded = dit.input_embed(x, cond, mu, given["spks"])
+        embedded = dit.input_embed(x, dit.input_embed.project_conditions(cond, mu, given["spks"]))
         assert off(embedded, golden["est.dbg.input_embed"]) <= tolerances.ESTIMATOR
         frames = embedded.shape[1]
         rope = dit.rotary_embed(torch.arange(frames, device=embedded.device))

@@ -89,7 +89,7 @@ def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> 
     assert off(final, golden["hift.finalize.audio"]) <= tolerances.AUDIO
     reference = golden["hift.nofinalize.audio"]
     unfinished = hift.vocode(mel, noises[1], final=False, phase="reference")
-    assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.delay  # less is held back than in public
+    assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.output_delay  # less is held back than in public
     assert off(unfinished[:, : reference.shape[1]], reference) <= tolerances.AUDIO
 
 

@@ -115,11 +115,11 @@ class Parts:
             speaker = self.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
             rope = estimator.rotary_embed(torch.arange(first, first + frames))
             x = self.noise.window(first, first + frames)[None]
+            given = estimator.prepare_conditions(mu, speaker, None)
+            nothing = estimator.prepare_conditions(torch.zeros_like(mu), torch.zeros_like(speaker), None)
             for width, modulation in zip(tables.widths, tables.modulation, strict=True):
-                with_condition = estimator.velocity(x, mu, speaker, None, modulation, biases, rope=rope)
-                without = estimator.velocity(
-                    x, torch.zeros_like(mu), torch.zeros_like(speaker), None, modulation, biases, rope=rope
-                )
+                with_condition = estimator.velocity(x, given, modulation, biases, rope=rope)
+                without = estimator.velocity(x, nothing, modulation, biases, rope=rope)
                 x = x + width * (1.5 * with_condition - 0.5 * without)
         return x[0].numpy()
 

@@ -66,7 +66,8 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
 
     def velocity(state: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return estimator.velocity(state, mu, speaker, None, parts.solver.tables.modulation[1], biases, rope=rope)
+            conditions = estimator.prepare_conditions(mu, speaker, None)
+            return estimator.velocity(state, conditions, parts.solver.tables.modulation[1], biases, rope=rope)
 
     for frame in (at * BLOCK_FRAMES, (at + 1) * BLOCK_FRAMES - 1):
         changed = x.clone()

@@ -17,12 +17,12 @@ from torch import nn
 
 from token2wav.families.bigvgan.config import BigVGANConfig
 from token2wav.networks.streaming import (
-    WHOLE,
+    OFFLINE,
     Delay,
     Overlap,
-    Piece,
     StreamConvTranspose,
     Streaming,
+    StreamStep,
     VocoderNetwork,
     centred_conv,
     strided_delay,
@@ -61,33 +61,33 @@ class LowPass(nn.Module):
 class Upsample(LowPass):
     """Doubles the rate, (B, C, T) to (B, C, 2 T); the edges go on with their last value."""
 
-    def __init__(self, channels: int, delay: int) -> None:
+    def __init__(self, channels: int, input_delay: int) -> None:
         super().__init__()
         pad = FILTER_TAPS // RATIO - 1
         cut = pad * RATIO + (FILTER_TAPS - RATIO) // 2
-        self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, delay=delay)
+        self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, input_delay=input_delay)
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        x = self.overlap.extended(x, piece)
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        x = self.overlap.with_context(x, step)
         y = F.conv_transpose1d(x, RATIO * self.of(x), stride=RATIO, groups=x.shape[1])
-        return self.overlap.settled(y, x.shape[2], piece)
+        return self.overlap.complete_outputs(y, x.shape[2], step)
 
 
 class Downsample(Streaming):
     """Halves the rate, (B, C, 2 T) to (B, C, T)."""
 
-    def __init__(self, channels: int, delay: int) -> None:
+    def __init__(self, channels: int, input_delay: int) -> None:
         super().__init__()
-        self.left, self.right, self.delay = FILTER_TAPS // 2 - 1, FILTER_TAPS // 2, delay
-        self.keeps = (channels, self.left - delay + RATIO * self.delayed)
+        self.left, self.right, self.input_delay = FILTER_TAPS // 2 - 1, FILTER_TAPS // 2, input_delay
+        self.state_shape = (channels, self.left - input_delay + RATIO * self.output_delay)
         self.lowpass = LowPass()
 
     @property
-    def delayed(self) -> int:
-        return strided_delay(self.left - self.delay, FILTER_TAPS, RATIO)
+    def output_delay(self) -> int:
+        return strided_delay(self.left - self.input_delay, FILTER_TAPS, RATIO)
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        x = piece.extended(self, x, self.left, self.right, "replicate")
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        x = step.with_context(self, x, self.left, self.right, "replicate")
         return F.conv1d(x, self.lowpass.of(x), stride=RATIO, groups=x.shape[1])
 
 
@@ -129,20 +129,20 @@ class Snake(nn.Module):
 class AntiAliased(nn.Module):
     """Snake at twice the rate, (B, C, T) to (B, C, T)."""
 
-    def __init__(self, activation: Snake, *, delay: int = 0) -> None:
+    def __init__(self, activation: Snake, *, input_delay: int = 0) -> None:
         super().__init__()
         self.act = activation
         channels = len(activation.alpha)
-        self.upsample = Upsample(channels, delay)
-        self.downsample = Downsample(channels, self.upsample.overlap.delayed)
+        self.upsample = Upsample(channels, input_delay)
+        self.downsample = Downsample(channels, self.upsample.overlap.output_delay)
 
     @property
-    def delayed(self) -> int:
+    def output_delay(self) -> int:
         """Positions that the output is late."""
-        return self.downsample.delayed
+        return self.downsample.output_delay
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        return self.downsample(self.act(self.upsample(x, piece)), piece)
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        return self.downsample(self.act(self.upsample(x, step)), step)
 
 
 class ResBlock(nn.Module):
@@ -160,39 +160,39 @@ class ResBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel: int, dilations: tuple[int, ...], config: BigVGANConfig, *, delay: int = 0
+        self, channels: int, kernel: int, dilations: tuple[int, ...], config: BigVGANConfig, *, input_delay: int = 0
     ) -> None:
         super().__init__()
         self.activations, self.waits = nn.ModuleList(), nn.ModuleList()
         convs: list[list[nn.Module]] = []
         for dilation in dilations:
-            start = delay
+            start = input_delay
             convs.append([])
             for each in (dilation, 1) if config.resblock == "1" else (dilation,):
-                self.activations.append(activation := _activation(channels, config, delay))
-                conv = centred_conv(channels, channels, kernel, dilation=each, delay=activation.delayed)
+                self.activations.append(activation := _activation(channels, config, input_delay))
+                conv = centred_conv(channels, channels, kernel, dilation=each, input_delay=activation.output_delay)
                 convs[-1].append(conv)
-                delay = conv.delayed
-            self.waits.append(Delay(channels, delay - start, delay=start))
-        self.delayed = delay
+                input_delay = conv.output_delay
+            self.waits.append(Delay(channels, input_delay - start, input_delay=start))
+        self.output_delay = input_delay
         names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)  # as checkpoints have them
         self._convs = names
         for name, column in zip(names, zip(*convs, strict=True), strict=True):
             self.add_module(name, nn.ModuleList(column))
 
-    def forward(self, x: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         activations = iter(self.activations)
         for *convs, wait in zip(*(getattr(self, name) for name in self._convs), self.waits, strict=True):
             h = x
             for conv in convs:
-                h = conv(next(activations)(h, piece), piece)
-            x = wait(x, piece) + h
+                h = conv(next(activations)(h, step), step)
+            x = wait(x, step) + h
         return x
 
 
-def _activation(channels: int, config: BigVGANConfig, delay: int) -> AntiAliased:
+def _activation(channels: int, config: BigVGANConfig, input_delay: int) -> AntiAliased:
     snake = Snake(channels, beta=config.activation == "snakebeta", log_scale=config.snake_logscale)
-    return AntiAliased(snake, delay=delay)
+    return AntiAliased(snake, input_delay=input_delay)
 
 
 class BigVGAN(VocoderNetwork):
@@ -207,20 +207,22 @@ class BigVGAN(VocoderNetwork):
         self.ups = nn.ModuleList()
         self.resblocks = nn.ModuleList()
         self.waits = nn.ModuleList()  # of every block for the slowest one beside it
-        delay = self.conv_pre.delayed
+        delay = self.conv_pre.output_delay
         for kernel, rate in zip(config.upsample_kernel_sizes, config.upsample_rates, strict=True):
-            up = StreamConvTranspose(channels, channels // 2, kernel, rate, delay=delay)
+            up = StreamConvTranspose(channels, channels // 2, kernel, rate, input_delay=delay)
             self.ups.append(nn.ModuleList([up]))  # checkpoints have a list of one for each stage
             channels //= 2
             shapes = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-            blocks = [ResBlock(channels, *shape, config, delay=up.delayed) for shape in shapes]
-            delay = max(block.delayed for block in blocks)
+            blocks = [ResBlock(channels, *shape, config, input_delay=up.output_delay) for shape in shapes]
+            delay = max(block.output_delay for block in blocks)
             self.resblocks.extend(blocks)
-            self.waits.extend(Delay(channels, delay - block.delayed, delay=block.delayed) for block in blocks)
+            self.waits.extend(
+                Delay(channels, delay - block.output_delay, input_delay=block.output_delay) for block in blocks
+            )
         self.activation_post = _activation(channels, config, delay)
-        delay = self.activation_post.delayed
-        self.conv_post = centred_conv(channels, 1, _EDGE_KERNEL, delay=delay, bias=config.use_bias_at_final)
-        self.delay = self.conv_post.delayed
+        delay = self.activation_post.output_delay
+        self.conv_post = centred_conv(channels, 1, _EDGE_KERNEL, input_delay=delay, bias=config.use_bias_at_final)
+        self.output_delay = self.conv_post.output_delay
 
     def freeze(self) -> None:
         super().freeze()
@@ -228,16 +230,16 @@ class BigVGAN(VocoderNetwork):
             if isinstance(module, Snake):
                 module.freeze()
 
-    def forward(self, mel: torch.Tensor, piece: Piece = WHOLE) -> torch.Tensor:
-        """mel (B, bands, frames) to audio (B, 1, frames * hop_size), within -1 and 1; in pieces `delay` late."""
-        x = self.conv_pre(mel, piece)
+    def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """mel (B, bands, frames) to audio (B, 1, frames * hop_size) within -1 and 1. In a stream it is late."""
+        x = self.conv_pre(mel, step)
         width = len(self.config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
-            x = up[0](x, piece)  # type: ignore[index]
+            x = up[0](x, step)  # type: ignore[index]
             blocks = list(zip(self.resblocks, self.waits, strict=True))[stage * width : (stage + 1) * width]
-            total, *others = [wait(block(x, piece), piece) for block, wait in blocks]
+            total, *others = [wait(block(x, step), step) for block, wait in blocks]
             for other in others:
                 total = total + other
             x = total / width
-        audio = self.conv_post(self.activation_post(x, piece), piece)
+        audio = self.conv_post(self.activation_post(x, step), step)
         return audio.tanh() if self.config.use_tanh_at_final else audio.clamp(-1, 1)

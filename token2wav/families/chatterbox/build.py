@@ -18,7 +18,7 @@ from token2wav.model_config import Stem
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.source import Phase
-from token2wav.networks.streaming import WHOLE, Piece
+from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
 
 
 class ChatterboxBuilder(Builder):
@@ -38,31 +38,54 @@ class ChatterboxBuilder(Builder):
         return self.recompute(windows=True) if self.stream.reference else super().flow_stage()
 
 
-class FadedHiFT(HiFT):
-    """HiFT whose utterances start with 20 ms of silence and 20 ms of fading in, against what is left of the prompt."""
+class FadeIn(Streaming):
+    """Fade-in of a stream, against what is left of the prompt: 20 ms of silence, then 20 ms of rising volume.
 
-    fade: torch.Tensor
+    It stores how many samples of a stream it has faded, because the first piece may be shorter than the fade-in.
+
+    Args:
+        sample_rate: samples per second.
+        input_delay: samples by which the audio of a step is late.
+    """
+
+    state_shape = (1,)
+    gains: torch.Tensor
+
+    def __init__(self, sample_rate: int, input_delay: int) -> None:
+        super().__init__()
+        self.input_delay, quiet = input_delay, sample_rate // 50
+        rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
+        gains = torch.cat((torch.zeros(quiet), rising, torch.ones(1)))  # the last one is that of all later samples
+        self.register_buffer("gains", gains, persistent=False)
+
+    def forward(self, audio: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+        """Fades the audio (B, samples) of a piece in place."""
+        most, start = len(self.gains) - 1, self.input_delay if step.first else 0
+        begin = audio[:, start : start + most]
+        # (B, 1) samples before this piece.
+        faded = audio.new_zeros(1, 1) if step.state is None or step.first else step.state[self]
+        place = faded.long() + torch.arange(begin.shape[1], device=audio.device)
+        begin *= self.gains[place.clamp(max=most)]
+        step.save_state(self, (faded + begin.shape[1]).clamp(max=most))
+        return audio
+
+
+class FadedHiFT(HiFT):
+    """HiFT whose utterances are faded in."""
 
     def __init__(self, config: HiFTConfig) -> None:
         super().__init__(config, SampleSource)
-        quiet = config.sampling_rate // 50
-        rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
-        self.register_buffer("fade", torch.cat((torch.zeros(quiet), rising)), persistent=False)
+        self.fade_in = FadeIn(config.sampling_rate, self.output_delay)
 
     def forward(
         self,
         mel: torch.Tensor,
         noise: torch.Tensor,
-        piece: Piece = WHOLE,
+        step: StreamStep = OFFLINE,
         phase: Phase = "exact",
         decode: Decode | None = None,
     ) -> torch.Tensor:
-        audio = super().forward(mel, noise, piece, phase, decode)
-        if piece.state is None or piece.first:
-            start = self.delay if piece.first else 0
-            faded = audio[:, start : start + len(self.fade)]
-            faded *= self.fade[: faded.shape[1]]
-        return audio
+        return self.fade_in(super().forward(mel, noise, step, phase, decode), step)
 
 
 build, load = ChatterboxBuilder.build, ChatterboxBuilder.load

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.source import HarmonicSource, Phase
-from token2wav.networks.streaming import WHOLE, Piece
+from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class SampleSource(HarmonicSource):
@@ -20,23 +20,23 @@ class SampleSource(HarmonicSource):
 
     begins: torch.Tensor
 
-    def __init__(self, config: HiFTConfig, delay: int) -> None:
-        super().__init__(config, delay)
+    def __init__(self, config: HiFTConfig, input_delay: int) -> None:
+        super().__init__(config, input_delay)
         begins = torch.rand(config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         begins[0] = 0
         self.register_buffer("begins", begins, persistent=False)
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", piece: Piece = WHOLE
+        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
     ) -> torch.Tensor:
         """As that of `HarmonicSource`. `phase` changes nothing: its rounding is CosyVoice3's."""
         repeat = self.config.samples_per_frame
-        if piece.first:
-            f0 = F.pad(f0[:, self.delay :], (self.delay, 0))
+        if step.first:
+            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
         cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
-        before = self.begins if piece.first or piece.state is None else piece.state[self][:, None]
+        before = self.begins if step.first or step.state is None else step.state[self][:, None]
         ends = before + cycles.cumsum(dim=1)
-        piece.keep(self, ends[:, -1] % 1)
+        step.save_state(self, ends[:, -1] % 1)
         back = torch.arange(1, repeat + 1, device=f0.device, dtype=torch.float64) / repeat - 1
         angles = torch.addcmul(ends[..., None] % 1, cycles[..., None], back) % 1  # (B, T, harmonics, samples)
         merged = (self.l_linear.weight @ torch.sin(angles.float() * (2 * math.pi))).flatten(1)

@@ -34,11 +34,10 @@ class KernelStep(StepFunction):
         self._convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
 
     def __call__(self, batch: Batch) -> Velocity:
-        embed = self.estimator.input_embed
-        conditional = embed.of_conditions(batch.cond.transpose(1, 2), batch.mu.transpose(1, 2), batch.speakers)
+        conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
         given = conditional.new_empty(self.cache.layout.branches, *conditional.shape)
         given[0] = conditional
-        given[1:] = embed.proj.bias  # without conditions only the bias is left
+        given[1:] = self.estimator.input_embed.proj.bias  # without conditions only the bias is left
         rope = self.estimator.rope(frame_positions(batch.table, batch.block_frames))
         return lambda step: self._velocity(batch, step, given, rope)
 
@@ -60,7 +59,7 @@ class KernelStep(StepFunction):
     def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
         """(branches * blocks, block_frames, dim) what goes into the first layer."""
         # Guided and unguided rows have one state.
-        h = (given + self.estimator.input_embed.of_state(batch.x.transpose(1, 2))).flatten(0, 1)
+        h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(0, 1)
         placed = h
         tails = self.estimator.tails(batch.conv_state[:, step])
         for convolution, tail in zip(self._convolutions, tails, strict=True):

@@ -61,16 +61,17 @@ class GuidedSolver:
         """
         left, steps = 0, len(self._tables.modulation)
         x, positions = noise, start[:, None] + torch.arange(noise.shape[2], device=noise.device)
-        mu, speaker = self._tables.conditions(mu, speaker)
+        mu, speaker = self._tables.guided(mu, speaker)
+        conditions = self._estimator.prepare_conditions(mu, speaker, None)
         for step, modulation in enumerate(self._tables.modulation):
             rope = self._estimator.rope(self._tables.rows(positions))
             biases = guided_biases(self._attention, x.shape[2], self._estimator.block_frames, x.device)
-            velocity = self._estimator.velocity(self._tables.rows(x), mu, speaker, None, modulation, biases, rope=rope)
+            velocity = self._estimator.velocity(self._tables.rows(x), conditions, modulation, biases, rope=rope)
             x = self._tables.advance(step, x, velocity)
             rest = steps - 1 - step  # evaluations that are still to come
             begin = max(0, first - rest * self._past - left)
             end = min(x.shape[2], last + rest * self._future - left)
-            x, mu, positions = x[:, :, begin:end], mu[:, :, begin:end], positions[:, begin:end]
+            x, conditions, positions = x[:, :, begin:end], conditions[:, begin:end], positions[:, begin:end]
             left += begin
         return x
 

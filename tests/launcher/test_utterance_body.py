@@ -1,0 +1,55 @@
+"""Body of an utterance over HTTP: each fault has a sentence that names the field."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from token2wav_server.launcher.utterance_body import problem_of
+
+
+def test_an_utterance_passes() -> None:
+    utterance = {"tokens": [0, 2**31 - 1, -(2**31)], "prompt_tokens": 5, "prompt_mel": [-1.5, 2, 1e-3], "steps": 3}
+    assert problem_of(json.dumps(utterance | {"voice_id": [0, 255], "voice": "änna"}).encode()) == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'{"tokens":[4294967297]}', "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"),
+        (b'{"tokens":[1,2147483648]}', "tokens: 2147483648 is not an integer from"),
+        (b'{"tokens":-2147483649}', "tokens: -2147483649 is not an integer from"),
+        (b'{"tokens":[1.5]}', "tokens: 1.5 is not an integer"),
+        (b'{"tokens":[1e3]}', "tokens: 1000.0 is not an integer"),
+        (b'{"tokens":[true]}', "tokens: true is not an integer"),
+        (b'{"tokens":[null]}', "tokens: null is not an integer"),
+        (b'{"tokens":["1"]}', 'tokens: "1" is not an integer'),
+        (b'{"tokens":[[1,2]]}', "tokens: [1, 2] is not an integer"),
+        (b'{"prompt_tokens":[4294967297]}', "prompt_tokens: 4294967297 is not"),
+        (b'{"voice_id":[256]}', "voice_id: 256 is not an integer from 0 to 255"),
+        (b'{"tokens":[1],"tokens":[2]}', 'the body is no JSON: the name "tokens" is there twice'),
+        (b'{"sequence_id":5}', "sequence_id: a request over HTTP is a whole utterance"),
+        (b'{"prompt_mel":[NaN]}', "the body is no JSON: NaN is no number of JSON"),
+        (b'{"tokens":[1', "the body is no JSON: Expecting ',' delimiter"),
+        (b'{"tokens":[1]} x', "the body is no JSON: Extra data"),
+        (b"\xff\xfe", "the body is no JSON: 'utf-8' codec"),
+        ('{"tokens":[1]}'.encode("utf-16"), "the body is no JSON: 'utf-8' codec"),
+        (b"[1]", "the body is no JSON object"),
+        (b"null", "the body is no JSON object"),
+        (b"[" * 33, "the body has more than 32 brackets"),
+    ],
+)
+def test_faults(body: bytes, problem: str) -> None:
+    assert problem_of(body).startswith(problem)
+
+
+def test_a_number_of_a_million_digits_is_refused_at_once() -> None:
+    told = problem_of(b'{"tokens":[' + b"9" * 1_000_000 + b"]}")
+    assert told == f"tokens: {'9' * 20} is not an integer from -2147483648 to 2147483647"
+
+
+def test_a_sentence_is_short_whatever_the_body_holds() -> None:
+    assert len(problem_of(json.dumps({"tokens": ["x" * 100_000]}).encode())) < 200
+    assert len(problem_of(b'{"tokens":' + str(list(np.arange(5.5, 1000))).encode() + b"}")) < 200

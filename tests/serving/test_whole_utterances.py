@@ -1,0 +1,77 @@
+"""Whole utterances: every entry that takes all tokens at once gives the audio of `vocode(mel(tokens))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.serving.replies import LIMITS, joined, speak
+from tests.support.golden import snr_db
+from tests.unit.material import TINY, demo_tokens, demo_voice
+from token2wav import InputError, RuntimeConfig, StreamClosedError, Token2Wav, Voice
+from token2wav.serving.worker import WorkerPool
+
+Entry = Callable[[NDArray[np.int32], Voice], NDArray[np.float32]]
+
+SAME_DB = 55  # phase integrates the float rounding of the mel; a piece that is spoken early leaves 2 dB
+
+
+@pytest.fixture(scope="module")
+def model() -> Token2Wav:
+    """The tiny model with the default settings, under which streams speak early."""
+    return Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
+
+
+@pytest.fixture(scope="module", params=["synthesize", "finish", "one request"])
+def entry(request: pytest.FixtureRequest, model: Token2Wav) -> Iterator[Entry]:
+    def finish(tokens: NDArray[np.int32], voice: Voice) -> NDArray[np.float32]:
+        with model.stream(voice) as stream:
+            return np.concatenate([chunk.audio for chunk in stream.finish(tokens)])
+
+    workers = WorkerPool(model.pipeline, LIMITS)
+    entries: dict[str, Entry] = {
+        "synthesize": model.synthesize,
+        "finish": finish,
+        "one request": lambda tokens, voice: joined(speak(workers, voice, len(tokens))),
+    }
+    yield entries[request.param]
+    workers.close()
+
+
+@pytest.mark.parametrize("lengths", [range(first, first + 10) for first in range(1, 61, 10)], ids=str)
+def test_every_length_gives_the_audio_of_the_whole(model: Token2Wav, entry: Entry, lengths: range) -> None:
+    voice = demo_voice(25)
+    for count in lengths:
+        tokens = demo_tokens(count)
+        whole = model.vocode(model.mel(tokens, voice))
+        audio = entry(tokens, voice)
+        assert audio.shape == whole.shape
+        assert snr_db(audio, whole) > SAME_DB, f"{count} tokens"
+
+
+def test_the_same_tokens_speak_early_where_others_may_follow(model: Token2Wav) -> None:
+    """Else the test above would not show anything."""
+    with model.stream(demo_voice(25)) as stream:
+        assert stream.push(demo_tokens(15))
+
+
+def test_tokens_of_the_end_go_on_from_those_before_them(model: Token2Wav) -> None:
+    voice, tokens = demo_voice(25), demo_tokens(30)
+    with model.stream(voice) as stream:
+        assert not stream.push(tokens[:5])
+        audio = np.concatenate([chunk.audio for chunk in stream.finish(tokens[5:])])
+    assert snr_db(audio, model.vocode(model.mel(tokens, voice))) > SAME_DB
+
+
+def test_a_bad_last_token_leaves_the_stream_as_it_was(model: Token2Wav) -> None:
+    with model.stream(demo_voice(25)) as stream:
+        stream.push(demo_tokens(5))
+        with pytest.raises(InputError, match=r"^tokens: -1 at index 0"):
+            stream.finish([-1])
+        [chunk] = stream.finish()
+        assert len(chunk.audio) == 960 * 5
+        with pytest.raises(StreamClosedError):
+            stream.finish([-1])
