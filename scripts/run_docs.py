@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Runner of documents: it runs the commands of README.md and docs/*.md as written, in copies of the working tree.
+"""Runner of documents: it runs the commands of the pages as written, in copies of the working tree.
+
+The pages are README.md, CONTRIBUTING.md and docs/*.md.
 
 A line before each block of shell commands says whether it can run; it is not visible when the page is rendered:
 
@@ -36,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PORTS = (8000, 8001, 8002)
 DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
 STARTING_SECONDS = 180.0
@@ -277,14 +280,14 @@ def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) ->
 def main() -> int:
     """Runs what the arguments say; returns 1 if a block failed, 2 if a mark cannot be read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("pages", nargs="*", type=Path, help="default: README.md and docs/*.md")
+    parser.add_argument("pages", nargs="*", type=Path, help="default: README.md, CONTRIBUTING.md and docs/*.md")
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="virtual environment to run them in")
     parser.add_argument("--seconds", type=float, default=900.0, help="limit of a block (default: %(default)g)")
     parser.add_argument("--list", action="store_true", help="print the blocks and run none")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))  # so that servers are stopped
     try:
-        pages = [blocks(page) for page in options.pages or (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+        pages = [blocks(page) for page in options.pages or PAGES]
     except MarkError as error:
         print(f"run_docs: {error}", file=sys.stderr)
         return 2

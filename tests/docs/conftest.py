@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.markdown import PAGES
+from tests.docs.markdown import CONTRIBUTING, PAGES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "page" in metafunc.fixturenames:
-        metafunc.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+        pages = (*PAGES, CONTRIBUTING)
+        metafunc.parametrize("page", pages, ids=[page.name for page in pages])
