@@ -3,6 +3,7 @@
 Starts a tritonserver with the tiny model and keeps it busy with clients that speak one utterance after the other, in
 several voices and manners. Every utterance that behaves is compared with the library's audio, sample by sample. At
 the end nothing may be held for anyone, memory must have stayed flat, and the stopped server must have left nothing.
+Before that, for a tenth of the time, a process of its own runs random operations on the library (operations.py).
 Exits with 1 and says what was wrong and the seed if anything was.
 
     .venv/bin/python -m tests.soak.run --minutes 10
@@ -11,8 +12,10 @@ Exits with 1 and says what was wrong and the seed if anything was.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -55,6 +58,7 @@ _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
 # are all warm-up: their growth is reported, and not judged.
 JUDGED_MINUTES = 5.0
 GROWTH_MIB = 32.0
+OPERATIONS_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -310,6 +314,17 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     }
 
 
+def run_operations(plan: Plan) -> dict[str, Any]:
+    """Runs random operations on the library in a process of its own, for a tenth of a soak's time."""
+    seconds = 60 * plan.minutes * OPERATIONS_SHARE
+    command = [sys.executable, "-m", "tests.soak.operations", "--seconds", str(seconds), "--seed", str(plan.seed)]
+    ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if not ended.stdout:
+        return {"seed": plan.seed, "problems": [f"they ended with status {ended.returncode} and no result"]}
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
+
+
 def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
     """The metrics as soon as no stream is open, or after that time."""
     deadline = time.monotonic() + seconds
@@ -376,8 +391,11 @@ def main() -> None:
     plan = Plan(options.minutes, options.clients, options.seed)
     print(f"seed {plan.seed}", flush=True)
     facts = describe()
+    operations = run_operations(plan)
     with tempfile.TemporaryDirectory(prefix="token2wav-soak-") as folder:
         result = soak(plan, Path(folder))
+    result["operations"] = operations
+    result["problems"] += [f"operations: {problem}" for problem in operations["problems"]]
     print(summary(result))
     save(options.name, {**facts, **result})
     if result["problems"]:
