@@ -54,9 +54,11 @@ class LogPump(threading.Thread):
 def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
     """Returns what explains the failure of a server, out of its exit status and its output.
 
-    What the reaper says comes first, then the signal that killed the server, then models that failed to load, each with
+    The end of the reaper itself (a negative status) comes first, then its message, then the signal that killed the server, then models that failed to load, each with
     the message of its own exception; without one, Triton's error lines; without those, the last lines.
     """
+    if status is not None and status < 0:
+        return f"the reaper, which is the parent of tritonserver, was killed by {signal.Signals(-status).name}"
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
         return said[-1]
     if status is not None and status > _KILLED:
