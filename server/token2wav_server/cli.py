@@ -19,6 +19,7 @@ from token2wav_server.launcher.access import Access, Certificates, read_or_make_
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.log import show
+from token2wav_server.launcher.memory import default_bound_mib
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
@@ -79,6 +80,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
             announce=_announce,
             tell=status.tell if status else lambda status: None,
             notice_s=options.notice_seconds,
+            memory_mib=default_bound_mib() if options.memory_mib is None else options.memory_mib,
         )
         if cut_off := supervisor.serve():
             return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
@@ -164,6 +166,13 @@ def _parser() -> argparse.ArgumentParser:
         ),
     ):
         parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)
+    parser.add_argument(
+        "--memory-mib",
+        type=number(int),
+        metavar="MIB",
+        help="resident memory that tritonserver and its models may take together before they are drained and restarted "
+        "(default: 80%% of the machine's or the container's, 0: any)",
+    )
     parser.add_argument(
         "--verbose",
         action="store_true",

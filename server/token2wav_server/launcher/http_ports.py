@@ -87,9 +87,9 @@ class _BoundedServer(web.Server):
     """HTTP server with a bounded number of connections, none of which an incomplete request can occupy for long.
 
     When all places are taken, a new connection evicts the oldest one whose request has not arrived in full, or is
-    closed itself if there is none. So half-open requests push each other out, and a request that is sent at once is answered.
-    Places per address would not do: behind a balancer all clients have one address, and an attacker may have many. A
-    half-open request does not name its path, so no place could be kept for the path of health either.
+    closed itself if there is none. So half-open requests push each other out, and a request that is sent at once is
+    answered. Places per address would not do: behind a balancer all clients have one address, and an attacker may have
+    many. A half-open request does not name its path, so no place could be kept for the path of health either.
     """
 
     def __init__(self, handler: Handler, **options: Any) -> None:

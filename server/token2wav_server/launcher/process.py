@@ -21,6 +21,7 @@ from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerError, ServerStartError
 from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters, show
+from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
 
@@ -151,6 +152,13 @@ class TritonServer:
             return self._running().wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def memory_mib(self) -> int:
+        """Returns the resident memory of tritonserver and its model processes, 0 if it has ended."""
+        try:
+            return resident_mib(self.pid)
+        except (OSError, IndexError):  # the reaper has no child any more
+            return 0
 
     def failure_reason(self) -> str:
         """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
