@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from token2wav_server.check import check
 from token2wav_server.launcher.access import Access, Certificates, read_or_make_key
 from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
+from token2wav_server.launcher.log import show
+from token2wav_server.launcher.memory import default_bound_mib
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
@@ -35,12 +38,16 @@ exit codes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT or SIGTERM, then drains; returns its exit code (see ``--help``)."""
+    """Serves until SIGINT, SIGTERM or SIGHUP, then drains; returns its exit code (see ``--help``)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:own])
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    if (
+        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ):  # nohup ignores it, so that a closed terminal ends nothing
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         return _serve(options, given[own + 1 :])
     except KeyboardInterrupt:
@@ -49,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, BAD_USAGE)
     except ServerError as error:
         return _failed(error, FAILED)
+    finally:
+        _discard_unwritten_output()
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
@@ -72,6 +81,7 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
             announce=_announce,
             tell=status.tell if status else lambda status: None,
             notice_s=options.notice_seconds,
+            memory_mib=default_bound_mib() if options.memory_mib is None else options.memory_mib,
         )
         if cut_off := supervisor.serve():
             return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
@@ -140,14 +150,14 @@ def _parser() -> argparse.ArgumentParser:
         (
             "--grace-seconds",
             30.0,
-            "how long open streams may go on after SIGTERM or Ctrl-C, while new ones are refused; Ctrl-C again stops "
-            "at once (default: %(default)g)",
+            "how long open streams may go on after SIGTERM, SIGHUP or Ctrl-C, while new ones are refused; Ctrl-C again "
+            "stops at once (default: %(default)g)",
         ),
         (
             "--notice-seconds",
             0.0,
-            "how long after SIGTERM or Ctrl-C to take new streams still, while the status port says that it drains, "
-            "for load balancers to notice (default: %(default)g)",
+            "how long after SIGTERM, SIGHUP or Ctrl-C to take new streams still, while the status port says that it "
+            "drains, for load balancers to notice (default: %(default)g)",
         ),
         (
             "--canary-seconds",
@@ -157,6 +167,13 @@ def _parser() -> argparse.ArgumentParser:
         ),
     ):
         parser.add_argument(option, type=number(float), default=seconds, metavar="S", help=text)
+    parser.add_argument(
+        "--memory-mib",
+        type=number(int),
+        metavar="MIB",
+        help="resident memory that tritonserver and its models may take together before they are drained and restarted "
+        "(default: 80%% of the machine's or the container's, 0: any)",
+    )
     parser.add_argument(
         "--verbose",
         action="store_true",
@@ -169,18 +186,30 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     # Only a second Ctrl-C may cut the drain short, and nothing what follows it.
     first = signal.getsignal(signal.SIGTERM) is _interrupt
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not first:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _announce(line: str) -> None:
-    print(f"token2wav: {line}", flush=True)
+    show(f"token2wav: {line}", sys.stdout)
 
 
 def _failed(error: object, status: int) -> int:
-    print(f"token2wav-serve: error: {error}", file=sys.stderr)
+    show(f"token2wav-serve: error: {error}", sys.stderr)
     return status
+
+
+def _discard_unwritten_output() -> None:
+    """Lets the exit code stand: Python ends with 120 if it cannot write its output to a terminal that was closed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 if __name__ == "__main__":

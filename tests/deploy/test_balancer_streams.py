@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.deploy.balancer import Balancer
 from tests.support.patience import PATIENCE_SECONDS
@@ -27,13 +31,50 @@ def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path
     assert settings[_MAX_CONCURRENT_STREAMS] >= 8 * LimitConfig().streams
 
 
-def connected(url: str) -> socket.socket:
+def test_an_address_that_opens_and_resets_streams_without_end_is_cut_off(tmp_path: Path) -> None:
+    """HAProxy 2.6.12 died of such a flood; other addresses are served on."""
+    with Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer:
+        with connected(balancer.url, source="127.0.0.2") as attacker:
+            attacker.sendall(_PREFACE + _NO_SETTINGS)
+            threading.Thread(target=discard, args=(attacker,), daemon=True).start()
+            with pytest.raises((BrokenPipeError, ConnectionResetError)):
+                flood(attacker)
+        with connected(balancer.url) as client:
+            client.sendall(_PREFACE + _NO_SETTINGS)
+            assert read_settings(client)
+
+
+def flood(connection: socket.socket) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for first in range(1, 1 << 30, 2000):
+        if time.monotonic() > deadline:
+            return
+        connection.sendall(b"".join(opened_and_reset(stream) for stream in range(first, first + 2000, 2)))
+
+
+def opened_and_reset(stream: int) -> bytes:
+    number = struct.pack("!I", stream)
+    headers = b"\x83\x86\x04\x02/x\x01\x01a"  # POST, http, :path /x and :authority a, out of HPACK's own table
+    end_of_stream_and_headers, cancelled = 5, struct.pack("!I", 8)
+    return (
+        bytes([0, 0, len(headers), 1, end_of_stream_and_headers]) + number + headers
+        + bytes([0, 0, 4, 3, 0]) + number + cancelled
+    )  # fmt: skip
+
+
+def discard(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while connection.recv(1 << 16):
+            pass
+
+
+def connected(url: str, source: str = "127.0.0.1") -> socket.socket:
     """Connects as soon as it listens."""
     host, _, port = url.partition(":")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+            return socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS, source_address=(source, 0))
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -124,7 +124,7 @@ def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def run(*arguments: str) -> int:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         return cli.main(arguments)
     finally:

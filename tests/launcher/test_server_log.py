@@ -65,6 +65,13 @@ def test_a_signal_that_kills_the_server_is_the_reason() -> None:
     )
 
 
+def test_a_reaper_that_was_killed_is_the_reason() -> None:
+    """Its status is negative, as of any child that a signal ended; Triton's tables explain nothing then."""
+    assert failure_reason([*NOISE, *CHATTER], status=-9) == (
+        "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
+    )
+
+
 def test_last_lines_are_better_than_no_reason() -> None:
     assert failure_reason(["tritonserver: cannot open shared object file"]) == (
         "tritonserver: cannot open shared object file"

@@ -8,15 +8,23 @@ from pathlib import Path
 import pytest
 
 from token2wav_server import PortInUseError, ServerError, TritonServer
+from token2wav_server.launcher.http_ports import Status
 from token2wav_server.launcher.supervisor import Canary, Supervisor
 
 
 class Script(TritonServer):
     """Does what it is told, one step for every call; an exception is raised, anything else returned."""
 
-    def __init__(self, *, starts: Iterable[object] = (), waits: Iterable[object] = (), drains: Iterable[object] = ()):
+    def __init__(
+        self,
+        *,
+        starts: Iterable[object] = (),
+        waits: Iterable[object] = (),
+        drains: Iterable[object] = (),
+        memory: Iterable[object] = (),
+    ) -> None:
         super().__init__(".")
-        self._steps = {"start": iter(starts), "wait": iter(waits), "drain": iter(drains)}
+        self._steps = {"start": iter(starts), "wait": iter(waits), "drain": iter(drains), "memory": iter(memory)}
         self.calls: list[str] = []
         self.up = False
 
@@ -30,6 +38,9 @@ class Script(TritonServer):
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         return self._next("wait")
+
+    def memory_mib(self) -> int:
+        return self._next("memory") or 0
 
     def drain(self, grace_s: float) -> int:
         return self._next(f"drain {grace_s:g}") or 0
@@ -158,6 +169,26 @@ def test_a_server_that_works_no_more_is_restarted() -> None:
     _, said = serve(server, canary=Answers("first", "", "second", "", "third", "fourth", ""))
     assert said[0] == "the model does not work: fourth; restarting it"
     assert server.calls[:9] == ["start", *["wait"] * 6, "stop at once", "start"]
+
+
+def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
+    server = Script(waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0])
+    said: list[str] = []
+    told: list[Status] = []
+    supervisor = Supervisor(server, None, 30.0, said.append, told.append, memory_mib=1000, sleep=lambda _: None)
+    assert supervisor.serve() == 0
+    excess = "the server takes 1001 MiB of memory, more than --memory-mib=1000"
+    assert [line for line in said if not line.startswith("ready, ")] == [
+        f"{excess}; draining: new streams are refused, open ones have 30 s",
+        f"{excess}, streams that were cut off: 2; restarting it",
+        "draining: new streams are refused, open ones have 30 s",
+    ]
+    assert told == [Status.READY, Status.DRAINING, Status.STARTING, Status.READY, Status.DRAINING]
+    once = ["start", "wait", "memory"]
+    assert server.calls == [
+        *[*once, "wait", "memory", "wait", "memory", "drain 30", "stop at once"],
+        *[*once, "wait", "drain 30", "stop"],
+    ]
 
 
 @pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])

@@ -148,9 +148,11 @@ def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
 def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
+        os.kill(traces.processes[2], signal.SIGSTOP)  # a model process that hangs does not notice its server's end
         os.kill(traces.processes[0], signal.SIGKILL)
         assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL
-    assert traces.remaining_after(PATIENCE_SECONDS) == []
+        assert server.failure_reason() == "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
+    assert traces.remaining() == []
 
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])

@@ -106,6 +106,19 @@ def test_triton_itself_killed(serving: Serving) -> None:
     assert serving.health().returncode == 0
 
 
+def test_reaper_killed(serving: Serving) -> None:
+    before = serving.traces
+    os.kill(before.processes[0], signal.SIGKILL)
+    line = serving.wait_for_line("restart")
+    assert line.startswith(  # and a pause if an earlier restart is less than a minute old
+        "token2wav: the server ended by itself (status -9): the reaper, which is the parent of tritonserver, was "
+        "killed by SIGKILL; restarting it"
+    )
+    serving.wait_for_line("^token2wav: ready, ")
+    assert before.remaining() == [], "the model process does not outlive its server"
+    assert serving.health().returncode == 0
+
+
 def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
     """Six requests of one client ended the service for all, once."""
     with Serving.start(TINY) as serving:

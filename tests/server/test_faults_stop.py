@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.server.serving import Serving, command, speak
+from tests.launcher.traces import Traces
+from tests.server.rig import Rig
+from tests.server.serving import WHOLE_BLOCKS, Serving, command, speak
 from tests.server.test_streaming import SERVER_EQUALS_LIBRARY
 from tests.support.golden import TINY, GoldenSet
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Token2Wav
 from token2wav_client import Client, ClientVoice, ServerError, ServerUnavailable
+from token2wav_server.launcher import process as process_module
 from token2wav_server.launcher.ports import Ports
 
 STREAMS = 4
@@ -60,6 +67,86 @@ def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
             expected = model.synthesize(tokens, golden.voice)
             assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
         assert serving.wait() == 0
+
+
+@contextmanager
+def killed_in_the_end(arguments: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(arguments, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # nothing if it has ended
+
+
+def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
+    """SIGHUP, and nothing can be written any more: open streams are heard to the end all the same."""
+    tokens: NDArray[np.int32] = golden.tokens[:70]
+    terminal, launchers_end = pty.openpty()
+    ports = Ports.free()
+    arguments = [*command(TINY, ports), f"--config={WHOLE_BLOCKS}", "--grace-seconds=300"]
+    with killed_in_the_end(
+        [*arguments, "--canary-seconds=0"],
+        stdin=launchers_end,
+        stdout=launchers_end,
+        stderr=launchers_end,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its controlling terminal, as under a shell
+    ) as process:
+        os.close(launchers_end)
+        serving = Serving(process, ports)
+        read = b""
+        while b"token2wav: ready, " not in read:
+            read += os.read(terminal, 1 << 16)
+        traces = serving.traces
+        speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
+        os.close(terminal)  # the kernel sends SIGHUP
+        while (completed := serving.health()).returncode == 0:
+            pass
+        assert completed.returncode == 6
+        process.send_signal(signal.SIGHUP)  # as of a shell that ends, after the kernel's
+        for speaker in speakers:
+            speaker.may_end.set()
+        for speaker in speakers:
+            speaker.join()
+            assert speaker.audio is not None, speaker.error
+            expected = model.synthesize(tokens, golden.voice)
+            assert np.abs(speaker.audio - expected).max() <= SERVER_EQUALS_LIBRARY
+        assert serving.wait() == 0
+    assert traces.remaining() == []
+
+
+def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    with Serving.start(TINY, "--canary-seconds=0", inside=["nohup"]) as serving:
+        serving.wait_for_line("^token2wav: ready, ")
+        serving.process.send_signal(signal.SIGHUP)
+        assert serving.health().returncode == 0
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait_for_line("draining: ")
+        assert serving.wait() == 0
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_idle_connections_do_not_hold_up_the_end(
+    used: bool, golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton waits for every gRPC stream that is open, and never unloads a model that a used one holds."""
+    monkeypatch.setattr(process_module, "_GRACE_S", 2 * PATIENCE_SECONDS)
+    monkeypatch.setattr(process_module, "_EXIT_TIMEOUT_S", int(2 * PATIENCE_SECONDS))
+    with Rig.start(TINY, tmp_path) as rig, rig.connect() as connection:
+        traces = Traces.of(rig.server.pid)
+        assert connection.client.is_server_ready()
+        if used:
+            keep_open = {"keep_open": True}
+            connection.send(golden.tokens, golden.voice, sequence=1, start=True, end=True, parameters=keep_open)
+            assert connection.answers().chunks
+            rig.wait_until_empty()
+        assert rig.server.drain(PATIENCE_SECONDS) == 0
+        began = time.monotonic()
+        rig.server.stop()
+        assert time.monotonic() - began < PATIENCE_SECONDS
+    assert traces.remaining() == []
+    log = (tmp_path / "triton.log").read_text()
+    assert "failed to stop server" not in log
 
 
 def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from yarl import URL
 
 from token2wav_server.launcher.access import KEY_NAME, Access
-from token2wav_server.launcher.http_ports import PATIENCE_S, HttpPorts, refusal
+from token2wav_server.launcher.http_ports import CONNECTIONS, PATIENCE_S, HttpPorts, refusal
 from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 from token2wav_server.launcher.utterance_body import problem_of
 
@@ -24,6 +24,7 @@ from token2wav_server.launcher.utterance_body import problem_of
 BODY_BYTES = 3 * 1024 * 1024
 _READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
 _SILENCE_S = 300.0  # of tritonserver, between two chunks
+_UTTERANCES = CONNECTIONS * 3 // 4  # at once; the other connections are kept for health and metadata
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
 _TOLD = re.compile(rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
@@ -49,6 +50,7 @@ class Front(HttpPorts):
         )
         self._inner = inner
         self._access = access
+        self._utterances = asyncio.Semaphore(_UTTERANCES)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._told(request, _METRICS, self._inner.metrics)
@@ -78,7 +80,10 @@ class Front(HttpPorts):
         if problem := problem_of(body):
             return refusal(400, problem)
         headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
-        return await _relay(request, self._inner.http, headers, body)
+        if self._utterances.locked():
+            return refusal(503, f"utterances: all {_UTTERANCES} places for HTTP are in use; try again later")
+        async with self._utterances:
+            return await _relay(request, self._inner.http, headers, body)
 
     async def _told(self, request: web.BaseRequest, paths: re.Pattern[str], port: int) -> web.StreamResponse:
         """Answers a question: a GET without a body."""

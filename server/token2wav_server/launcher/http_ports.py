@@ -20,7 +20,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _Self = TypeVar("_Self", bound="HttpPorts")
 
 PATIENCE_S = 10.0  # for a client to send its headers, and again for its body
-_CONNECTIONS = 128  # of one listener; one more is closed at once
+CONNECTIONS = 128  # of one listener
 _HEADERS = 64
 _HEADER_BYTES = 4096
 # How long to go on reading what a refused client still sends: it would not read the answer before.
@@ -84,12 +84,39 @@ class HttpPorts:
 
 
 class _BoundedServer(web.Server):
-    """HTTP server that hangs up on connections beyond its number."""
+    """HTTP server with a bounded number of connections, none of which an incomplete request can occupy for long.
+
+    When all places are taken, a new connection evicts the oldest one whose request has not arrived in full, or is
+    closed itself if there is none. So half-open requests push each other out, and a request that is sent at once is
+    answered. Places per address would not do: behind a balancer all clients have one address, and an attacker may have
+    many. A half-open request does not name its path, so no place could be kept for the path of health either.
+    """
+
+    def __init__(self, handler: Handler, **options: Any) -> None:
+        super().__init__(self._answered, **options)
+        self._handler = handler
+        self._transports: dict[web.RequestHandler, asyncio.Transport] = {}  # oldest first
+        self._requests: dict[web.RequestHandler, web.BaseRequest] = {}  # whose headers have arrived
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        if len(self.connections) > _CONNECTIONS:
-            transport.abort()
+        self._transports[handler] = transport
+        if len(self._transports) > CONNECTIONS:
+            evicted = next(connection for connection in self._transports if not self._arrived(connection))
+            self._transports.pop(evicted).abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._transports.pop(handler, None)
+        self._requests.pop(handler, None)
+        super().connection_lost(handler, exc)
+
+    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._requests[request.protocol] = request
+        return await self._handler(request)
+
+    def _arrived(self, connection: web.RequestHandler) -> bool:
+        request = self._requests.get(connection)
+        return request is not None and request.content.is_eof()
 
 
 def answer(status: int, text: str, content_type: str = "text/plain") -> web.Response:

@@ -46,17 +46,24 @@ class LogPump(threading.Thread):
                 line = raw.decode(errors="replace").rstrip("\n")
                 self.lines.append(line)
                 if self._shown(line):
-                    with contextlib.suppress(OSError, ValueError):
-                        self._sink.write(line + "\n")
-                        self._sink.flush()
+                    show(line, self._sink)
+
+
+def show(line: str, sink: TextIO) -> None:
+    """Writes a line for a person. A sink that is broken, such as a closed terminal, must not end the server."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sink, flush=True)
 
 
 def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
     """Returns what explains the failure of a server, out of its exit status and its output.
 
-    What the reaper says comes first, then the signal that killed the server, then models that failed to load, each with
-    the message of its own exception; without one, Triton's error lines; without those, the last lines.
+    The signal that killed the reaper (a negative status) comes first, then the reaper's own message, then the signal
+    that killed the server, then models that failed to load, each with the message of its own exception; without one,
+    Triton's error lines; without those, the last lines.
     """
+    if status is not None and status < 0:
+        return f"the reaper, which is the parent of tritonserver, was killed by {signal.Signals(-status).name}"
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
         return said[-1]
     if status is not None and status > _KILLED:

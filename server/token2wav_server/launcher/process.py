@@ -20,14 +20,18 @@ from token2wav_server.launcher import reaper
 from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.binaries import find_tritonserver
 from token2wav_server.launcher.errors import ServerError, ServerStartError
-from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters
+from token2wav_server.launcher.log import LogPump, failure_reason, last_words, matters, show
+from token2wav_server.launcher.memory import resident_mib
 from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
-_EXIT_TIMEOUT_S = 5
-# Triton counts its own exit timeout in whole seconds and may start counting late.
-_GRACE_S = _EXIT_TIMEOUT_S + 3.0
+_GRACE_S = 8.0  # from SIGTERM to SIGKILL, for clients to read audio of utterances that have ended
+# The same for a server that had no utterance when it was told to stop. Triton 2.51 waits for every gRPC stream that a
+# client keeps open, even without a request on it, and closes none. Then nothing is left but to kill it: its models are
+# unloaded after 1.1 s, unless a used stream holds them, and have no utterance in any case.
+_IDLE_GRACE_S = 2.0
+_EXIT_TIMEOUT_S = 10  # longer than the grace: Triton logs an error when its own time is over
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"  # names a file to the models, which refuse new utterances once it is there
@@ -86,6 +90,7 @@ class TritonServer:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._log: LogPump | None = None
         self._drain_file = Path()
+        self._stop_grace_s = _GRACE_S
         self._inner = self.ports
         reached = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
         self.grpc_url, self.http_url, self.metrics_url = (
@@ -129,7 +134,7 @@ class TritonServer:
         try:
             self._launch()
             if not self._become_ready():
-                print(f"tritonserver could not start: {self.failure_reason()}; trying once more", file=sys.stderr)
+                show(f"tritonserver could not start: {self.failure_reason()}; trying once more", sys.stderr)
                 self.stop()
                 self._launch()
                 self._become_ready(last=True)
@@ -147,6 +152,13 @@ class TritonServer:
             return self._running().wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    def memory_mib(self) -> int:
+        """Returns the resident memory of tritonserver and its model processes, 0 if it has ended."""
+        try:
+            return resident_mib(self.pid)
+        except (OSError, IndexError):  # the reaper has no child any more
+            return 0
 
     def failure_reason(self) -> str:
         """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
@@ -167,6 +179,7 @@ class TritonServer:
         with contextlib.suppress(FileNotFoundError):  # the server has ended, and its reaper cleaned up
             self._drain_file.touch()
         open_utterances = None
+        self._stop_grace_s = _IDLE_GRACE_S
         while True:
             # The pause also lets an utterance that was just admitted show in the metrics.
             if self.wait(_DRAIN_POLL_S) is not None:
@@ -175,6 +188,7 @@ class TritonServer:
                 open_utterances = max((int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0)
             if open_utterances == 0:
                 return 0
+            self._stop_grace_s = _GRACE_S
             if time.monotonic() > deadline:
                 return open_utterances or 1  # one at least, as far as a server that does not answer is concerned
 
@@ -196,6 +210,7 @@ class TritonServer:
         folder = Path(tempfile.mkdtemp(prefix="token2wav-server-"))
         self._cleanup.callback(setattr, self, "_reaper", None)
         self._cleanup.callback(reaper.remove_leftovers, folder, shm_prefix)
+        self._stop_grace_s = _GRACE_S
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
         triton, repository = find_tritonserver(folder), fitted(self.model_repository, self.model, folder)
@@ -273,7 +288,7 @@ class TritonServer:
     def _stop_reaper(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         try:
-            process.wait(_GRACE_S + 2)
+            process.wait(self._stop_grace_s)
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
             process.send_signal(reaper.STOP_AT_ONCE)
             with contextlib.suppress(subprocess.TimeoutExpired):

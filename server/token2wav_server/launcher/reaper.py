@@ -23,11 +23,14 @@ _PARENT_POLL_S = 0.25
 _STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
 STOP_AT_ONCE = signal.SIGINT
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
+_KILL_S = 5.0
+_KILL_POLL_S = 0.02
 MESSAGE = "reaper: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
-    """Removes a server's private folder, shared-memory segments and backend folder; fine to call twice."""
+    """Removes a server's processes, private folder, shared-memory segments and backend folder; fine to call twice."""
+    _kill_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
@@ -38,6 +41,35 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
             with contextlib.suppress(OSError):
                 if empty.stat().st_uid == os.getuid():
                     empty.rmdir()
+
+
+def children(pid: int) -> list[int]:
+    """Returns the ids of a process's children, none if the process has ended."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that ends meanwhile
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def _kill_processes_of(folder: Path) -> None:
+    """Kills all processes of the server with this private folder, and waits until they have ended.
+
+    A model process outlives a reaper that was killed: the server dies with the reaper, but its children do not. All of
+    them have the folder in their environment, which no process of another server has.
+    """
+    mark, deadline = os.fsencode(folder) + b"/", time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        found = False
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            pid = int(environment.parent.name)
+            with contextlib.suppress(OSError):  # a process of another user, or one that has just ended
+                if pid != os.getpid() and mark in environment.read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    found = True
+        if not found:
+            return
+        time.sleep(_KILL_POLL_S)
 
 
 def running_servers() -> set[int]:
@@ -120,12 +152,11 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
     """
     dead = {}
     with contextlib.suppress(OSError):  # whatever ends while it is looked at
-        for children in Path(f"/proc/{parent_pid}/task").glob("*/children"):
-            for child in map(int, children.read_text().split()):
-                name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
-                state, *_, status = fields.split()
-                if _STUB_NAME in name and state == "Z" and int(status):
-                    dead[child] = int(status)
+        for child in children(parent_pid):
+            name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
+            state, *_, status = fields.split()
+            if _STUB_NAME in name and state == "Z" and int(status):
+                dead[child] = int(status)
     return dead
 
 

@@ -7,6 +7,7 @@ that wait for it behind. A server that is gone tells its clients at once, and lo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ MODELS = ("token2wav", "token2wav_ensemble")
 _CANARIES = 2
 _SETTLED_S = 60.0
 _LONGEST_PAUSE_S = 30.0
+_MEMORY_POLL_S = 1.0  # a flood of HTTP/2 frames takes 240 MB a second
 
 
 class Canary:
@@ -64,6 +66,14 @@ class Canary:
         return ""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """Failure of a server: the reason, and whether it still works, so that its open utterances may end."""
+
+    reason: str
+    works: bool = False
+
+
 @dataclass
 class Supervisor:
     """Supervisor of one server, which it runs until it is told to stop.
@@ -74,6 +84,7 @@ class Supervisor:
         grace_s: seconds that open utterances have at the end.
         announce: takes what a person should know, one line at a time.
         tell: takes the status that load balancers should know.
+        memory_mib: resident memory that the server may take before it is drained and restarted; 0 does not bound it.
         notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
         clock, sleep: monotonic seconds, and what waits for some.
     """
@@ -84,6 +95,7 @@ class Supervisor:
     announce: Callable[[str], None]
     tell: Callable[[Status], None] = lambda status: None
     notice_s: float = 0.0
+    memory_mib: int = 0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -105,7 +117,7 @@ class Supervisor:
             while True:
                 server.start()
                 if failure := self._failure(until_it_speaks=True):
-                    raise ServerError(failure)
+                    raise ServerError(failure.reason + (" at its start: raise the bound" if failure.works else ""))
                 self.announce(
                     f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
                     f"Triton {server.version}, its HTTP and metrics behind a front"
@@ -113,11 +125,15 @@ class Supervisor:
                 self.tell(Status.READY)
                 ready_at = self.clock()
                 failure = self._failure()
-                self.tell(Status.STARTING)
+                assert failure is not None
                 if self.clock() - ready_at >= _SETTLED_S:
                     pause_s = 0.0
-                self.announce(f"{failure}; restarting it" + (f" in {pause_s:g} s" if pause_s else ""))
-                server.stop(at_once=True)
+                cut_off = self._drained(failure.reason) if failure.works else 0
+                self.tell(Status.STARTING)
+                cut_off_too = f", streams that were cut off: {cut_off}" if cut_off else ""
+                in_time = f" in {pause_s:g} s" if pause_s else ""
+                self.announce(f"{failure.reason}{cut_off_too}; restarting it{in_time}")
+                server.stop(at_once=cut_off > 0 or not failure.works)
                 self.sleep(pause_s)
                 pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
         except KeyboardInterrupt:
@@ -125,33 +141,53 @@ class Supervisor:
         finally:
             server.stop()
 
-    def _failure(self, *, until_it_speaks: bool = False) -> str:
-        """Waits until the server fails, and says how; with `until_it_speaks` until it has spoken, too, and then ''."""
+    def _failure(self, *, until_it_speaks: bool = False) -> _Failure | None:
+        """Waits until the server fails; with `until_it_speaks` until it has spoken, too, which gives None."""
         canary, failures = self.canary, 0
         pause_s = canary.interval_s if canary else None
         wait_s = 0.0 if until_it_speaks else pause_s
-        while (status := self.server.wait(wait_s)) is None:
+        while (failure := self._failure_within(wait_s)) is None:
             problem = canary.problem(self.server.grpc_url) if canary else ""
             if until_it_speaks and not problem:
-                return ""
+                return None
             failures = failures + 1 if problem else 0
             if failures == _CANARIES:
-                return f"the model does not work: {problem}"
+                return _Failure(f"the model does not work: {problem}")
             wait_s = pause_s
-        return f"the server ended by itself (status {status}): {self.server.failure_reason()}"
+        return failure
+
+    def _failure_within(self, seconds: float | None) -> _Failure | None:
+        """Waits for so long, or for ever, until the server has ended or takes too much memory; None if neither."""
+        left_s = math.inf if seconds is None else seconds
+        while True:
+            status = self.server.wait(min(left_s, _MEMORY_POLL_S) if self.memory_mib else seconds)
+            if status is not None:
+                return _Failure(f"the server ended by itself (status {status}): {self.server.failure_reason()}")
+            if self.memory_mib and (taken := self.server.memory_mib()) > self.memory_mib:
+                return _Failure(
+                    f"the server takes {taken} MiB of memory, more than --memory-mib={self.memory_mib}", works=True
+                )
+            left_s -= _MEMORY_POLL_S
+            if not self.memory_mib or left_s <= 0:
+                return None
+
+    def _drained(self, reason: str = "") -> int:
+        """Lets open utterances end, and returns the number of the ones that did not."""
+        because = f"{reason}; " if reason else ""
+        self.tell(Status.DRAINING)
+        if self.notice_s:
+            self.announce(f"{because}going to stop: new streams are still taken for {self.notice_s:g} s")
+            self.server.wait(self.notice_s)
+        if self.grace_s:
+            self.announce(f"{because}draining: new streams are refused, open ones have {self.grace_s:g} s")
+        return self.server.drain(self.grace_s)
 
     def _drain(self) -> int:
         if not self.server.running:
             return 0
         hurry = False
-        self.tell(Status.DRAINING)
         try:
-            if self.notice_s:
-                self.announce(f"going to stop: new streams are still taken for {self.notice_s:g} s")
-                self.server.wait(self.notice_s)
-            if self.grace_s:
-                self.announce(f"draining: new streams are refused, open ones have {self.grace_s:g} s")
-            lost = self.server.drain(self.grace_s)
+            lost = self._drained()
         except KeyboardInterrupt:
             hurry = True
             lost = self.server.drain(0)
