@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds wheel and sdist into dist/, and tries the wheel in a clean environment for each extra that a user installs.
 # Server and client of two such environments then speak with each other, and dist/ gets a list of what each has installed,
-# with licences (CycloneDX). KEEP=1 leaves the environments in out/dist.
+# with licences (CycloneDX). Library and exporter also run on the least version of each package that pyproject.toml
+# promises. KEEP=1 leaves the environments in out/dist.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,6 +24,7 @@ main() {
     try server token2wav "import token2wav_server"
     try export token2wav_export
     speak
+    least
     for extra in client server export; do
         "$BIN/cyclonedx-py" environment -o "dist/sbom-$extra.json" "$ENVIRONMENTS/$extra/bin/python"
     done
@@ -62,6 +64,41 @@ speak() {
     seq 100 160 | "$ENVIRONMENTS/client/bin/token2wav-client" synth --url "127.0.0.1:$PORT" --tokens - \
         --voice "$voice" --out "$ENVIRONMENTS/spoken.wav"
 }
+
+# Speaks and exports with the least versions that the wheel allows, so that it promises no version that does not work.
+least() {
+    local environment=$ENVIRONMENTS/least list=$ENVIRONMENTS/least.txt graphs=$ENVIRONMENTS/graphs
+    local python=$environment/bin/python model=$PWD/examples/demo_voice/model torch
+    uv venv --python "$BIN/python" "$environment" || fail "$ENVIRONMENTS/uv.log"
+    uv pip compile --resolution lowest-direct --no-annotate --python "$python" --output-file "$list" \
+        --extra client --extra server --extra voice --extra export pyproject.toml || fail "$ENVIRONMENTS/uv.log"
+    torch=$(grep '^torch==' "$list")
+    if uv pip install --python "$python" --no-deps --extra-index-url "$TORCH_INDEX" "$torch+cpu"; then
+        sed -i -E '/^(torch|triton|nvidia-.*)==/d' "$list"
+    else
+        echo "dist: NOTICE: $torch+cpu was not found; installing plain $torch, several gigabytes with CUDA libraries"
+    fi
+    uv pip install --python "$python" --requirements "$list" || fail "$ENVIRONMENTS/uv.log"
+    uv pip install --python "$python" --no-deps "$wheel" || fail "$ENVIRONMENTS/uv.log"
+    (cd / && "$python" - "$model" <<'PYTHON'
+import sys
+
+import numpy as np
+import token2wav_client, token2wav_server.cli, token2wav_voice.cli  # noqa: F401
+from token2wav import Token2Wav, Voice
+
+model = Token2Wav.load(sys.argv[1])
+bands, size = model.config.mel_bands, model.config.speaker_size
+voice = Voice(np.zeros(0, np.int32), np.zeros((0, bands), np.float32), np.ones(size, np.float32))
+audio = model.synthesize(np.arange(100, 160), voice)
+assert audio.shape == (60 * model.config.samples_per_token,) and np.isfinite(audio).all() and audio.std() > 0
+PYTHON
+    )
+    "$environment/bin/token2wav-export" onnx --model "$model" --out "$graphs" # compares them with torch
+    echo "dist: least versions: $(sed -nE 's/^([A-Za-z-]+==[0-9.]+).*/\1/p' "$list" | tr '\n' ' ')"
+}
+
+uv() { "$BIN/uv" --quiet "$@" >"$ENVIRONMENTS/uv.log" 2>&1; }
 
 cleanup() {
     [[ -z "$server" ]] || kill "$server" 2>/dev/null || true

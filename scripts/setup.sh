@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # The same release as plain torch has; "+cpu" leaves out some gigabytes of CUDA libraries.
 readonly CPU_TORCH="torch==2.13.0+cpu"
 readonly CPU_TORCH_INDEX="https://download.pytorch.org/whl/cpu"
-readonly PLAIN_TORCH="torch>=2.6,<3"
+readonly PLAIN_TORCH="torch>=2.7,<3"
 readonly TRITON="nvidia-pytriton==0.7.0"
 readonly STAMP=.venv/setup-stamp
 readonly LOG=.venv/setup.log # of the latest step

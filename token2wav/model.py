@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.errors import InputError
 from token2wav.execution.backends import Host
-from token2wav.execution.device import device_named, entered
+from token2wav.execution.device import cache_bytes, device_named, entered
 from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
 from token2wav.families import builder, read_config
 from token2wav.model_config import ModelConfig
@@ -60,16 +60,12 @@ class Token2Wav:
             ConfigError: the folder's YAML or a setting cannot be used.
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
-        folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
-        config = read_config(folder).under(stream)
-        config.check(stream)  # this and the next refuse what they must before weights load
-        HopSchedule.of(stream, config)
-        config.allowed_steps(stream.steps)
-        device = device_named(runtime.device)
-        with entered(device):
-            stages: Stages = builder(folder).build(Host(folder, runtime, device), config, stream)
+        stream = stream or StreamConfig()
+        config, host = _prepared(Path(folder), stream, runtime or RuntimeConfig())
+        with entered(host.device):
+            stages: Stages = builder(host.folder).build(host, config, stream)
         model = cls(config, stages.flow, stages.vocoder, stream, stages.summary)
-        log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
+        log.info("%s on %s, configuration %s: %s %s", folder, host.device, config_hash(config, stream), config, stream)
         return model
 
     def probe(self) -> None:
@@ -151,3 +147,26 @@ class Token2Wav:
             raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
         with self.pipeline.running():
             return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()
+
+
+def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> None:
+    """Checks, without loading weights, that settings go with a model folder and that this machine has what they name.
+
+    Raises:
+        ConfigError: a setting that does not go with the model, or a device, engine or memory that is not there.
+    """
+    _, host = _prepared(folder, stream, runtime)
+    with entered(host.device):
+        cache_bytes(runtime.cache_mib, host.device)
+        # `auto` never fails: it takes torch where nothing else is there.
+        if runtime.engine != "auto" and hasattr(build := builder(folder), "choose"):
+            build.choose(host, stream)
+
+
+def _prepared(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> tuple[ModelConfig, Host]:
+    """Reads the configuration of a model folder, and refuses settings that it cannot be loaded with."""
+    config = read_config(folder).under(stream)
+    config.check(stream)
+    HopSchedule.of(stream, config)
+    config.allowed_steps(stream.steps)
+    return config, Host(folder, runtime, device_named(runtime.device))

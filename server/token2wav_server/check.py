@@ -1,7 +1,7 @@
-"""Check of what a server is to be started with: model folder, settings and voices.
+"""Check of a server before its start: model folder, settings, the device and engine that they name, and voices.
 
-Who reads weights imports torch, which the launcher would hold as long as it serves. So they are read in a process of
-its own.
+Reading weights and choosing an engine import torch, which the launcher would hold as long as it serves. So the check
+runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from token2wav_ser
 
 def check(model: Path, config: Path | None) -> None:
     """Raises ConfigError if a model folder cannot be served with the settings in a file."""
+    load_server_config(config)  # here too: this and the next need no torch, so that a wrong value is reported at once
+    read_config(model)
     command = [sys.executable, "-c", _PROGRAM, str(model), *([] if config is None else [str(config)])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, start_new_session=True)
     if done.returncode:
@@ -29,10 +31,14 @@ def check(model: Path, config: Path | None) -> None:
 
 def main() -> None:
     """Checks, in that process, what its arguments name, and prints what is wrong."""
+    from token2wav.model import check_settings  # imports torch
+
     model, *config = map(Path, sys.argv[1:])
     try:
+        settings = load_server_config(config[0] if config else None)
+        check_settings(model, settings.stream, settings.runtime)
         check_folder(model)
-        voices_in(load_server_config(config[0] if config else None), read_config(model))
+        voices_in(settings, read_config(model))
     except Token2WavError as error:
         print(error)
         sys.exit(1)

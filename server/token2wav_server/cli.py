@@ -21,7 +21,7 @@ from token2wav_server.launcher.errors import ServerError
 from token2wav_server.launcher.http_ports import StatusPort
 from token2wav_server.launcher.log import show
 from token2wav_server.launcher.memory import default_bound_mib
-from token2wav_server.launcher.ports import Ports
+from token2wav_server.launcher.ports import Ports, reserved
 from token2wav_server.launcher.process import TritonServer
 from token2wav_server.launcher.supervisor import Canary, Supervisor
 
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
+    _check_addresses(options)
     check(options.model, options.config)
     server = TritonServer(
         options.model,
@@ -86,6 +87,27 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
         if cut_off := supervisor.serve():
             return _failed(f"streams that were cut off: {cut_off}", CUT_OFF)
     return STOPPED
+
+
+def _check_addresses(options: argparse.Namespace) -> None:
+    """Raises ConfigError if two services have the same port, or the host is no address of this machine."""
+    services: dict[int, str] = {}
+    for service in ("http", "grpc", "metrics", "status"):
+        port = getattr(options, f"{service}_port")
+        if port in services:
+            raise ConfigError(f"--{services[port]}-port and --{service}-port are both {port}; give each its own port")
+        if port is not None:
+            services[port] = service
+    if not options.host:
+        raise ConfigError("--host: empty; take 127.0.0.1, or 0.0.0.0 for all addresses of this machine")
+    try:
+        reserved(options.host).close()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        raise ConfigError(
+            f"--host {options.host}: not an address that this machine can listen on ({reason}); "
+            "take 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+        ) from error
 
 
 def _access(options: argparse.Namespace) -> Access:

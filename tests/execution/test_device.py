@@ -17,6 +17,7 @@ from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.backends import Host
 from token2wav.execution.device import (
     available_bytes,
+    cache_bytes,
     check_device,
     cuda_cache_bytes,
     device_named,
@@ -128,6 +129,20 @@ def test_memory_of_a_cpu_is_what_host_and_container_leave(
         file.write_text(f"{value if value == 'max' else int(value) << 20}\n")
         (file.parent / "memory.stat").write_text(f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n")
     assert available_bytes(tmp_path) == available_mib << 20
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("token2wav.execution.device.available_bytes", lambda: 800 << 20)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (300 << 20, 1000 << 20))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:1")
+    assert [cache_bytes(mib, cpu) >> 20 for mib in (0, 1, 800)] == [200, 1, 800]
+    assert cache_bytes(300, gpu) == 300 << 20
+    with pytest.raises(
+        ConfigError, match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB of memory are free on cpu; set less"
+    ):
+        cache_bytes(801, cpu)
+    with pytest.raises(ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB of memory are free on cuda:1"):
+        cache_bytes(301, gpu)
 
 
 def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,11 @@ WRONG = {
         "content.times[2]: 0.5 does not come after",
     ),
     "no end": (f"{COSINE}\n                times: [0, 0.6]", (), "content.times: 2 of them; they start with 0 and end"),
-    "no steps": (f"{COSINE}\n                n_timesteps: 0", (), "flow.n_timesteps: 0 is not positive"),
+    "no steps": (
+        f"{COSINE}\n                n_timesteps: 0",
+        (),
+        "cfm_params.content.n_timesteps: 0 is not between 1 and 100",
+    ),
 }
 
 

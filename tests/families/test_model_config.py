@@ -172,24 +172,28 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
     "float beyond all bounds": ("nsf_alpha: 0.1", "nsf_alpha: 1" + "0" * 400, ["hift.nsf_alpha: expected float"]),
     "division by zero": ("<chunk_size> * <token_mel_ratio>", "<chunk_size> / 0", ["not arithmetic", "zero"]),
     # out of range
-    "no vocabulary": ("vocab_size: 6561", "vocab_size: 0", ["flow.vocab_size: 0 is not positive"]),
-    "negative depth": ("depth: 2", "depth: -2", [f"{ESTIMATOR}.depth: -2 is not positive"]),
+    "no vocabulary": ("vocab_size: 6561", "vocab_size: 0", ["flow.vocab_size: 0 is not between 1 and 1048576"]),
+    "negative depth": ("depth: 2", "depth: -2", [f"{ESTIMATOR}.depth: -2 is not between 1 and 256"]),
     "negative guidance": (
         "inference_cfg_rate: 0.7",
         "inference_cfg_rate: -1.0",
-        ["flow.inference_cfg_rate: -1.0 is not"],
+        ["flow.decoder.cfm_params.content.inference_cfg_rate: -1.0 is not between 0 and 100"],
     ),
     "zero in list": (
         "upsample_rates: [8, 5, 3]",
         "upsample_rates: [8, 0, 3]",
-        ["hift.upsample_rates: 0 is not positive"],
+        ["hift.upsample_rates[1]: 0 is not between 1 and 4096"],
     ),
     "zero in list of lists": (
         " resblock_dilation_sizes: [[1, 3, 5],",
         " resblock_dilation_sizes: [[1, 0, 5],",
-        ["hift.resblock_dilation_sizes: 0 is not positive"],
+        ["hift.resblock_dilation_sizes[0][1]: 0 is not between 1 and 4096"],
     ),
-    "no frame rate": ("token_frame_rate: 25", "token_frame_rate: 0", ["token_frame_rate: 0 is not positive"]),
+    "no frame rate": (
+        "token_frame_rate: 25",
+        "token_frame_rate: 0",
+        ["flow.input_frame_rate: 0.0 is not between 0.01 and 1000"],
+    ),
     "no stages": ("upsample_rates: [8, 5, 3]", "upsample_rates: []", ["hift.upsample_rates: empty"]),
     "no resblocks": (
         "    resblock_kernel_sizes: [3, 7, 11]",

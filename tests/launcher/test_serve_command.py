@@ -99,6 +99,40 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert_one_error(capfd, "none.yaml")
 
 
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' was asked for, but torch sees"),
+        ("runtime: {device: cpu, engine: onnx}", "run: token2wav-export onnx --model"),
+        ("runtime: {device: cpu, engine: tensorrt}", "tensorrt runs on NVIDIA GPUs, and the device is cpu"),
+        ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
+        ("stream: {max_hop_tokens: 30}", "stream.max_hop_tokens: 30 is not a multiple"),
+        ("limits: {streams: 100000000}", "limits.streams: 100000000 is not between 1 and 10000"),
+        ("limits: {streams: 2, streams: 3}", "key 'streams' is given twice"),
+    ],
+)
+def test_settings_that_this_machine_cannot_serve(
+    settings: str, part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.yaml").write_text(settings)
+    assert run("--model", str(TINY), "--config", str(tmp_path / "server.yaml")) == 2
+    assert_one_error(capfd, part)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.5", "::1%none", "x" * 300, ""])
+def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), "--host", host) == 2
+    assert_one_error(capfd, f"--host {host}: not an address" if host else "--host: empty")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")]
+)
+def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
+    assert_one_error(capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port")
+
+
 def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

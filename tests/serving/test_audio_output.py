@@ -184,5 +184,5 @@ def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_trimming_goes_forward_only() -> None:
-    with pytest.raises(ConfigError, match=r"^stream\.trim_silence_ms: -1 is negative$"):
+    with pytest.raises(ConfigError, match=r"^stream\.trim_silence_ms: -1 is not between 0 and 60000$"):
         StreamConfig(trim_silence_ms=-1)

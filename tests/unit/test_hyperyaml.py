@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.unit.material import one_line
 from token2wav import ConfigError
-from token2wav.config.hyperyaml import MAX_FILE_BYTES, MAX_VALUES, HyperYaml, Tagged
+from token2wav.config.hyperyaml import MAX_VALUES, HyperYaml, Tagged
+from token2wav.config.strict_yaml import MAX_FILE_BYTES
 
 
 def read(tmp_path: Path, text: str) -> HyperYaml:
@@ -207,18 +208,29 @@ def test_python_tags_are_refused_with_one_sentence(tmp_path: Path, attack: str) 
         ("- a\n- b\n", "got list"),
         ("just text\n", "got str"),
         ("!new:pkg.Class {x: 1}\n", "got Tagged"),
-        ("x: [1\n", "not valid YAML"),
-        ("x: 1\n\ty: 2\n", "not valid YAML"),
-        ("x: 1\n---\nx: 2\n", "not valid YAML"),
-        ("x: *nowhere\n", "not valid YAML"),
-        ("x: 2024-99-99\n", "not valid YAML"),
-        ("x: !!int abc\n", "not valid YAML"),
-        ("x: " + "9" * 5000 + "\n", "not valid YAML"),
-        ("? [a, b]\n: 1\n", "refused"),
-        ("x: " + "[" * 3000 + "]" * 3000 + "\n", "not valid YAML"),
+        ("x: [1\n", "cannot be read as YAML"),
+        ("x: 1\n\ty: 2\n", "cannot be read as YAML"),
+        ("x: 1\n---\nx: 2\n", "cannot be read as YAML"),
+        ("x: *nowhere\n", "cannot be read as YAML"),
+        ("x: 2024-99-99\n", "cannot be read as YAML"),
+        ("x: !!int abc\n", "cannot be read as YAML"),
+        ("x: " + "9" * 5000 + "\n", "cannot be read as YAML"),
+        ("? [a, b]\n: 1\n", "line 1: found unhashable key"),
+        ("x: " + "[" * 3000 + "]" * 3000 + "\n", "cannot be read as YAML"),
         ("x: &a {k: *a}\n", "nested too deep, or in itself"),
         ("x: &a [*a]\n", "nested too deep, or in itself"),
-        ("x: !t &a {k: *a}\n", "refused"),
+        ("x: 1\ny: 2\nx: 1\n", "line 3: key 'x' is given twice, first in line 1"),
+        ("y: {a: 1, x: {b: 1, b: 2}}\n", "line 1: key 'b' is given twice"),
+        ("y: !new:pkg.Class\n  a: 1\n  a: 1\n", "line 3: key 'a' is given twice, first in line 2"),
+        ("y: &y {a: 1}\nx: {<<: *y}\n", "line 2: merge keys (<<) are not allowed; write the keys out"),
+        ("x: !!int ''\n", "cannot be read as YAML"),
+        ("x: !!float ''\n", "cannot be read as YAML"),
+        ("x: !!bool maybe\n", "cannot be read as YAML"),
+        ("x: !!timestamp now\n", "cannot be read as YAML"),
+        ("? !t [1]\n: 1\n", "cannot be read as YAML"),
+        ("x: " + "1:" * 5000 + "1\n", "a value of 10001 characters; at most 4000 are allowed"),
+        ("x: 0x" + "f" * 5000 + "\n", "a value of 5002 characters; at most 4000 are allowed"),
+        ("x: !t &a {k: *a}\n", "recursive"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -229,7 +241,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.yaml"
     for content in (b"\xff\xfe\x00", b"x: \x80\n", b"\x00\x01\x02" * 100, bytes(range(256))):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"cannot be read|not valid YAML") as caught:
+        with pytest.raises(ConfigError, match=r"cannot be read|cannot be read as YAML") as caught:
             HyperYaml.read(path)
         one_line(caught.value)
     path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
@@ -276,3 +288,15 @@ def test_numbers_that_grow_without_end_stay_numbers(tmp_path: Path) -> None:
     text = "k0: 1000000\n" + "".join(f"k{i}: !ref <k{i - 1}> * <k{i - 1}>\n" for i in range(1, 6))
     assert read(tmp_path, text).resolve("k5") == 10 ** (6 * 2**5)
     assert math.isinf(read(tmp_path, "x: .inf\n").resolve("x"))
+
+
+def test_mappings_that_merge_each_other_are_refused_before_they_are_merged(tmp_path: Path) -> None:
+    """Eleven lines of nine merges each would become nine billion pairs."""
+    levels = [f"k{level}: &k{level} {{<<: [{', '.join([f'*k{level - 1}'] * 9)}]}}" for level in range(1, 11)]
+    text = "\n".join(["k0: &k0 {a: 1}", *levels, "x: 1\n"])
+    assert "line 2: merge keys (<<) are not allowed" in refusal(tmp_path, text)
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match=f"larger than {MAX_FILE_BYTES} bytes"):
+        HyperYaml.read(Path("/dev/zero"))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
 from tests.unit.material import TINY, one_line
 from token2wav import ConfigError, RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.config import LimitConfig, ServerConfig, config_hash, load_server_config
+from token2wav.config.strict_yaml import MAX_FILE_BYTES
+from token2wav.config.values import Bounds, kinds
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import HopSchedule
 
@@ -85,23 +89,23 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "engine is a list": ("runtime: {engine: [torch]}\n", ["runtime.engine", "auto, torch, onnx, tensorrt"]),
     "key that went": ("stream: {hop: lead}\n", ["stream: unknown key 'hop'", "known are first_tokens, "]),
     "too few first tokens": ("stream: {first_tokens: 4}\n", ["stream.first_tokens: 4 is not 0, nor 5 or more"]),
-    "negative first tokens": ("stream: {first_tokens: -1}\n", ["stream.first_tokens: -1 is not 0"]),
+    "negative first tokens": ("stream: {first_tokens: -1}\n", ["stream.first_tokens: -1 is not between 0 and 1000"]),
     "text as tokens": ("stream: {max_hop_tokens: many}\n", ["stream.max_hop_tokens: expected int, got 'many'"]),
     "boolean as tokens": ("stream: {max_hop_tokens: true}\n", ["stream.max_hop_tokens: expected int, got True"]),
     "fraction as tokens": ("stream: {max_hop_tokens: 25.5}\n", ["stream.max_hop_tokens: expected int, got 25.5"]),
     "NaN": ("limits: {idle_seconds: .nan}\n", ["limits.idle_seconds: expected float, got nan"]),
     "infinity": ("limits: {streams: .inf}\n", ["limits.streams: expected int, got inf"]),
     "endless idle time": ("limits: {idle_seconds: .inf}\n", ["limits.idle_seconds: expected float, got inf"]),
-    "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not positive"]),
-    "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not positive"]),
-    "negative hop": ("stream: {max_hop_tokens: -25}\n", ["stream.max_hop_tokens: -25 is negative"]),
-    "negative window": ("stream: {left_blocks: -2}\n", ["stream.left_blocks: -2 is below -1"]),
+    "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not between 1 and 10000"]),
+    "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not between 0.001 and 86400"]),
+    "negative hop": ("stream: {max_hop_tokens: -25}\n", ["stream.max_hop_tokens: -25 is not between 0 and 100000"]),
+    "negative window": ("stream: {left_blocks: -2}\n", ["stream.left_blocks: -2 is not between -1 and"]),
     "text as boolean": ("stream: {reference: 'yes'}\n", ["stream.reference: expected bool, got 'yes'"]),
     "unknown device": ("runtime: {device: tpu}\n", ["runtime.device: 'tpu'", "cuda:N"]),
     "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
     "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
-    "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is negative"]),
+    "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is not between 0 and 256"]),
     "huge number": ("limits: {streams: 1" + "0" * 400 + "}\n", ["limits.streams: expected int, got 1000"]),
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
     "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),
@@ -112,8 +116,48 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
         "stream: !!python/object/apply:os.system ['touch executed']\n",
         ["cannot be read as YAML", "python"],
     ),
+    "key given twice": (
+        "limits:\n  streams: 3\n  idle_seconds: 5\n  streams: 4\n",
+        ["line 4: key 'streams' is given twice, first in line 2"],
+    ),
+    "section given twice": ("limits: {streams: 3}\nlimits: {}\n", ["line 2: key 'limits' is given twice"]),
+    "merged sections": ("limits: &a {streams: 3}\nstream: {<<: *a}\n", ["line 2: merge keys (<<) are not allowed"]),
+    "hexadecimal beyond all bounds": ("limits: {streams: 0x" + "f" * 3900 + "}\n", ["an integer of 15600 bits"]),
+    "no number": ("limits: {streams: !!int ''}\n", ["cannot be read as YAML"]),
+    "larger than a settings file": ("#" * (MAX_FILE_BYTES + 1), ["larger than 1048576 bytes"]),
     "local tag": ("stream: !new:StreamConfig {}\n", ["cannot be read as YAML"]),
 }
+
+
+def numbers(section: type) -> Iterator[tuple[str, Bounds]]:
+    """Fields of a section that are numbers, or lists of numbers, with the bounds of the number."""
+    for name, kind in kinds(section).items():
+        inner, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+        if get_origin(inner) is tuple:
+            inner, *bounds = get_args(get_args(inner)[0])
+        if inner not in (bool, str) and get_origin(inner) is not Literal:
+            yield name, bounds[0]  # a number without bounds has none
+
+
+SETTINGS = [
+    (section, name, bounds)
+    for section, config in (("stream", StreamConfig), ("runtime", RuntimeConfig), ("limits", LimitConfig))
+    for name, bounds in numbers(config)
+]
+
+
+@pytest.mark.parametrize(("section", "name", "bounds"), SETTINGS, ids=[name for _, name, _ in SETTINGS])
+@pytest.mark.parametrize("value", [-2, 100_000_000, 10**9, 10**18, 1e308])
+def test_every_number_has_bounds(tmp_path: Path, section: str, name: str, bounds: Bounds, value: float) -> None:
+    given = f"[{value}]" if name == "steps" else value
+    with pytest.raises(
+        ConfigError, match=rf"{section}\.{name}(\[0\])?: .* is not between {bounds.least} and {bounds.most}"
+    ):
+        load_server_config(written(tmp_path, f"{section}: {{{name}: {given}}}\n"))
+    sections = {"stream": StreamConfig, "runtime": RuntimeConfig, "limits": LimitConfig}
+    made: Any = (value,) if name == "steps" else value
+    with pytest.raises(ConfigError, match=rf"{section}\.{name}.* is not between"):
+        sections[section](**{name: made})
 
 
 @pytest.mark.parametrize(("text", "words"), BAD.values(), ids=BAD.keys())

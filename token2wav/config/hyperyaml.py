@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
-from token2wav.config.values import convert, shown
+from token2wav.config.strict_yaml import StrictLoader, read_yaml
+from token2wav.config.values import convert, kinds, shown
 from token2wav.errors import ConfigError
 
-MAX_FILE_BYTES = 1 << 20  # a public file has 7 kB
 MAX_EXPRESSION_CHARS = 200  # Python's parser can be made to recurse without end by a long one
 MAX_VALUES = 10_000  # under one key, after references and aliases are followed; a public model has 100
 
@@ -44,7 +44,7 @@ class Tagged:
     value: Any
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(StrictLoader):
     """Loader that keeps local tags (one `!`) as data; `!!python/...` stays an error."""
 
 
@@ -62,10 +62,6 @@ def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
 
 
 _Loader.add_multi_constructor("!", _construct_tagged)
-# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in it.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 class HyperYaml:
@@ -81,21 +77,9 @@ class HyperYaml:
         """Parses `path`.
 
         Raises:
-            ConfigError: unreadable, too large, not YAML, not a mapping, or with a tag that asks for Python objects.
+            ConfigError: it cannot be read as YAML, see `read_yaml`, or is not a mapping.
         """
-        try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so not a model configuration")
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
-        try:
-            data = yaml.load(text, Loader=_Loader)
-        except yaml.constructor.ConstructorError as error:
-            where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            raise ConfigError(f"{path}{where}: refused, nothing was executed: {error.problem}") from error
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        data = read_yaml(path, _Loader)
         if not isinstance(data, dict):
             raise ConfigError(f"{path}: expected a mapping at the top level, got {type(data).__name__}")
         return cls(path, data)
@@ -206,8 +190,8 @@ class ModelNode:
 
     def fields(self, config: type, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
         """Values of fields of a dataclass, in their types: of all but some where none are named."""
-        kinds = get_type_hints(config)
-        return {key: self.get(key, kinds[key]) for key in keys or kinds if key not in but}
+        found = kinds(config)
+        return {key: self.get(key, found[key]) for key in keys or found if key not in but}
 
     def only(self, known: Mapping[str, Any], *, omitted: bool = True) -> None:
         """Raises ConfigError if a key has another value than the one that is known, or is missing unless `omitted`."""

@@ -9,18 +9,20 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-
-from token2wav.config.values import all_positive, from_mapping
+from token2wav.config.strict_yaml import read_yaml
+from token2wav.config.values import Bounds, Length, check_bounds, from_mapping
 from token2wav.errors import ConfigError, LimitError
 
 MOST_STEPS = 100  # of the ODE
+MOST_STREAMS = 10_000  # open at once in one server
 _PATIENCE = 3  # times the pace of speech
 _VOICES_PER_STREAM = 4
 PLAYER_BUFFER_SECONDS = 0.2  # of a player of which nothing is known
 _LEAST_FIRST_TOKENS = 5
+
+Steps = Annotated[int, Bounds(1, MOST_STEPS)]
 
 
 @dataclass(frozen=True)
@@ -47,27 +49,21 @@ class StreamConfig:
             whole utterances (docs/models.md).
     """
 
-    first_tokens: int = 8
-    max_hop_tokens: int = 0
-    left_blocks: int | None = None
-    steps: tuple[int, ...] = ()
-    hold_frames: int = 0
-    trim_silence_ms: float = 0.0
+    first_tokens: Annotated[int, Bounds(0, 1000)] = 8
+    max_hop_tokens: Annotated[int, Bounds(0, 100_000)] = 0
+    left_blocks: Annotated[int | None, Bounds(-1, 1_000_000)] = None
+    steps: Annotated[tuple[Steps, ...], Length(MOST_STEPS)] = ()
+    hold_frames: Annotated[int, Bounds(0, 1000)] = 0
+    trim_silence_ms: Annotated[float, Bounds(0, 60_000)] = 0.0
     reference: bool = False
 
     def __post_init__(self) -> None:
-        if self.first_tokens < 0 or 0 < self.first_tokens < _LEAST_FIRST_TOKENS:
+        check_bounds(self, "stream")
+        if 0 < self.first_tokens < _LEAST_FIRST_TOKENS:
             raise ConfigError(f"stream.first_tokens: {self.first_tokens} is not 0, nor {_LEAST_FIRST_TOKENS} or more")
-        for name in ("max_hop_tokens", "hold_frames", "trim_silence_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"stream.{name}: {getattr(self, name):g} is negative")
         for index, steps in enumerate(self.steps):
-            if not 1 <= steps <= MOST_STEPS:
-                raise ConfigError(f"stream.steps[{index}]: {steps} is not between 1 and {MOST_STEPS}")
             if steps in self.steps[:index]:
                 raise ConfigError(f"stream.steps[{index}]: {steps} is there twice")
-        if self.left_blocks is not None and self.left_blocks < -1:
-            raise ConfigError(f"stream.left_blocks: {self.left_blocks} is below -1, which keeps all")
 
 
 @dataclass(frozen=True)
@@ -92,17 +88,15 @@ class RuntimeConfig:
     engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
-    lanes: int = 0  # the scheduler's workers, under the name that users' settings have
-    cache_mib: int = 0
+    lanes: Annotated[int, Bounds(0, 256)] = 0  # the scheduler's workers, under the name that users' settings have
+    cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0  # 16 TiB; the free memory is compared when it is taken
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
 
     def __post_init__(self) -> None:
+        check_bounds(self, "runtime")
         kind, _, index = self.device.partition(":")
         if self.device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and index.isdecimal()):
             raise ConfigError(f"runtime.device: '{self.device}' is not auto, cpu, cuda or cuda:N")
-        for name in ("lanes", "cache_mib"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"runtime.{name}: {getattr(self, name)} is negative")
 
 
 @dataclass(frozen=True)
@@ -121,15 +115,15 @@ class LimitConfig:
             tokens counts from there.
     """
 
-    streams: int = 64
-    stream_tokens: int = 15000
-    idle_seconds: float = 30.0
-    streams_per_client: int = 0
-    batch_streams: int = 8
-    player_buffer_seconds: float = PLAYER_BUFFER_SECONDS
+    streams: Annotated[int, Bounds(1, MOST_STREAMS)] = 64
+    stream_tokens: Annotated[int, Bounds(1, 10_000_000)] = 15000
+    idle_seconds: Annotated[float, Bounds(0.001, 86_400)] = 30.0
+    streams_per_client: Annotated[int, Bounds(0, MOST_STREAMS)] = 0
+    batch_streams: Annotated[int, Bounds(1, 1024)] = 8
+    player_buffer_seconds: Annotated[float, Bounds(0.001, 60)] = PLAYER_BUFFER_SECONDS
 
     def __post_init__(self) -> None:
-        all_positive(self, "limits", zero_too=("streams_per_client",))
+        check_bounds(self, "limits")
 
     @property
     def client_streams(self) -> int:
@@ -184,14 +178,12 @@ def load_server_config(path: Path | None) -> ServerConfig:
     """Reads a server configuration; None gives the defaults.
 
     Raises:
-        ConfigError: unreadable, not YAML, an unknown key, or a value of the wrong type or out of range.
+        ConfigError: it cannot be read as YAML, see `read_yaml`, or has an unknown key, or a value of the wrong type
+            or out of range.
     """
     if path is None:
         return ServerConfig()
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from error
+    data = read_yaml(path)
     try:
         config = from_mapping(ServerConfig, {} if data is None else data, "")
     except ConfigError as error:

@@ -6,24 +6,51 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from token2wav.errors import ConfigError
 
 _LARGEST = sys.float_info.max  # NaN and infinity are beyond it too
 _SHOWN_CHARS = 80
+_SHOWN_BITS = 4000
 
 _Config = TypeVar("_Config")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a number, as a part of its type: `Annotated[int, Bounds(1, 256)]`. Both ends are allowed."""
+
+    least: float
+    most: float
+
+    def check(self, value: Any, name: str) -> None:
+        """Raises ConfigError if a number is out of bounds; `name` is its path for messages."""
+        if not self.least <= value <= self.most:
+            raise ConfigError(f"{name}: {shown(value)} is not between {self.least} and {self.most}")
+
+
+@dataclass(frozen=True)
+class Length:
+    """Bound of the number of items in a list, as a part of its type."""
+
+    most: int
+
+    def check(self, value: Any, name: str) -> None:
+        """Raises ConfigError if a list is too long; `name` is its path for messages."""
+        if len(value) > self.most:
+            raise ConfigError(f"{name}: {len(value)} items; at most {self.most} are allowed")
 
 
 def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
     """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages, empty for a file."""
     if not isinstance(data, dict):
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
-    hints = get_type_hints(cls)
+    hints = kinds(cls)
     if unknown := [str(key) for key in data if key not in hints]:
         raise ConfigError(f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}")
     values = {}
@@ -32,6 +59,30 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
         nested = dataclasses.is_dataclass(hints[key])
         values[key] = from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
     return cls(**values)
+
+
+def kinds(config: type) -> Mapping[str, Any]:
+    """Returns the types of a dataclass's fields, with their bounds."""
+    return get_type_hints(config, include_extras=True)
+
+
+def check_bounds(config: Any, name: str) -> None:
+    """Raises ConfigError if a field of a dataclass is out of the bounds in its type; `name` is its path for messages.
+
+    `convert` has checked values of files before. This checks configurations that are made in code.
+    """
+    for item in dataclasses.fields(config):
+        _check_value(getattr(config, item.name), kinds(type(config))[item.name], f"{name}.{item.name}")
+
+
+def _check_value(value: Any, kind: Any, name: str) -> None:
+    if get_origin(kind) is Annotated:
+        kind, *bounds = get_args(kind)
+        for bound in bounds if value is not None else ():
+            bound.check(value, name)
+    if get_origin(kind) is tuple:
+        for index, item in enumerate(value):
+            _check_value(item, get_args(kind)[0], f"{name}[{index}]")
 
 
 @contextmanager
@@ -46,8 +97,14 @@ def prefixed(prefix: str) -> Iterator[None]:
 def convert(value: Any, kind: Any, name: str) -> Any:
     """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers.
 
-    A kind may allow None.
+    A kind may allow None, and may have bounds.
     """
+    if get_origin(kind) is Annotated:
+        kind, *bounds = get_args(kind)
+        converted = convert(value, kind, name)
+        for bound in bounds if converted is not None else ():
+            bound.check(converted, name)
+        return converted
     if get_origin(kind) is UnionType:
         if value is None:
             return None
@@ -78,21 +135,10 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 def shown(value: Any) -> str:
     """Formats a value for a message: on one line, and short whatever it is."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write the longest ones in decimal
     text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
-
-
-def all_positive(config: Any, name: str, zero_too: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError if a number in a dataclass, or in a tuple of it, is not above zero.
-
-    `name` is its path for messages; in the fields of `zero_too` zero is allowed.
-    """
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            for leaf in number if isinstance(number, tuple) else (number,):
-                if isinstance(leaf, (int, float)) and (leaf < 0 or (leaf == 0 and item.name not in zero_too)):
-                    raise ConfigError(f"{name}.{item.name}: {leaf} is not positive")
 
 
 def number(kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = "") -> Callable[[str], Any]:

@@ -70,13 +70,20 @@ def cache_bytes(mib: int, device: torch.device) -> int:
     """Bytes for the cache of keys and values: `mib`, or if that is 0 a share of what is free now.
 
     A CPU's memory is shared with everything else and taken only as it is used; a GPU's is ours, and taken at once.
+
+    Raises:
+        ConfigError: `mib` is more than is free.
     """
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
+    if mib << 20 > free:
+        raise ConfigError(
+            f"runtime.cache_mib: {mib} MiB, but {free >> 20} MiB of memory are free on {device}; "
+            "set less, or 0 for a share of the free memory"
+        )
     if mib:
         return mib << 20
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return cuda_cache_bytes(free)
-    return int(available_bytes() * _CPU_SHARE)
+    return cuda_cache_bytes(free) if on_gpu else int(free * _CPU_SHARE)
 
 
 def available_bytes(root: Path = Path("/")) -> int:

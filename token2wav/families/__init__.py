@@ -5,9 +5,10 @@ A family has, beside its name:
 - `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
 - `read(folder)`: the `ModelConfig`, without importing torch.
 - a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
-  reads all weights without building anything on a device. Where the flow has a cache, `networks(config, storage)` makes
-  `Networks` without weights, for `token2wav-plan`; where these can be exported, `load(folder, config, stem)` loads flow
-  or vocoder in float32 on the CPU, for `token2wav-export`.
+  reads all weights without building anything on a device. Where settings choose the engine, `choose(host, stream)`
+  finds it before weights load, and raises ConfigError if it cannot be used. Where the flow has a cache,
+  `networks(config, storage)` makes `Networks` without weights, for `token2wav-plan`; where these can be exported,
+  `load(folder, config, stem)` loads flow or vocoder in float32 on the CPU, for `token2wav-export`.
 
 Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
 group `token2wav.families`.

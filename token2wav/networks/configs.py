@@ -8,13 +8,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from token2wav.config.values import all_positive
+from token2wav.config.settings import MOST_STEPS
+from token2wav.config.values import Bounds, Length, check_bounds
 from token2wav.errors import ConfigError
 
 Mask = Literal["block", "backward", "forward"]
 Spacing = Literal["cosine", "linear"]  # of steps of the ODE: small ones at first, or equal ones
+
+# Numbers of model files. Their bounds are far above any published model, and low enough to be computed with.
+Width = Annotated[int, Bounds(1, 1 << 16)]  # channels, features, mel bands
+Layers = Annotated[int, Bounds(1, 256)]
+Heads = Annotated[int, Bounds(1, 256)]
+Vocabulary = Annotated[int, Bounds(1, 1 << 20)]
+Tokens = Annotated[int, Bounds(1, 1000)]  # of a block or a look-ahead
+Frames = Annotated[int, Bounds(1, 4000)]  # of a block
+Ratio = Annotated[int, Bounds(1, 64)]  # mel frames of a token
+TokenRate = Annotated[float, Bounds(0.01, 1000)]  # per second
+SampleRate = Annotated[int, Bounds(1, 768_000)]
+Rate = Annotated[int, Bounds(1, 4096)]  # of upsampling
+Kernel = Annotated[int, Bounds(1, 4096)]
+Dilation = Annotated[int, Bounds(1, 4096)]
+Stages = Length(16)  # of a vocoder, and parts of a stage
+Rates = Annotated[tuple[Rate, ...], Stages]
+Kernels = Annotated[tuple[Kernel, ...], Stages]
+Dilations = Annotated[tuple[Annotated[tuple[Dilation, ...], Stages], ...], Stages]
+Guidance = Annotated[float, Bounds(0, 100)]
+Level = Annotated[float, Bounds(1e-9, 1e6)]  # of a signal
+Times = Annotated[tuple[Annotated[float, Bounds(0, 1)], ...], Length(MOST_STEPS + 1)]
 
 SEES: dict[Mask, tuple[int, int]] = {"block": (0, 0), "backward": (1, 0), "forward": (0, 1)}
 """Blocks before and after its own that a frame sees in a layer with each mask."""
@@ -58,20 +80,20 @@ class GuidedAttention:
 class EstimatorConfig:
     """Configuration of the estimator, a DiT. Field names are those of `cosyvoice3.yaml`."""
 
-    dim: int
-    depth: int
-    heads: int
-    dim_head: int
-    ff_mult: int
-    mel_dim: int
-    mu_dim: int
-    spk_dim: int
-    out_channels: int
-    static_chunk_size: int
+    dim: Width
+    depth: Layers
+    heads: Heads
+    dim_head: Width
+    ff_mult: Ratio
+    mel_dim: Width
+    mu_dim: Width
+    spk_dim: Width
+    out_channels: Width
+    static_chunk_size: Frames
     guided: GuidedAttention | None = None  # masks of the layers; None: all see their own block and all before it
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow.decoder.estimator")
+        check_bounds(self, "flow.decoder.estimator")
         if self.dim % 16:
             raise ConfigError(f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution groups")
         if self.dim_head % 2:
@@ -88,7 +110,7 @@ class ScheduleConfig:
     """Schedule of the ODE: it gives the times of its steps."""
 
     kind: Spacing = "cosine"
-    times: tuple[float, ...] = ()  # of a distilled model instead: the start of every step from 0 on, and the end, 1
+    times: Times = ()  # of a distilled model instead: the start of every step from 0 on, and the end, 1
 
     def __post_init__(self) -> None:
         if not self.times:
@@ -107,7 +129,7 @@ class CodebookConfig:
     Their embeddings are added (`sum`), or stand one behind the other, each as wide as its share (`concat`).
     """
 
-    count: int
+    count: Annotated[int, Bounds(1, 256)]
     merge: Literal["sum", "concat"] = "sum"
 
     def __post_init__(self) -> None:
@@ -132,29 +154,29 @@ class HiFTConfig:
     source's phase goes smoothly from frame to frame.
     """
 
-    in_channels: int = 80
-    base_channels: int = 512
-    nb_harmonics: int = 8
-    sampling_rate: int = 24000
-    nsf_alpha: float = 0.1
-    nsf_sigma: float = 0.003
-    nsf_voiced_threshold: float = 10
-    upsample_rates: tuple[int, ...] = (8, 5, 3)
-    upsample_kernel_sizes: tuple[int, ...] = (16, 11, 7)
-    n_fft: int = 16
-    hop_len: int = 4
-    resblock_kernel_sizes: tuple[int, ...] = (3, 7, 11)
-    resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5),) * 3
-    source_resblock_kernel_sizes: tuple[int, ...] = (7, 7, 11)
-    source_resblock_dilation_sizes: tuple[tuple[int, ...], ...] = ((1, 3, 5),) * 3
-    lrelu_slope: float = 0.1
-    audio_limit: float = 0.99
-    conv_pre_look_right: int = 3
-    f0_channels: int = 512
+    in_channels: Width = 80
+    base_channels: Width = 512
+    nb_harmonics: Annotated[int, Bounds(1, 1000)] = 8
+    sampling_rate: SampleRate = 24000
+    nsf_alpha: Level = 0.1
+    nsf_sigma: Level = 0.003
+    nsf_voiced_threshold: Level = 10
+    upsample_rates: Rates = (8, 5, 3)
+    upsample_kernel_sizes: Kernels = (16, 11, 7)
+    n_fft: Rate = 16
+    hop_len: Rate = 4
+    resblock_kernel_sizes: Kernels = (3, 7, 11)
+    resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
+    source_resblock_kernel_sizes: Kernels = (7, 7, 11)
+    source_resblock_dilation_sizes: Dilations = ((1, 3, 5),) * 3
+    lrelu_slope: Level = 0.1
+    audio_limit: Level = 0.99
+    conv_pre_look_right: Annotated[int, Bounds(1, 1000)] = 3
+    f0_channels: Width = 512
     causal: bool = False
 
     def __post_init__(self) -> None:
-        all_positive(self, "hift", zero_too=("causal",))
+        check_bounds(self, "hift")
         stages = len(self.upsample_rates)
         for name in ("upsample_rates", "resblock_kernel_sizes"):
             if not getattr(self, name):

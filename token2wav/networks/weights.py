@@ -6,11 +6,12 @@ that does not fit is listed in one error.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from token2wav.errors import CheckpointError
 
+_FACTORIES = (torch.empty, torch.zeros, torch.ones)  # that modules make their weights with
+_BUFFERS = 1 << 24  # numbers that a network may have beside its weights
 _LISTED = 8  # names per kind in an error
 
 
@@ -96,13 +99,29 @@ class Blank(TorchFunctionMode):
     """Mode in which new modules get weights that nobody has written, for `fill` to replace.
 
     They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two seconds of a start.
+
+    Args:
+        path: file of the weights. A network that this file is too small for is refused before it takes memory.
     """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._most = path.stat().st_size + _BUFFERS  # a weight has a byte or more
+        self._made = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
             return None
+        if func in _FACTORIES:
+            self._made += math.prod(args[0] if isinstance(args[0], Sequence) else args)
+            if self._made > self._most:
+                raise CheckpointError(
+                    f"{self._path}: the sizes in the model's configuration make a network of more than {self._most} "
+                    "parameters, which this file is too small for; correct its depth and widths"
+                )
         return func(*args, **(kwargs or {}))
 
 

@@ -191,10 +191,13 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"num_mels": "80"}, "num_mels: expected int, got '80'"),
     "number for a list": ({"upsample_rates": 4}, "upsample_rates: expected a list, got int"),
     "number for a switch": ({"snake_logscale": 1}, "snake_logscale: expected bool, got 1"),
-    "negative": ({"upsample_initial_channel": -16}, "upsample_initial_channel: -16 is not positive"),
+    "negative": ({"upsample_initial_channel": -16}, "upsample_initial_channel: -16 is not between 1 and 65536"),
     "no stages": ({"upsample_rates": [], "upsample_kernel_sizes": []}, "upsample_rates: empty"),
     "no dilations": ({"resblock_dilation_sizes": [[1], []]}, "resblock_dilation_sizes[1]: empty"),
-    "zero dilation": ({"resblock_dilation_sizes": [[1], [0]]}, "resblock_dilation_sizes[1]: 0 is not positive"),
+    "zero dilation": (
+        {"resblock_dilation_sizes": [[1], [0]]},
+        "resblock_dilation_sizes[1][0]: 0 is not between 1 and 4096",
+    ),
     "kernels too few": ({"upsample_kernel_sizes": [8]}, "upsample_kernel_sizes: 1 entries, but upsample_rates has 2"),
     "blocks too few": (
         {"resblock_kernel_sizes": [3]},

@@ -134,7 +134,11 @@ WRONG = {
         "token_frame_rate: 33",
         "sample_rate: 16000 Hz give 161.62 samples to each of 33 x 3 mel frames per second, which must be a whole",
     ),
-    "no tokens per second": ("token_frame_rate: .*", "token_frame_rate: 0", "flow.input_frame_rate: 0 is not positive"),
+    "no tokens per second": (
+        "token_frame_rate: .*",
+        "token_frame_rate: 0",
+        "flow.input_frame_rate: 0.0 is not between 0.01 and 1000",
+    ),
 }
 
 

@@ -57,7 +57,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no layer": ({"forward_layers": [5]}, "flow.forward_layers: 5 is not one of the layers 1 to 4"),
     "two masks": ({"forward_layers": [2]}, "flow.forward_layers: layer 2 has a mask already: backward"),
     "half tokens": ({"block_frames": 26}, "flow.block_frames: 26 frames are not a whole number of tokens of 4 frames"),
-    "no chunk": ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not positive"),
+    "no chunk": ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not between 1 and 1000"),
     "text": ({"dim": "wide"}, "flow.dim: expected int, got 'wide'"),
     "other hop": ({"input_frame_rate": 50}, "hop_size is 160 instead of 80"),
     "other bands": ({"mel_bands": 100}, "num_mels is 80 instead of 100"),

@@ -10,12 +10,13 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import convert, from_mapping, prefixed, shown
+from token2wav.config.strict_yaml import read_bounded
+from token2wav.config.values import Bounds, check_bounds, convert, from_mapping, prefixed, shown
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.networks.configs import MelSettings
+from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
 
 CONFIG_FILE = "config.json"
 GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")  # in order of preference
@@ -26,26 +27,27 @@ class BigVGANConfig:
     """Configuration of BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are public."""
 
     resblock: Literal["1", "2"]
-    upsample_rates: tuple[int, ...]
-    upsample_kernel_sizes: tuple[int, ...]
-    upsample_initial_channel: int
-    resblock_kernel_sizes: tuple[int, ...]
-    resblock_dilation_sizes: tuple[tuple[int, ...], ...]
+    upsample_rates: Rates
+    upsample_kernel_sizes: Kernels
+    upsample_initial_channel: Width
+    resblock_kernel_sizes: Kernels
+    resblock_dilation_sizes: Dilations
     activation: Literal["snake", "snakebeta"]
     snake_logscale: bool
-    num_mels: int
-    hop_size: int
-    sampling_rate: int
+    num_mels: Width
+    hop_size: Annotated[int, Bounds(1, 1 << 16)]
+    sampling_rate: SampleRate
     use_tanh_at_final: bool = True
     use_bias_at_final: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("upsample_initial_channel", "num_mels", "hop_size", "sampling_rate"):
-            _positive(name, (getattr(self, name),))
+        check_bounds(self, "BigVGAN")
         for name in ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes"):
-            _positive(name, getattr(self, name))
+            if not getattr(self, name):
+                raise ConfigError(f"{name}: empty; at least 1 is needed")
         for index, dilations in enumerate(self.resblock_dilation_sizes):
-            _positive(f"resblock_dilation_sizes[{index}]", dilations)
+            if not dilations:
+                raise ConfigError(f"resblock_dilation_sizes[{index}]: empty; at least 1 is needed")
         for one, other in (
             ("upsample_kernel_sizes", "upsample_rates"),
             ("resblock_dilation_sizes", "resblock_kernel_sizes"),
@@ -74,14 +76,6 @@ class BigVGANConfig:
         return MelSettings(self.sampling_rate, self.hop_size, self.num_mels)
 
 
-def _positive(name: str, values: tuple[int, ...]) -> None:
-    if not values:
-        raise ConfigError(f"{name}: empty; at least 1 is needed")
-    for value in values:
-        if value <= 0:
-            raise ConfigError(f"{name}: {value} is not positive")
-
-
 def read_bigvgan(folder: Path) -> BigVGANConfig:
     """Reads `config.json` of a BigVGAN folder; what it says of training is skipped.
 
@@ -89,13 +83,14 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
         ConfigError: no such file, no JSON, or a key that is missing, of another type or out of range.
     """
     path = folder / CONFIG_FILE
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON: {' '.join(str(error).split())[:200]}") from error
+    if not path.is_file():
+        raise ConfigError(f"{folder}: not a BigVGAN folder, {CONFIG_FILE} cannot be read")
+    content = read_bounded(path)
     with prefixed(f"{path}: "):
+        try:
+            document = json.loads(content, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"not JSON: {' '.join(str(error).split())[:200]}") from error
         return _config_from(document)
 
 
@@ -136,9 +131,7 @@ def vocoder_from(
     if (path := PurePosixPath(below)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(below)} is not a folder below the model folder")
     config = read_bigvgan(folder / below)
-    sample_rate = convert(document.resolve("sample_rate"), int, "sample_rate")
-    if token_frame_rate <= 0:
-        raise ConfigError(f"flow.input_frame_rate: {token_frame_rate:g} is not positive")
+    sample_rate = convert(document.resolve("sample_rate"), SampleRate, "sample_rate")
     hop = sample_rate / (token_frame_rate * token_mel_ratio)
     if not math.isclose(hop, round(hop), rel_tol=1e-6):
         raise ConfigError(
@@ -162,6 +155,16 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
         if ours != wanted
     ]:
         raise ConfigError(f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow makes them")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object of its pairs; JSON readers take the last of equal keys in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ConfigError(f"key {shown(key)} is given twice")
+        found[key] = value
+    return found
 
 
 def _config_from(document: object) -> BigVGANConfig:

@@ -89,4 +89,4 @@ class FadedHiFT(HiFT):
 
 
 build, load = ChatterboxBuilder.build, ChatterboxBuilder.load
-check, networks = ChatterboxBuilder.check, ChatterboxBuilder.networks
+check, choose, networks = ChatterboxBuilder.check, ChatterboxBuilder.choose, ChatterboxBuilder.networks

@@ -100,6 +100,8 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
     def size(name: str, axis: int = 0) -> int:
         if name not in shapes:
             raise ConfigError(f"{path}: '{name}' is missing, which tells a size of S3Gen")
+        if len(shapes[name]) <= axis:
+            raise ConfigError(f"{path}: '{name}' has the shape {shapes[name]}, without the size {axis + 1} of S3Gen")
         return shapes[name][axis]
 
     def layers(start: str) -> int:

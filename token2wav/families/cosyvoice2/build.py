@@ -14,7 +14,8 @@ import torch
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Graphs, Host, StepMaker, choose, runner
+from token2wav.execution.backends import Graphs, Host, StepMaker, runner
+from token2wav.execution.backends import choose as choose_backend
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cache_bytes, keep_arithmetic_exact
 from token2wav.execution.exported_graphs import ExportedVocoder
@@ -54,7 +55,7 @@ class Builder(ABC):
 
     def __init__(self, host: Host, config: Any, stream: StreamConfig) -> None:
         self.host, self.config, self.stream = host, config, stream
-        self.graphs = self.choose()  # before weights load: it may refuse
+        self.graphs = self.choose(host, stream)  # before weights load: it may refuse
         keep_arithmetic_exact(host.device)
         self.flow = self.load(host.folder, config, "flow").to(host.device)
         guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
@@ -127,9 +128,10 @@ class Builder(ABC):
         """Makes the noise of the flow, and that of the vocoder's source if it has one."""
         return FlowNoise(config.mel_bands), NormalNoise(config.vocoder.nb_harmonics + 1)
 
-    def choose(self) -> Graphs:
-        """Chooses the backend; raises ConfigError if what settings ask for is not there."""
-        return choose(self.host, self.stream)
+    @classmethod
+    def choose(cls, host: Host, stream: StreamConfig) -> Graphs:
+        """Chooses the backend, see `token2wav.families`."""
+        return choose_backend(host, stream)
 
     def flow_stage(self) -> FlowStage:
         """Makes the incremental stage of the flow. A page of its cache has room for the most steps of all solvers."""
@@ -161,9 +163,10 @@ class Builder(ABC):
 
     @classmethod
     def _read(cls, folder: Path, config: Any, stem: Stem) -> tuple[Any, dict[str, torch.Tensor]]:
-        with Blank():
+        path = config.weights_file(folder, stem)
+        with Blank(path):
             network = cls.network(config, stem)
-        return network, cls.weights(network, config.weights_file(folder, stem), stem)
+        return network, cls.weights(network, path, stem)
 
 
 class CosyVoice2Builder(Builder):
@@ -175,11 +178,12 @@ class CosyVoice2Builder(Builder):
     def network(cls, config: Any, stem: Stem) -> Any:
         return cls.make_flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
 
-    def choose(self) -> Graphs:
-        if self.stream.reference:
+    @classmethod
+    def choose(cls, host: Host, stream: StreamConfig) -> Graphs:
+        if stream.reference:
             raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
-        return super().choose()
+        return super().choose(host, stream)
 
 
 build, load = CosyVoice2Builder.build, CosyVoice2Builder.load
-check, networks = CosyVoice2Builder.check, CosyVoice2Builder.networks
+check, choose, networks = CosyVoice2Builder.check, CosyVoice2Builder.choose, CosyVoice2Builder.networks

@@ -6,13 +6,24 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
-from token2wav.config.values import all_positive, prefixed
+from token2wav.config.settings import Steps
+from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
 from token2wav.model_config import ModelConfig, Stem
-from token2wav.networks.configs import HiFTConfig, ScheduleConfig
+from token2wav.networks.configs import (
+    Guidance,
+    Heads,
+    HiFTConfig,
+    Layers,
+    ScheduleConfig,
+    TokenRate,
+    Tokens,
+    Vocabulary,
+    Width,
+)
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
 RATIO, LOOKBEHIND = 2, 2  # frames of a token, and tokens that the look-ahead layer reaches back: fixed in public code
@@ -79,8 +90,6 @@ class CosyVoiceConfig(ModelConfig):
         return cls(**{**common, **own}, flow=flow, vocoder=vocoder)
 
     def __post_init__(self) -> None:
-        if self.token_frame_rate <= 0:
-            raise ConfigError(f"model.token_frame_rate: {self.token_frame_rate:g} is not positive")
         if self.mel_bands != self.vocoder.mel.bands:
             raise ConfigError(
                 f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes {self.mel_bands}"
@@ -100,14 +109,14 @@ class CosyVoiceConfig(ModelConfig):
 class EncoderConfig:
     """Configuration of the conformer encoder: channels, heads, channels of feed-forward, layers before and after x2."""
 
-    size: int
-    heads: int
-    units: int
-    layers: int
-    up_layers: int = _UP_LAYERS
+    size: Width
+    heads: Heads
+    units: Width
+    layers: Layers
+    up_layers: Layers = _UP_LAYERS
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow.encoder")
+        check_bounds(self, "flow.encoder")
         if self.size % (2 * self.heads):
             raise ConfigError(
                 f"flow.encoder.output_size: {self.size} is not a multiple of 2 x {self.heads}, the attention heads"
@@ -118,36 +127,36 @@ class EncoderConfig:
 class UNetConfig:
     """Configuration of the estimator: channels, attention, blocks in the middle, transformer layers of each block."""
 
-    channels: int
-    heads: int
-    dim_head: int
-    mid_blocks: int
-    layers: int
+    channels: Width
+    heads: Heads
+    dim_head: Width
+    mid_blocks: Layers
+    layers: Layers
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow.decoder.estimator")
+        check_bounds(self, "flow.decoder.estimator")
 
 
 @dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
     """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another estimator."""
 
-    vocab_size: int
-    spk_embed_dim: int
-    mel_bands: int
-    pre_lookahead_len: int
-    inference_cfg_rate: float
+    vocab_size: Vocabulary
+    spk_embed_dim: Width
+    mel_bands: Width
+    pre_lookahead_len: Tokens
+    inference_cfg_rate: Guidance
     encoder: EncoderConfig
     estimator: EstimatorT
-    block_tokens: int = _BLOCK_TOKENS
-    n_timesteps: int = 10
+    block_tokens: Tokens = _BLOCK_TOKENS
+    n_timesteps: Steps = 10
 
     token_mel_ratio: ClassVar[int] = RATIO
     token_shape: ClassVar[tuple[int, ...]] = ()
     hop_blocks: ClassVar[tuple[int, int]] = (1, 4)
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow", zero_too=("inference_cfg_rate",))
+        check_bounds(self, "flow")
 
     @property
     def context_tokens(self) -> tuple[int, int]:
@@ -184,33 +193,33 @@ def _flow_from(document: HyperYaml) -> tuple[FlowConfig[UNetConfig], float]:
     decoder = flow.child("decoder", "CausalConditionalCFM")
     solver = decoder.child("cfm_params", "DictConfig").child("content")
     solver.only({"solver": "euler", "t_scheduler": "cosine"}, omitted=False)
-    bands = flow.get("output_size", int)
+    bands = flow.get("output_size", Width)
     config = FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
-        pre_lookahead_len=flow.get_or("pre_lookahead_len", int, 3),
+        pre_lookahead_len=flow.get_or("pre_lookahead_len", Tokens, 3),
         block_tokens=block,
-        inference_cfg_rate=solver.get("inference_cfg_rate", float),
+        inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
         encoder=encoder,
         estimator=_estimator_from(decoder, bands, RATIO * block),
     )
-    return config, flow.get("input_frame_rate", float)
+    return config, flow.get("input_frame_rate", TokenRate)
 
 
 def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
     """Reads the encoder, and the tokens of its attention block."""
     encoder = flow.child("encoder", "UpsampleConformerEncoder")
-    size = encoder.get("output_size", int)
+    size = encoder.get("output_size", Width)
     flow.only({"input_size": size}, omitted=False)
     encoder.only({"input_size": size, **ENCODER_ALWAYS}, omitted=False)
     config = EncoderConfig(
         size,
-        encoder.get("attention_heads", int),
-        encoder.get("linear_units", int),
-        encoder.get("num_blocks", int),
-        encoder.get_or("num_up_blocks", int, _UP_LAYERS),
+        encoder.get("attention_heads", Heads),
+        encoder.get("linear_units", Width),
+        encoder.get("num_blocks", Layers),
+        encoder.get_or("num_up_blocks", Layers, _UP_LAYERS),
     )
-    return config, encoder.get_or("static_chunk_size", int, 0) or _BLOCK_TOKENS
+    return config, encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0) or _BLOCK_TOKENS
 
 
 def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetConfig:
@@ -221,14 +230,14 @@ def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetCo
         raise ConfigError(f"{estimator.name}.causal: false; only causal convolutions can be streamed")
     estimator.only({"in_channels": 4 * bands, "out_channels": bands, "static_chunk_size": block_frames})
     estimator.only({"act_fn": "gelu"}, omitted=False)
-    if len(channels := estimator.get("channels", tuple[int, ...])) != 1:
+    if len(channels := estimator.get("channels", tuple[Width, ...])) != 1:
         raise ConfigError(f"{estimator.name}.channels: {len(channels)} of them; only one resolution is known")
     return UNetConfig(
         channels[0],
-        estimator.get("num_heads", int),
-        estimator.get("attention_head_dim", int),
-        estimator.get("num_mid_blocks", int),
-        estimator.get("n_blocks", int),
+        estimator.get("num_heads", Heads),
+        estimator.get("attention_head_dim", Width),
+        estimator.get("num_mid_blocks", Layers),
+        estimator.get("n_blocks", Layers),
     )
 
 
@@ -241,6 +250,6 @@ def hift_from(document: HyperYaml, *, causal: bool) -> HiFTConfig:
     return HiFTConfig(
         **hift.fields(HiFTConfig, but=elsewhere if causal else [*elsewhere, "conv_pre_look_right"]),
         **hift.child("istft_params").fields(HiFTConfig, "n_fft", "hop_len"),
-        f0_channels=f0.get("cond_channels", int),
+        f0_channels=f0.get("cond_channels", Width),
         causal=causal,
     )

@@ -58,4 +58,4 @@ class CosyVoice3Builder(Builder):
 
 
 build, load = CosyVoice3Builder.build, CosyVoice3Builder.load
-check, networks = CosyVoice3Builder.check, CosyVoice3Builder.networks
+check, choose, networks = CosyVoice3Builder.check, CosyVoice3Builder.choose, CosyVoice3Builder.networks

@@ -10,12 +10,25 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import all_positive, from_mapping, prefixed
+from token2wav.config.settings import Steps
+from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
 from token2wav.families.cosyvoice2.config import CosyVoiceConfig, hift_from
 from token2wav.model_config import Stem
-from token2wav.networks.configs import CodebookConfig, EstimatorConfig, ScheduleConfig, Spacing
+from token2wav.networks.configs import (
+    CodebookConfig,
+    EstimatorConfig,
+    Guidance,
+    Ratio,
+    ScheduleConfig,
+    Spacing,
+    Times,
+    TokenRate,
+    Tokens,
+    Vocabulary,
+    Width,
+)
 
 MODEL_FILE = "cosyvoice3.yaml"
 
@@ -24,22 +37,20 @@ MODEL_FILE = "cosyvoice3.yaml"
 class FlowConfig:
     """Configuration of the flow, which turns tokens into mel."""
 
-    vocab_size: int
-    input_size: int
-    spk_embed_dim: int
-    token_mel_ratio: int
-    pre_lookahead_len: int
-    pre_lookahead_channels: int
-    inference_cfg_rate: float
+    vocab_size: Vocabulary
+    input_size: Width
+    spk_embed_dim: Width
+    token_mel_ratio: Ratio
+    pre_lookahead_len: Tokens
+    pre_lookahead_channels: Width
+    inference_cfg_rate: Guidance
     estimator: EstimatorConfig
-    n_timesteps: int = 10  # this and the next are fixed in the public code, not in its YAML
-    lookbehind_len: int = 2
+    n_timesteps: Steps = 10  # this and the next are fixed in the public code, not in its YAML
+    lookbehind_len: Tokens = 2
     codebooks: CodebookConfig | None = None
 
-    ZERO_TOO: ClassVar[tuple[str, ...]] = ("inference_cfg_rate",)  # numbers that need not be positive
-
     def __post_init__(self) -> None:
-        all_positive(self, "flow", self.ZERO_TOO)
+        check_bounds(self, "flow")
         if self.codebooks and self.codebooks.merge == "concat" and self.input_size % self.codebooks.count:
             raise ConfigError(
                 f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, the codebooks whose "
@@ -115,12 +126,12 @@ class CosyVoice3Config(CosyVoiceConfig):
         """Reads the flow, the tokens per second that it takes, and the times of its ODE."""
         flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
         lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
-        if (length := lookahead.get("pre_lookahead_len", int)) != (outer := flow.get("pre_lookahead_len", int)):
+        if (length := lookahead.get("pre_lookahead_len", Tokens)) != (outer := flow.get("pre_lookahead_len", Tokens)):
             raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
         decoder = flow.child("decoder", "CausalConditionalCFM")
         solver = decoder.child("cfm_params", "DictConfig").child("content")
         solver.only({"solver": "euler"}, omitted=False)
-        kind, times = solver.get("t_scheduler", Spacing), solver.get_or("times", tuple[float, ...], ())
+        kind, times = solver.get("t_scheduler", Spacing), solver.get_or("times", Times, ())
         with prefixed(f"{solver.name}."):
             schedule = ScheduleConfig(kind, times)
         codebooks = flow.child("codebooks") if "codebooks" in flow.data else None
@@ -130,13 +141,13 @@ class CosyVoice3Config(CosyVoiceConfig):
             **flow.fields(
                 FlowConfig, "vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len"
             ),
-            pre_lookahead_channels=lookahead.get("channels", int),
-            inference_cfg_rate=solver.get("inference_cfg_rate", float),
+            pre_lookahead_channels=lookahead.get("channels", Width),
+            inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
             estimator=EstimatorConfig(**decoder.child("estimator", "DiT").fields(EstimatorConfig, but=("guided",))),
-            n_timesteps=len(times) - 1 if times else solver.get_or("n_timesteps", int, FlowConfig.n_timesteps),
+            n_timesteps=len(times) - 1 if times else solver.get_or("n_timesteps", Steps, FlowConfig.n_timesteps),
             codebooks=from_mapping(CodebookConfig, codebooks.data, codebooks.name) if codebooks else None,
         )
-        return config, flow.get("input_frame_rate", float), schedule
+        return config, flow.get("input_frame_rate", TokenRate), schedule
 
     def weights_file(self, folder: Path, stem: Stem) -> Path:
         if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):

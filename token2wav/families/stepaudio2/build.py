@@ -13,4 +13,4 @@ class StepAudio2Builder(CosyVoice2Builder):
 
 
 build, load = StepAudio2Builder.build, StepAudio2Builder.load
-check, networks = StepAudio2Builder.check, StepAudio2Builder.networks
+check, choose, networks = StepAudio2Builder.check, StepAudio2Builder.choose, StepAudio2Builder.networks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.config.hyperyaml import HyperYaml, ModelNode
-from token2wav.config.values import all_positive, prefixed
+from token2wav.config.values import check_bounds, prefixed
 from token2wav.families.cosyvoice2.config import (
     ENCODER_ALWAYS,
     RATIO,
@@ -15,7 +15,7 @@ from token2wav.families.cosyvoice2.config import (
     FlowConfig,
     hift_from,
 )
-from token2wav.networks.configs import HiFTConfig
+from token2wav.networks.configs import Guidance, Heads, HiFTConfig, Layers, Tokens, Width
 
 FILES = ("flow.yaml",)
 SILENCE = 4218  # the token that stands for what follows a prompt
@@ -29,13 +29,13 @@ _FF_MULT = 4.0
 class DiTConfig:
     """Configuration of the estimator. Field names are those of `flow.yaml`."""
 
-    hidden_size: int
-    num_heads: int
-    head_dim: int
-    depth: int
+    hidden_size: Width
+    num_heads: Heads
+    head_dim: Width
+    depth: Layers
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow.decoder.estimator")
+        check_bounds(self, "flow.decoder.estimator")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +65,21 @@ def _flow_from(document: HyperYaml) -> FlowConfig[DiTConfig]:
     encoder = flow.child("encoder", "UpsampleConformerEncoderV2")
     decoder = flow.child("decoder", "CausalConditionalCFM")
     estimator = decoder.child("estimator", "DiT")
-    size, bands = encoder.get("output_size", int), flow.get("output_size", int)
+    size, bands = encoder.get("output_size", Width), flow.get("output_size", Width)
     flow.only({"input_size": size})
     encoder.only({"input_size": size, **ENCODER_ALWAYS, "up_stride": RATIO})
     estimator.only({"in_channels": 4 * bands, "out_channels": bands, "mlp_ratio": _FF_MULT})
     return FlowConfig(
         **flow.fields(FlowConfig, "vocab_size", "spk_embed_dim"),
         mel_bands=bands,
-        pre_lookahead_len=encoder.get("pre_lookahead_len", int),
-        inference_cfg_rate=decoder.get("inference_cfg_rate", float),
+        pre_lookahead_len=encoder.get("pre_lookahead_len", Tokens),
+        inference_cfg_rate=decoder.get("inference_cfg_rate", Guidance),
         encoder=EncoderConfig(
             size,
-            encoder.get("attention_heads", int),
-            encoder.get("linear_units", int),
-            encoder.get("num_blocks", int),
-            encoder.get("num_up_blocks", int),
+            encoder.get("attention_heads", Heads),
+            encoder.get("linear_units", Width),
+            encoder.get("num_blocks", Layers),
+            encoder.get("num_up_blocks", Layers),
         ),
         estimator=DiTConfig(**estimator.fields(DiTConfig)),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
-from token2wav.execution.backends import Graphs
+from token2wav.execution.backends import Graphs, Host
 from token2wav.execution.stages import FlowStage
 from token2wav.families.cosyvoice3.build import CosyVoice3Builder
 from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
@@ -12,8 +13,9 @@ from token2wav.families.streamflow.flow import GuidedSolver, WindowFlow
 class StreamFlowBuilder(CosyVoice3Builder):
     """Builder of a StreamFlow model, with the vocoders of CosyVoice3."""
 
-    def choose(self) -> Graphs:
-        if (engine := self.host.runtime.engine) not in ("auto", "torch"):
+    @classmethod
+    def choose(cls, host: Host, stream: StreamConfig) -> Graphs:
+        if (engine := host.runtime.engine) not in ("auto", "torch"):
             raise ConfigError(f"runtime.engine: {engine} does not run guided attention; take torch")
         return Graphs("torch")
 
@@ -22,4 +24,5 @@ class StreamFlowBuilder(CosyVoice3Builder):
         return WindowFlow(self.config, self.flow, self.flow_noise, windows)
 
 
-build, check, networks = StreamFlowBuilder.build, StreamFlowBuilder.check, StreamFlowBuilder.networks
+build, check = StreamFlowBuilder.build, StreamFlowBuilder.check
+choose, networks = StreamFlowBuilder.choose, StreamFlowBuilder.networks

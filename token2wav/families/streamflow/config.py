@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from token2wav.config import StreamConfig
 from token2wav.config.hyperyaml import HyperYaml
-from token2wav.config.values import all_positive, from_mapping, prefixed
+from token2wav.config.settings import Steps
+from token2wav.config.values import Bounds, check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
-from token2wav.networks.configs import EstimatorConfig, GuidedAttention, ScheduleConfig
+from token2wav.networks.configs import (
+    EstimatorConfig,
+    Frames,
+    Guidance,
+    GuidedAttention,
+    Heads,
+    Layers,
+    Ratio,
+    ScheduleConfig,
+    Times,
+    TokenRate,
+    Vocabulary,
+    Width,
+)
 
 MODEL_FILE = "streamflow.yaml"
+
+Absent = Annotated[int, Bounds(0, 0)]
 
 
 @dataclass(frozen=True)
@@ -37,27 +53,27 @@ class StreamFlowSection:
     """
 
     type: Literal["streamflow"] = "streamflow"
-    vocab_size: int = 6561
-    spk_embed_dim: int = 192
-    input_frame_rate: float = 25.0
-    token_mel_ratio: int = 4
-    mel_bands: int = 80
-    n_timesteps: int = 10
-    inference_cfg_rate: float = 0.5
+    vocab_size: Vocabulary = 6561
+    spk_embed_dim: Width = 192
+    input_frame_rate: TokenRate = 25.0
+    token_mel_ratio: Ratio = 4
+    mel_bands: Width = 80
+    n_timesteps: Steps = 10
+    inference_cfg_rate: Guidance = 0.5
     t_scheduler: Literal["cosine", "linear"] = "cosine"
-    times: tuple[float, ...] = ()
-    dim: int = 1024
-    depth: int = 22
-    heads: int = 16
-    dim_head: int = 64
-    ff_mult: int = 2
-    block_frames: int = 24
-    chunk_blocks: int = 2
-    backward_layers: tuple[int, ...] = (7, 14)
-    forward_layers: tuple[int, ...] = (1,)
+    times: Times = ()
+    dim: Width = 1024
+    depth: Layers = 22
+    heads: Heads = 16
+    dim_head: Width = 64
+    ff_mult: Ratio = 2
+    block_frames: Frames = 24
+    chunk_blocks: Annotated[int, Bounds(1, 1000)] = 2
+    backward_layers: tuple[Layers, ...] = (7, 14)
+    forward_layers: tuple[Layers, ...] = (1,)
 
     def __post_init__(self) -> None:
-        all_positive(self, "flow", zero_too=("inference_cfg_rate", "times"))
+        check_bounds(self, "flow")
         if self.block_frames % self.token_mel_ratio:
             raise ConfigError(
                 f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens of "
@@ -91,14 +107,10 @@ class GuidedFlowConfig(FlowConfig):
         chunk_blocks: blocks of a chunk.
     """
 
-    chunk_blocks: int = 1
-
-    ZERO_TOO: ClassVar[tuple[str, ...]] = (
-        *FlowConfig.ZERO_TOO,
-        "pre_lookahead_len",
-        "pre_lookahead_channels",
-        "lookbehind_len",
-    )
+    pre_lookahead_len: Absent
+    pre_lookahead_channels: Absent
+    lookbehind_len: Absent = 0
+    chunk_blocks: Annotated[int, Bounds(1, 1000)] = 1
 
     @property
     def guided(self) -> GuidedAttention:
@@ -145,7 +157,6 @@ class StreamFlowConfig(CosyVoice3Config):
                 guided=section.attention(),
             ),
             n_timesteps=len(schedule.times) - 1 if schedule.times else section.n_timesteps,
-            lookbehind_len=0,
             chunk_blocks=section.chunk_blocks,
         )
         return config, section.input_frame_rate, schedule

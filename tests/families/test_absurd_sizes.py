@@ -1,0 +1,151 @@
+"""Absurd numbers in model folders: each is refused by its key and bound, before anything is computed with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import cosyvoice2_model, stepaudio2_model
+from tests.support.family_golden import FamilyGolden
+from tests.unit.material import DATA, TINY, one_line, tiny_copy
+from token2wav import CheckpointError, ConfigError
+from token2wav.families import check_folder, read_config
+from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
+from token2wav.families.chatterbox.config import read as read_chatterbox
+from token2wav.families.streamflow.config import StreamFlowSection
+
+ABSURD = ["0", "-1", "100000000", "1000000000", "1" + "0" * 18, "1.0e+308", ".nan", "text", "[[1]]"]
+HARMLESS = {("inference_cfg_rate", "0")}  # no guidance
+NUMBER = re.compile(r"^( *)(\w+): (!ref .*|[\[\d].*)$", re.MULTILINE)
+
+
+def cosyvoice3(folder: Path) -> Path:
+    path = folder / "cosyvoice3.yaml"
+    text = (TINY / path.name).read_text()
+    codebooks = "    codebooks:\n        count: 2\n    vocab_size"
+    times = "t_scheduler: 'cosine'\n                n_timesteps: 10"
+    path.write_text(text.replace("    vocab_size", codebooks).replace("t_scheduler: 'cosine'", times))
+    return path
+
+
+def cosyvoice2(folder: Path) -> Path:
+    path = cosyvoice2_model.write_yaml(folder, FamilyGolden("cosyvoice2", "tiny"))
+    path.write_text(path.read_text().replace("llm_input_size: 896", "llm_input_size: 896  # not read"))
+    return path
+
+
+def stepaudio2(folder: Path) -> Path:
+    return stepaudio2_model.write_yaml(folder, FamilyGolden("stepaudio2", "tiny"), hift=False)
+
+
+def streamflow(folder: Path) -> Path:
+    path = folder / "streamflow.yaml"
+    section = StreamFlowSection()
+    numbers = {name: getattr(section, name) for name in StreamFlowSection.__dataclass_fields__}
+    lines = [
+        f"    {name}: {list(value) if isinstance(value, tuple) else value}"
+        for name, value in numbers.items()
+        if not isinstance(value, str) and value != ()
+    ]
+    path.write_text("\n".join(["sample_rate: 16000", "flow:", *lines, "vocoder: {type: bigvgan}", ""]))
+    config = json.loads((DATA / "bigvgan" / "config.json").read_text())
+    config |= {"num_mels": 80, "hop_size": 160, "sampling_rate": 16000, "upsample_rates": [16, 10]}
+    (folder / "config.json").write_text(json.dumps(config | {"upsample_kernel_sizes": [32, 20]}))
+    return path
+
+
+@pytest.mark.parametrize("write", [cosyvoice3, cosyvoice2, stepaudio2, streamflow])
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_an_absurd_number_is_refused_by_its_key(tmp_path: Path, write: Callable[[Path], Path], absurd: str) -> None:
+    path = write(tmp_path)
+    text, sound = path.read_text(), read_config(tmp_path)
+    refused = 0
+    for match in NUMBER.finditer(text):
+        key, value = match.group(2), match.group(3)
+        other = absurd if value.startswith("!ref") else re.sub(r"[\d.]+", absurd, value, count=1)
+        path.write_text(f"{text[: match.start(3)]}{other}{text[match.end(3) :]}")
+        try:
+            assert read_config(tmp_path) == sound or (key, absurd) in HARMLESS, f"{key}: {other} was accepted"
+            continue
+        except ConfigError as error:
+            message = one_line(error).removeprefix(str(path))
+        named = {key, *re.findall(rf"(\w+): !ref.*<{key}>", text)}
+        assert any(re.search(rf"\b{name}\b", message) for name in named), (key, message)
+        refused += 1
+    assert refused >= 8
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_an_absurd_number_in_a_bigvgan_is_refused_by_its_key(tmp_path: Path, absurd: str) -> None:
+    sound = json.loads((DATA / "bigvgan" / "config.json").read_text())
+    written = {".nan": "NaN", "text": '"text"'}.get(absurd, absurd)
+    for key in BigVGANConfig.__dataclass_fields__:
+        if isinstance(value := sound.get(key), (int, list)) and not isinstance(value, bool):
+            text = json.dumps(sound | {key: "HERE"}).replace(
+                '"HERE"', re.sub(r"\d+", written, json.dumps(value), count=1)
+            )
+            (tmp_path / "config.json").write_text(text)
+            with pytest.raises(ConfigError, match=key):
+                read_bigvgan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"num_mels": 80, "num_mels": 81}', "key 'num_mels' is given twice"),
+        ("[" * 100_000, "not JSON"),
+        (" " * ((1 << 20) + 1), "larger than 1048576 bytes"),
+    ],
+)
+def test_a_bigvgan_file_that_is_ambiguous_or_endless_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_bigvgan(tmp_path)
+
+
+def test_a_network_that_its_weights_cannot_fill_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    """Each size is within its bounds; together they would be some petabytes."""
+    folder = tiny_copy(tmp_path)
+    path = folder / "cosyvoice3.yaml"
+    text = path.read_text().replace("dim: 64\n", "dim: 65536\n").replace("depth: 2\n", "depth: 256\n")
+    path.write_text(text.replace("dim_head: 32", "dim_head: 65536"))
+    with pytest.raises(
+        CheckpointError, match=r"flow\.safetensors: the sizes in the model's configuration make a network"
+    ):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([10**9, 0], r"flow\.encoder\.size: 1000000000 is not between 1 and 65536"),
+        ([0], r"flow\.encoder\.size: 0 is not between 1 and 65536"),
+        ([], r"'flow\.encoder\.after_norm\.weight' has the shape \(\), without the size 1 of S3Gen"),
+    ],
+)
+def test_sizes_that_are_counted_in_weights_have_bounds(tmp_path: Path, shape: list[int], words: str) -> None:
+    """A tensor without numbers may say any size in its file: zero times any size takes no bytes."""
+    header = {
+        name: {"dtype": "F32", "shape": size, "data_offsets": [0, 0] if size else [0, 4]}
+        for name, size in {
+            "flow.encoder.after_norm.weight": shape,
+            "flow.encoder.encoders.0.self_attn.pos_bias_u": [8, 0],
+            "flow.encoder.encoders.0.feed_forward.w_1.weight": [0],
+            "flow.encoder.up_encoders.0.x": [0],
+            "flow.decoder.estimator.final_proj.weight": [0, 10**9],
+            "flow.decoder.estimator.down_blocks.0.1.0.attn1.to_q.weight": [512, 0],
+            "flow.decoder.estimator.mid_blocks.0.x": [0],
+            "mel2wav.conv_pre.bias": [0],
+            "mel2wav.f0_predictor.classifier.weight": [0],
+        }.items()
+    }
+    written = json.dumps(header).encode()
+    (tmp_path / "s3gen.safetensors").write_bytes(
+        len(written).to_bytes(8, "little") + written + (b"" if shape else bytes(4))
+    )
+    with pytest.raises(ConfigError, match=words):
+        read_chatterbox(tmp_path)

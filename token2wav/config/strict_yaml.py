@@ -1,0 +1,109 @@
+"""Reader of YAML files, which refuses ambiguous files and files that are made to exhaust a reader."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from token2wav.config.values import shown
+from token2wav.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 20  # a public model file has 7 kB
+_MAX_SCALAR_CHARS = 4000  # PyYAML computes long sexagesimal numbers (1:59:59) in quadratic time
+_INVALID = (
+    yaml.YAMLError,
+    RecursionError,
+    # PyYAML raises the others for text that does not fit its tag, such as `!!int ""`.
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Loader that refuses a key that is given twice, of which YAML readers take the last in silence.
+
+    Merge keys (`<<`) are refused too: a few lines of them that merge each other fill any memory.
+    """
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        if len(value) > _MAX_SCALAR_CHARS:
+            _refuse(f"a value of {len(value)} characters; at most {_MAX_SCALAR_CHARS} are allowed", node)
+        return value
+
+    def construct_undefined(self, node: yaml.Node) -> NoReturn:
+        _refuse(f"the tag {shown(node.tag)} is not known here; nothing was executed", node)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                _refuse("merge keys (<<) are not allowed; write the keys out", key)
+        super().flatten_mapping(node)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            lines: dict[Any, int] = {}
+            for key_node, _ in node.value:
+                key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+                if key in lines:
+                    _refuse(f"key {shown(key)} is given twice, first in line {lines[key]}", key_node)
+                lines[key] = line
+        return mapping
+
+
+StrictLoader.add_constructor(None, StrictLoader.construct_undefined)
+# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in it.
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(path: Path, loader: type[StrictLoader] = StrictLoader) -> Any:
+    """Reads a YAML file as plain data.
+
+    Raises:
+        ConfigError: unreadable, too large, not YAML, a key that is given twice, or a tag that asks for Python objects.
+    """
+    try:
+        text = read_bounded(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    try:
+        return yaml.load(text, Loader=loader)
+    except _INVALID as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {_reason(error)}") from error
+
+
+def read_bounded(path: Path) -> bytes:
+    """Reads a configuration file of any format.
+
+    Raises:
+        ConfigError: unreadable, or too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so not a configuration")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, yaml.constructor.ConstructorError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _refuse(problem: str, node: yaml.Node) -> NoReturn:
+    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
