@@ -12,14 +12,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from token2wav.config import ServerConfig
+from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError, StreamClosedError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, as_told, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import end_process, given
+from token2wav_server.model_process import SUMMARY, end_process, given
 from token2wav_server.protocol import Options, Position, TritonReply, refuse_voice, tokens_of, voice_of
 from token2wav_server.voices import registry
 
@@ -57,7 +57,10 @@ class Service:
         folder, config = given()
         model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
         model.probe()
-        return cls(model, config)
+        service = cls(model, config)
+        for line in (*str(model).splitlines(), _limits(config.limits)):
+            log.info("%s%s", SUMMARY, line)
+        return service
 
     def handle(self, request: Any) -> None:
         """Queues one request. Every answer, errors included, goes through its response sender."""
@@ -125,6 +128,14 @@ class Service:
         self._ended[sequence_id] = found.why_closed
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+
+
+def _limits(limits: LimitConfig) -> str:
+    """Returns the line of the summary that names the bounds of clients."""
+    return (
+        f"limits   {limits.streams} streams, {limits.client_streams} of one client, {limits.stream_tokens} tokens in "
+        f"each, {limits.sent_voices} voices from clients"
+    )
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:

@@ -171,7 +171,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(engines: str, onnx: Toke
         connection.send(tokens, voice)
         answers = connection.answers()
         assert answers.errors == []
-    assert "backend onnx, float32, on cpu" in (tmp_path / "triton.log").read_text()
+    assert "token2wav: backend  onnx, float32\n" in (tmp_path / "triton.log").read_text()
     assert snr_db(answers.audio, onnx.synthesize(tokens, voice)) >= AUDIO_DB
     assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
 
