@@ -55,7 +55,7 @@ def _give_up(message: str, exit_code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Make ONNX graphs and TensorRT engines from a CosyVoice3-format model folder.",
+        description="Make ONNX graphs and TensorRT engines from a model folder of any family that has a cache.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
