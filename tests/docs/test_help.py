@@ -12,11 +12,13 @@ from tests.docs.markdown import ROOT
 from token2wav_client.cli import main as client
 from token2wav_export.cli import main as export
 from token2wav_server.cli import main as serve
+from token2wav_voice.cli import main as voice
 
 PAGES: dict[str, tuple[Callable[[list[str]], int], Path]] = {
     "token2wav-client": (client, ROOT / "docs/client.md"),
     "token2wav-export": (export, ROOT / "docs/export.md"),
     "token2wav-serve": (serve, ROOT / "docs/reliability.md"),
+    "token2wav-voice": (voice, ROOT / "docs/voices.md"),
 }
 
 
