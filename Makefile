@@ -63,7 +63,7 @@ gpu-check: ## [ARGS=]: on an NVIDIA GPU: all that only a GPU can show, in half a
 		|| { echo "make gpu-check: torch sees no CUDA device: run it on a machine with an NVIDIA GPU" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
-perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=]: run perf_analyzer and our own client against a server, into out/perf
+perf: ## [MODEL= or URL=] [CONFIG=] [ARGS=--quick]: load a server with perf_analyzer and our client, into out/perf
 	$(SETUP)
 	@$(BIN)/python -m benchmarks.perf_analyzer $(if $(URL),--url "$(URL)") $(if $(MODEL),--model "$(MODEL)") \
 		$(if $(CONFIG),--config "$(CONFIG)") $(ARGS)

@@ -3,7 +3,8 @@
 Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole utterances over streaming
 gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson). What listeners
 heard is derived from its profile export. The same loads, but for evenly spaced ones, are then put on by serving_load's
-client. Prints a line for each load; writes JSON. docs/benchmarking.md says what each figure means.
+client. Prints the time that it will take, the load in progress and a line of figures for each; writes JSON.
+docs/benchmarking.md explains the figures.
 
     .venv/bin/python -m benchmarks.perf_analyzer
 """
@@ -37,6 +38,13 @@ PERF_ANALYZER = ROOT / "scripts" / "perf_analyzer.sh"
 OUT = ROOT / "out" / "perf"
 _WHOLE = 1 << 30  # tokens in a request: all of them
 _START_S = 60.0
+QUICK: dict[str, Any] = {
+    "concurrency": [1, 4],
+    "rates": [1.0],
+    "distributions": ["poisson"],
+    "requests": 6,
+    "seconds": 3.0,
+}
 
 
 class PerfError(Exception):
@@ -67,6 +75,11 @@ class PerfLoad:
     def own(self) -> Load | None:
         """Returns the same load for serving_load's client, which has no evenly spaced ones."""
         return None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
+
+    def seconds(self, requests: int, alone_s: float) -> float:
+        """Estimates the time of one load, both clients together, where an utterance alone takes `alone_s`."""
+        once = requests / self.rate if self.rate else requests * alone_s
+        return once * (1 if self.own is None else 2)
 
 
 def run_perf_analyzer(
@@ -163,6 +176,10 @@ def as_line(row: dict[str, Any]) -> str:
     return f"{line}\n{'  our client':24} {ours}"
 
 
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
 def _three(values: dict[str, float] | None) -> str:
     return "-" if values is None else "/".join(f"{values[name]:.0f}" for name in ("p50", "p90", "p99"))
 
@@ -196,7 +213,11 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=30, help="utterances of each load (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of audio in each (default: %(default)g)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the reports (default: out/perf)")
+    parser.add_argument("--quick", action="store_true", help="fewer loads and utterances: about a minute")
     options = parser.parse_args()
+    if options.quick:
+        parser.set_defaults(**QUICK)  # options that are given still count
+        options = parser.parse_args()
     buffer_s = load_server_config(Path(options.config) if options.config else None).limits.player_buffer_seconds
     loads = [PerfLoad(concurrency=concurrency) for concurrency in options.concurrency]
     loads += [PerfLoad(rate=rate, distribution=kind) for kind in options.distributions for rate in options.rates]
@@ -207,12 +228,17 @@ def main() -> int:
             files = ["--tokens", str(DEMO / "tokens.npy"), "--voice", str(DEMO / "voice.safetensors")]
             if status := cli.main(["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]):
                 return status
-            began = time.monotonic()
-            first = Utterances(options.seconds, _WHOLE, buffer_s).speak(url, AT_ONCE)  # from now on the voice is known
-            alone_s = time.monotonic() - began
-            if first.error:
-                raise PerfError(f"the first utterance failed: {first.error}")
-            for load in loads:
+            for _ in range(2):  # after the first one the voice is known, and its prompt computed
+                began = time.monotonic()
+                first = Utterances(options.seconds, _WHOLE, buffer_s).speak(url, AT_ONCE)
+                alone_s = time.monotonic() - began
+                if first.error:
+                    raise PerfError(f"the first utterance failed: {first.error}")
+            expected_s = [load.seconds(options.requests, alone_s) for load in loads]
+            many = f"{len(loads)} loads of {options.requests} utterances of {options.seconds:g} s"
+            print(f"{many}, about {_duration(sum(expected_s))}", flush=True)
+            for number, (load, seconds) in enumerate(zip(loads, expected_s, strict=True), start=1):
+                print(f"[{number}/{len(loads)}] {load.label}, about {_duration(seconds)}", flush=True)
                 rows.append(measure(url, load, options, buffer_s, data, alone_s))
                 print(as_line(rows[-1]), flush=True)
     except (ServerError, PerfError) as error:

@@ -14,7 +14,7 @@ from token2wav.errors import InputError
 from token2wav.execution.backends import Host
 from token2wav.execution.device import cache_bytes, device_named, entered
 from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
-from token2wav.families import builder, read_config
+from token2wav.families import builder, family_of, read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule, checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -27,10 +27,13 @@ log = logging.getLogger(__name__)
 class Token2Wav:
     """Loaded model, which opens streams and synthesises whole utterances. `Token2Wav.load` makes one.
 
+    `print(model)` shows a summary of three lines: model, device and backend.
+
     Attributes:
         config: sizes and rates of the model.
         pipeline: runs the chunks of all streams.
         engine: backend, precision and device of the networks.
+        name: model folder and family, for the summary.
     """
 
     def __init__(
@@ -40,9 +43,11 @@ class Token2Wav:
         vocoder: VocoderStage,
         stream: StreamConfig,
         engine: StageSummary = StageSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
+        name: str = "unnamed",
     ) -> None:
         self.config = config
         self.engine = engine
+        self.name = name
         self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
 
     @classmethod
@@ -64,9 +69,21 @@ class Token2Wav:
         config, host = _prepared(Path(folder), stream, runtime or RuntimeConfig())
         with entered(host.device):
             stages: Stages = builder(host.folder).build(host, config, stream)
-        model = cls(config, stages.flow, stages.vocoder, stream, stages.summary)
-        log.info("%s on %s, configuration %s: %s %s", folder, host.device, config_hash(config, stream), config, stream)
-        return model
+        family = family_of(host.folder).__name__.rpartition(".")[2]
+        log.info("configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream)
+        return cls(config, stages.flow, stages.vocoder, stream, stages.summary, f"{folder} ({family})")
+
+    def __str__(self) -> str:
+        device = torch.device(self.engine.device)
+        gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+        rates = f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples per second"
+        return "\n".join(
+            [
+                f"model    {self.name}, {rates}",
+                f"device   {device}{gpu}",
+                f"backend  {self.engine.name}, {self.engine.precision}",
+            ]
+        )
 
     def probe(self) -> None:
         """Speaks for a moment, so that an engine that does not work is found before anybody listens.

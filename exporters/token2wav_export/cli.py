@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from typing import get_args
 from token2wav.config import load_server_config
 from token2wav.config.arguments import CommandParser
 from token2wav.config.values import number
-from token2wav.errors import Token2WavError
+from token2wav.errors import ArtifactError, Token2WavError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
 from token2wav_export import ExportError
 
@@ -55,7 +56,7 @@ def _give_up(message: str, exit_code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="Make ONNX graphs and TensorRT engines from a CosyVoice3-format model folder.",
+        description="Make ONNX graphs and TensorRT engines from a model folder of any family that has a cache.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -112,16 +113,23 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser(
         "verify",
         parents=[_folders()],
-        help="compare an engine with torch in float32",
-        description="Run an engine as a stream would, and report how far it is from torch in float32.",
+        help="compare what was exported with torch in float32",
+        description="Run exported graphs as a stream would, and report their difference from torch in float32. The "
+        "exit code is 1 if the difference exceeds a bound.",
     )
     verify.add_argument(
         "--engine",
         choices=("auto", "torch", "onnx", "tensorrt"),
         default="auto",
-        help="default: what a server would take on this machine",
+        help="engine to compare; auto takes TensorRT engines on a GPU, else ONNX graphs, if there are any, else torch "
+        "(default: auto)",
     )
-    verify.add_argument("--precision", choices=("auto", *get_args(Precision)), default="auto", help="default: auto")
+    verify.add_argument(
+        "--precision",
+        choices=("auto", *get_args(Precision)),
+        default="auto",
+        help="auto takes float16 on a GPU and float32 on a CPU, or else the one that was exported (default: auto)",
+    )
     verify.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     verify.add_argument(
         "--seconds", type=number(float, 1), default=10.0, help="of audio to compare (default: %(default)g)"
@@ -197,11 +205,21 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
 
 def _run_verify(options: argparse.Namespace) -> int:
     from token2wav.config import RuntimeConfig
-    from token2wav_export.verify import verify
+    from token2wav_export.verify import exported_runtime, verify
 
+    if options.out is not None:
+        _check_there(options)
     runtime = RuntimeConfig(
         device=options.device, engine=options.engine, engines=str(options.out or ""), precision=options.precision
     )
+    if options.engine == "auto":
+        runtime = exported_runtime(options.model, runtime)
+        if runtime.engine == "torch":
+            print(
+                f"{PROGRAM}: {_engines(options).path} holds no graph that can run on this device, so torch is compared "
+                f"with itself; to export graphs, run: {_export_command(options)}",
+                file=sys.stderr,
+            )
     report = verify(options.model, runtime, options.seconds)
     print(report.as_json() if options.json else report.as_table())
     for failure in report.failures:
@@ -210,7 +228,27 @@ def _run_verify(options: argparse.Namespace) -> int:
 
 
 def _run_inspect(options: argparse.Namespace) -> None:
+    from token2wav.families import read_config
     from token2wav_export.inspection import as_json, as_text, inspect_folder
 
+    read_config(options.model)  # a wrong model folder is reported even where there is no artefact to compare with it
+    _check_there(options)
     found = inspect_folder(_engines(options), options.model)
-    print(as_json(found) if options.json else as_text(found))
+    if options.json or found:
+        print(as_json(found) if options.json else as_text(found))
+    else:
+        print(f"{_engines(options).path}: nothing was exported here yet; run: {_export_command(options)}")
+
+
+def _check_there(options: argparse.Namespace) -> None:
+    """Refuses an engine folder that is not there; raises ArtifactError."""
+    path = _engines(options).path
+    if not path.is_dir():
+        if path.exists():
+            raise ArtifactError(f"{path}: not a folder; name the engine folder with --out")
+        raise ArtifactError(f"{path}: no such engine folder; to export graphs, run: {_export_command(options)}")
+
+
+def _export_command(options: argparse.Namespace) -> str:
+    out = [] if options.out is None else ["--out", str(options.out)]
+    return shlex.join([PROGRAM, "onnx", "--model", str(options.model), *out])

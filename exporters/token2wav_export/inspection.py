@@ -94,9 +94,7 @@ def as_json(found: list[Inspected]) -> str:
 
 
 def as_text(found: list[Inspected]) -> str:
-    """Formats a table, and below it what is inside of each artefact."""
-    if not found:
-        return "nothing was exported here yet"
+    """Formats a table, and below it the contents of each artefact."""
     return "\n".join([_HEAD, *map(_row, found), *map(_details, found)])
 
 

@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import RuntimeConfig
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.backends import Host
+from token2wav.execution.device import device_named
+from token2wav.execution.stages import BackendName, MelChunk
 from token2wav.model import Token2Wav
 from token2wav.voice import MEL_BOUND, Voice
 
@@ -76,6 +78,28 @@ class Report:
         ]
         head = f"{self.engine}, {self.precision}, {self.device}, against torch, float32: {self.seconds:g} s of audio"
         return "\n".join([head, *(f"  {name:28} {value:>10}  {bound}" for name, value, bound in rows)])
+
+
+def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
+    """Runtime settings that run the graphs in a model's engine folder, whichever engine a server would choose.
+
+    On a GPU TensorRT comes before ONNX. Where the precision is `auto` and only the other one was exported, that one is
+    taken. Without a graph for the device the engine is torch.
+
+    Raises:
+        ArtifactError: a description in the engine folder is damaged.
+    """
+    host = Host(folder, runtime, device_named(runtime.device))
+    artifacts = [artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")]
+    engines: tuple[BackendName, ...] = ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
+    for engine in engines:
+        exported = [artifact for artifact in artifacts if artifact.backend.startswith(engine)]
+        if exported:
+            precisions = {artifact.precision for artifact in exported if artifact.graph == "step"}
+            if runtime.precision == "auto" and precisions and host.precision not in precisions:
+                runtime = replace(runtime, precision=precisions.pop())
+            return replace(runtime, engine=engine)
+    return replace(runtime, engine="torch")
 
 
 def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:

@@ -199,7 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show all of Triton's log, not only warnings, errors and what the models print",
+        help="show all of Triton's log and the model's whole configuration; by default warnings, errors, a summary of "
+        "five lines (model, device, backend, limits, ports) and other lines that the models print",
     )
     return parser
 

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.5
 DEVICE_LOST_STATUS = 70
+SUMMARY = "token2wav: "  # before a line of a model's summary in Triton's log: the launcher shows it without its head
 
 
 def given() -> tuple[Path, ServerConfig]:

@@ -11,14 +11,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from token2wav.config import ServerConfig
+from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
 from token2wav.serving.worker import WorkerPool, as_told, default_workers
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import end_process, given
+from token2wav_server.model_process import SUMMARY, end_process, given
 from token2wav_server.protocol import (
     Options,
     Parameters,
@@ -65,8 +65,11 @@ class Service:
         folder, config = given()
         model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
         model.probe()
+        service = cls(model, config)
+        for line in (*str(model).splitlines(), _limits(config.limits)):
+            log.info("%s%s", SUMMARY, line)
         log.info(OPEN_TO_OTHERS)
-        return cls(model, config)
+        return service
 
     def handle(self, request: Any) -> None:
         """Queues one request. Every answer, errors included, goes through its response sender."""
@@ -122,6 +125,14 @@ class Service:
             self._workers.cancel(utterance, error)
             raise
         return utterance
+
+
+def _limits(limits: LimitConfig) -> str:
+    """Returns the line of the summary that names the bounds of clients."""
+    return (
+        f"limits   {limits.streams} streams, {limits.client_streams} of one client, {limits.stream_tokens} tokens in "
+        f"each, {limits.sent_voices} voices from clients"
+    )
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:

@@ -158,3 +158,9 @@ def test_a_real_run_against_a_real_server(program: Path, tmp_path: Path) -> None
         make(tmp_path, "--tokens", str(tmp_path / "unknown.npy"))
         with pytest.raises(PerfError, match=r"1 at once: .*tokens: 9999 at index 1 is outside the vocabulary"):
             run_perf_analyzer(server.grpc_url, data, PerfLoad(concurrency=1), 1, patience_s=120)
+
+
+def test_the_time_of_a_load_is_told_before_it_runs() -> None:
+    assert PerfLoad(concurrency=4).seconds(30, 0.5) == 2 * 30 * 0.5, "our client puts on the same load"
+    assert PerfLoad(rate=2.0, distribution="poisson").seconds(30, 0.5) == 2 * 15
+    assert PerfLoad(rate=2.0, distribution="constant").seconds(30, 0.5) == 15, "which our client does not have"

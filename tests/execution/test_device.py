@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.unit.material import TINY
-from token2wav import RuntimeConfig, StreamConfig
+from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError, DeviceLostError
 from token2wav.execution.backends import Host
 from token2wav.execution.device import (
@@ -192,3 +192,12 @@ def test_a_convolution_as_a_product() -> None:
 def test_an_unknown_device_is_named() -> None:
     with pytest.raises(ConfigError, match="'cuda:7' was asked for, but torch sees"):
         device_named("cuda:7")
+
+
+def test_a_model_is_summed_up_in_three_lines() -> None:
+    model = Token2Wav.load(TINY, runtime=RuntimeConfig(device="cpu"))
+    assert str(model).splitlines() == [
+        f"model    {TINY} (cosyvoice3), 25 tokens and 24000 samples per second",
+        "device   cpu",
+        "backend  torch, float32",
+    ]

@@ -136,6 +136,21 @@ def test_verify_accepts_good_engines(
     assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")])
+def test_verify_compares_what_was_exported(
+    engines: str, precisions: tuple[str, ...], taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server on this CPU would take torch."""
+    for folder in Path(engines).glob("[!.]*"):
+        if folder.name.startswith(("vocoder.", *(f"step.{precision}." for precision in precisions))):
+            (tmp_path / folder.name).symlink_to(folder)
+    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
+    assert "compared with itself" not in told.err
+
+
 def test_verify_refuses_an_engine_that_differs(
     engines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +171,7 @@ def test_a_server_serves_on_onnx_by_configuration_alone(engines: str, onnx: Toke
         connection.send(tokens, voice)
         answers = connection.answers()
         assert answers.errors == []
-    assert "backend onnx, float32, on cpu" in (tmp_path / "triton.log").read_text()
+    assert "token2wav: backend  onnx, float32\n" in (tmp_path / "triton.log").read_text()
     assert snr_db(answers.audio, onnx.synthesize(tokens, voice)) >= AUDIO_DB
     assert snr_db(answers.audio, load("", "torch").synthesize(tokens, voice)) >= AUDIO_DB
 

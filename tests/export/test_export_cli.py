@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.export.rig import TINY, Export, add, engine
+from tests.export.rig import ARTIFACT, TINY, Export, add, engine
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder
 from token2wav_export import ExportError, engines, making
@@ -125,12 +126,58 @@ def test_an_interrupted_export(
     assert capsys.readouterr().err == "token2wav-export: interrupted\n"
 
 
+# verify
+
+
+def test_verify_says_that_it_compares_torch_with_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
+    assert (
+        f"token2wav-export: {tmp_path} holds no graph that can run on this device, so torch is compared with itself; "
+        f"to export graphs, run: token2wav-export onnx --model {TINY} --out {tmp_path}\n"
+    ) in told.err
+    assert main([*arguments, "--engine", "torch"]) == 0
+    assert "compared with itself" not in capsys.readouterr().err  # it was asked for
+
+
+def test_verify_does_not_skip_a_graph_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stale = dataclasses.replace(ARTIFACT, fingerprint="of another checkpoint")
+    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+    add(EngineFolder(tmp_path), stale)
+    assert "made from another checkpoint" in failure(capsys, 2, *arguments)
+
+
 # inspect
 
 
 def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "nothing was exported here yet\n"
+    for _ in range(2):  # at first empty, then without artefacts
+        assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
+        command = f"token2wav-export onnx --model {TINY} --out {tmp_path}"
+        assert capsys.readouterr().out == f"{tmp_path}: nothing was exported here yet; run: {command}\n"
+        assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == []
+        (tmp_path / "flow.pt").touch()
+        (tmp_path / "folder").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_an_engine_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    arguments = [command, "--model", str(TINY), "--out"]
+    message = failure(capsys, 2, *arguments, str(tmp_path / "nowhere"))
+    assert f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav-export onnx" in message
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file}: not a folder; name the engine folder with --out" in failure(capsys, 2, *arguments, str(file))
+
+
+def test_a_model_that_has_no_engine_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not (TINY / "engines").exists()
+    message = failure(capsys, 2, "inspect", "--model", str(TINY))
+    assert f"{TINY / 'engines'}: no such engine folder; to export graphs, run: " in message
+    assert message.endswith(f"token2wav-export onnx --model {TINY}\n")
 
 
 def test_inspect_tells_what_is_in_a_graph(

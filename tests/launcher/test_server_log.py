@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from token2wav_server.launcher.log import failure_reason, matters
+from tests.support.patience import PATIENCE_SECONDS
+from token2wav_server.launcher.log import LogPump, failure_reason, matters
 
 NOISE = [
     'W1121 03:55:22.845286 3026 pinned_memory_manager.cc:273] "Unable to allocate pinned system memory"',
@@ -30,17 +33,33 @@ LOAD_FAILURE = (
     "E1121 03:55:31.534569 3106 model_lifecycle.cc:642] \"failed to load 'bad' version 1: Internal: "
     'ValueError: flow: not found\\n\\nAt:\\n  /models/bad/1/model.py(3): initialize\\n"'
 )
+SUMMARY = 'I1121 03:55:24.143276 3026 service.py:170] "token2wav: backend  torch, float32"'
+DETAILS = 'I1121 03:55:24.143276 3026 service.py:170] "configuration 0123456789ab of /models/a: ModelConfig(...)"'
 LAST = "error: creating server: Internal - failed to load all models"
 
 
-@pytest.mark.parametrize("line", [*NOISE, *CHATTER, *USAGE])
+@pytest.mark.parametrize("line", [*NOISE, *CHATTER, *USAGE, DETAILS])
 def test_noise_is_hidden(line: str) -> None:
     assert not matters(line)
 
 
-@pytest.mark.parametrize("line", [*MODELS_OWN, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
+@pytest.mark.parametrize("line", [*MODELS_OWN, SUMMARY, WRONG_CONFIG, UNKNOWN_OPTION, LAST])
 def test_what_a_person_needs_is_shown(line: str) -> None:
     assert matters(line)
+
+
+@pytest.mark.parametrize("show_all", [True, False])
+def test_a_summary_is_shown_without_the_head_of_its_log(show_all: bool) -> None:
+    sink = io.StringIO()
+    source = io.BytesIO("\n".join([CHATTER[0], SUMMARY, DETAILS, MODELS_OWN[0]]).encode())
+    pump = LogPump(source, sink, (lambda _: True) if show_all else matters)
+    pump.start()
+    pump.join(PATIENCE_SECONDS)
+    shown = sink.getvalue().splitlines()
+    if show_all:
+        assert shown == [CHATTER[0], "token2wav: backend  torch, float32", DETAILS, MODELS_OWN[0]]
+    else:
+        assert shown == ["token2wav: backend  torch, float32", MODELS_OWN[0]]
 
 
 def test_failure_of_a_model_is_the_reason() -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tests.launcher.traces import Traces
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_client import Client, ClientError, ClientVoice
+from token2wav_client import Client, ClientError, ClientVoice, Tls
 from token2wav_server.launcher.ports import Ports
 
 TOKENS_PER_SECOND = 25
@@ -100,7 +100,14 @@ class Speaker(threading.Thread):
     """
 
     def __init__(
-        self, url: str, voice: ClientVoice, tokens: NDArray[np.int32], *, at_once: int = 60, ends: bool = True
+        self,
+        url: str,
+        voice: ClientVoice,
+        tokens: NDArray[np.int32],
+        *,
+        at_once: int = 60,
+        ends: bool = True,
+        tls: Tls | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self.audio: NDArray[Any] | None = None
@@ -109,13 +116,13 @@ class Speaker(threading.Thread):
         self.heard, self.may_end = threading.Event(), threading.Event()
         if ends:
             self.may_end.set()
-        self._url, self._voice = url, voice
+        self._url, self._voice, self._tls = url, voice, tls
         self._portions = [tokens[:at_once], *np.split(tokens[at_once:], len(tokens) - at_once)]
 
     def run(self) -> None:
         chunks = []
         try:
-            with Client(self._url) as client:
+            with Client(self._url, tls=self._tls) as client:
                 for chunk in client.synthesize(self._paced(), self._voice):
                     chunks.append(chunk.audio)
                     self.heard.set()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -180,6 +182,21 @@ def test_half_open_requests_shut_nobody_out(half: bytes, ports: dict[str, int]) 
             while connection.recv(1000):
                 pass
         connection.close()
+
+
+def test_a_flood_of_connections(ports: dict[str, int]) -> None:
+    """Each is closed, or reset, before or after a whole request: nobody reads the answers."""
+    request = head("GET", "/")
+    for port in ports.values():
+        for number in range(1000):
+            connection = connect(port, (b"", request[:10], request)[number % 3])
+            if number % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while [status(ports[service], path) for service, path in TOLD] != [200] * len(TOLD):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def refused(service: str) -> set[int | None]:

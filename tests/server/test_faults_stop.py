@@ -48,6 +48,21 @@ def serving_until_it_has_stopped(*arguments: str) -> Iterator[Serving]:
                 socket.create_connection(("127.0.0.1", port))
 
 
+def test_the_start_is_summed_up_in_five_lines(model: Token2Wav) -> None:
+    with Serving.start(TINY) as serving:
+        printed = [serving.wait_for_line("")]
+        while not printed[-1].startswith("token2wav: ready, "):
+            printed.append(serving.wait_for_line(""))
+        serving.process.send_signal(signal.SIGTERM)
+        serving.wait()
+    summary = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
+    *parts, limits, ports = summary
+    assert parts == str(model).splitlines()
+    assert limits == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
+    assert ports.startswith(f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics ")
+    assert not [line for line in printed if "configuration" in line]
+
+
 def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
     tokens: NDArray[np.int32] = golden.tokens[:70]
     with serving_until_it_has_stopped("--grace-seconds=300") as serving:

@@ -64,7 +64,9 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
-    parser.add_argument("--model", required=True, metavar="FOLDER", help="model folder in CosyVoice3's format")
+    parser.add_argument(
+        "--model", required=True, metavar="FOLDER", help="model folder with campplus.onnx and a speech tokenizer"
+    )
     parser.add_argument("--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3")
     parser.add_argument("--start", type=number(float), default=0.0, metavar="S", help="second to begin at (default: 0)")
     parser.add_argument("--end", type=number(float), metavar="S", help="second to stop at (default: the end)")

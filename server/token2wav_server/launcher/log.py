@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import IO, TextIO
 
 from token2wav_server.launcher.reaper import MESSAGE
+from token2wav_server.model_process import SUMMARY
 
 _KEPT_LINES = 2000
 _KILLED = 128  # and the number of the signal, as an exit status
 
 # "I1121 03:55:22.845388 3026 model.py:5] "text"", where the text has \n for a line break.
 _TRITON_LINE = re.compile(r"^(?P<level>[IWE])\d{4} [\d:.]+ \d+ (?P<source>\S+):\d+\] (?P<text>.*)$")
+_SUMMARY = re.compile(rf'^I\d{{4}} [\d:.]+ \d+ \S+\.py:\d+\] "({SUMMARY}.*)"$')  # of a model, once it is loaded
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: \w+: (?P<reason>.*)")
 _STARTUP_ERROR = re.compile(r"error:|.*: (unrecognized option|option .* requires an argument)")
+_DETAILS = re.compile(r'"?configuration [0-9a-f]+ of ')  # every value of a model's configuration, in one line
 # Printed on every machine without a GPU, and of no consequence there; and Triton's stack when it is killed.
 _NOISE = re.compile(
     r"NVML|DCGM|CudaDriverHelper|CUDA driver version is insufficient|pinned_memory_manager|cuda_memory_manager"
@@ -32,7 +35,8 @@ _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
 class LogPump(threading.Thread):
     """Thread that moves the lines which are to be shown from the server's output to ``sink``, until nobody can write.
 
-    If the sink breaks, the pipe is still emptied: the server never blocks. `lines` are the latest, shown or not.
+    Lines of a model's summary are shown without the head of Triton's log. If the sink breaks, the pipe is still
+    emptied: the server never blocks. `lines` are the latest, shown or not.
     """
 
     def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
@@ -46,7 +50,7 @@ class LogPump(threading.Thread):
                 line = raw.decode(errors="replace").rstrip("\n")
                 self.lines.append(line)
                 if self._shown(line):
-                    show(line, self._sink)
+                    show(_SUMMARY.sub(r"\1", line), self._sink)
 
 
 def show(line: str, sink: TextIO) -> None:
@@ -88,7 +92,9 @@ def matters(line: str) -> bool:
     if line.startswith(MESSAGE) or _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
         return False
     parts = _TRITON_LINE.match(line)
-    return parts is None or parts["level"] != "I" or parts["source"].endswith(".py")
+    if parts is None or parts["level"] != "I":
+        return True
+    return parts["source"].endswith(".py") and not _DETAILS.match(parts["text"])
 
 
 def last_words(lines: Sequence[str]) -> str:

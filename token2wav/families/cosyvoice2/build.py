@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,8 +30,6 @@ from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
 from token2wav.networks.ode import EulerSolver
 from token2wav.networks.weights import Blank, fill
-
-log = logging.getLogger(__name__)
 
 CAPTURED_STREAMS = 32  # of a batch of the vocoder; larger ones run in parts
 
@@ -77,7 +74,6 @@ class Builder(ABC):
         """
         made = cls(host, config, stream)
         summary = StageSummary(made.graphs.backend, host.precision, str(host.device))
-        log.info("backend %s, %s, on %s", summary.name, summary.precision, summary.device)
         vocoder = made.vocoder_stage()  # first, because the cache takes a share of the memory that is left
         return Stages(made.flow_stage(), vocoder, summary)
 
