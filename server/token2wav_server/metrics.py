@@ -29,7 +29,7 @@ _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # Families that the one-process model and the stages of the ensemble have.
 _OPEN_STREAMS = ("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
 _BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
-_REFUSED = ("refused", "Requests that were refused, by what was wrong with them", "COUNTER")
+_REFUSED = ("refused_total", "Requests that were refused, by what was wrong with them", "COUNTER")
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -37,19 +37,26 @@ class Family:
     """Family of metrics that differ in their labels; several threads may change them.
 
     Args:
-        name: name on the metrics port, without `token2wav_`.
+        name: name on the metrics port, without `token2wav_`. That of a counter ends with `_total`; until the next
+            release the counter is published a second time without that ending, its earlier name.
         description: help text on the metrics port.
         kind: GAUGE, COUNTER or HISTOGRAM.
         buckets: upper bounds of a histogram.
     """
 
     def __init__(self, name: str, description: str, kind: str, buckets: list[float] | None = None) -> None:
-        kinds = pb_utils.MetricFamily
         self._buckets = {} if buckets is None else {"buckets": buckets}
         self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
-        self._metrics: dict[tuple[str, ...], Any] = {}
+        self._metrics: dict[tuple[str, ...], list[Any]] = {}
+        names = {name: (description, kind)}
+        if kind == "COUNTER":  # a gauge under the old name: `promtool check metrics` refuses such a name of a counter
+            names[name.removesuffix("_total")] = (f"Deprecated: use token2wav_{name}", "GAUGE")
+        kinds = pb_utils.MetricFamily
         with _ONE_AT_A_TIME:  # kept, because Triton forgets a metric whose family is not referenced
-            self._family = kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
+            self._families = [
+                kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
+                for name, (description, kind) in names.items()
+            ]
 
     def record(self, value: float, **labels: str) -> None:
         """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at its first value."""
@@ -57,8 +64,9 @@ class Family:
         try:
             with _ONE_AT_A_TIME:
                 if key not in self._metrics:
-                    self._metrics[key] = self._family.Metric(labels=labels, **self._buckets)
-                getattr(self._metrics[key], self._method)(value)
+                    self._metrics[key] = [family.Metric(labels=labels, **self._buckets) for family in self._families]
+                for metric in self._metrics[key]:
+                    getattr(metric, self._method)(value)
         except Exception:  # no request may suffer from it
             log.warning("a metric could not be changed", exc_info=True)
 
@@ -74,8 +82,9 @@ class ServerMetrics(Observer):
         )
         self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
         self._voices = Family(
-            "voice_prompts", "Utterances whose voice's prompt was there, or had to be computed", "GAUGE"
+            "voice_prompts_total", "Utterances whose voice's prompt was there, or had to be computed", "COUNTER"
         )
+        self._prompts_told = {"hit": 0, "miss": 0}
         self._first = Family(
             "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
         )
@@ -90,9 +99,9 @@ class ServerMetrics(Observer):
         self._factor = Family(
             "real_time_factor", "Per utterance, time of its batches over its audio", "HISTOGRAM", _FACTORS
         )
-        self._underruns = Family("underruns", "Chunks sent after the audio before them had ended", "COUNTER")
-        self._audio = Family("audio_seconds", "Audio sent", "COUNTER")
-        self._ended = Family("streams_ended", "Utterances that are over, by reason", "COUNTER")
+        self._underruns = Family("underruns_total", "Chunks sent after the audio before them had ended", "COUNTER")
+        self._audio = Family("audio_seconds_total", "Audio sent", "COUNTER")
+        self._ended = Family("streams_ended_total", "Utterances that are over, by reason", "COUNTER")
         self._refused = refusals()
         self._underruns.record(0)
         self._audio.record(0)
@@ -103,8 +112,9 @@ class ServerMetrics(Observer):
         for state in ("capacity", "used", "shared", "idle"):
             self._pages.record(getattr(usage, state), state=state)
         self._bytes.record(usage.used * usage.page_bytes)
-        self._voices.record(usage.prompt_hits, result="hit")
-        self._voices.record(usage.prompt_misses, result="miss")
+        for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
+            self._voices.record(count - self._prompts_told[result], result=result)
+            self._prompts_told[result] = count
         # Last: who reads that nothing is open reads all the rest of it too.
         self._open.record(self._model.pipeline.open_streams, holder="engine")
         self._open.record(open_requests, holder="scheduler")

@@ -29,11 +29,11 @@ def given() -> tuple[Path, ServerConfig]:
     return Path(folder), load_server_config(Path(file) if file else None)
 
 
-def end_process() -> None:
-    """Ends this process, soon but not before answers that are on their way have left.
+def end_process(reason: str = "has lost its GPU") -> None:
+    """Ends this process, soon but not before answers that are on their way have left; `reason` goes to the log.
 
     A GPU that reports an illegal access refuses all further work of the process. The launcher starts the server anew as
     soon as a model process is gone; without this, it would take two failed canaries to notice.
     """
-    log.error("this process has lost its GPU and ends with status %d", DEVICE_LOST_STATUS)
+    log.error("this process %s; it ends with status %d", reason, DEVICE_LOST_STATUS)
     threading.Timer(_LAST_WORDS_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

@@ -3,9 +3,34 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.support.patience import PATIENCE_SECONDS
 from token2wav_server.model_process import DEVICE_LOST_STATUS
 
 
 def test_ends_itself_when_its_gpu_is_lost() -> None:
     code = "import time; from token2wav_server.model_process import end_process; end_process(); time.sleep(600)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == DEVICE_LOST_STATUS
+
+
+def test_a_stage_of_the_ensemble_that_hangs_ends_its_process() -> None:
+    code = """
+import time
+from unittest import mock
+from token2wav.config import LimitConfig
+from token2wav.serving.audio_output import AudioFormat
+from token2wav_server.ensemble import ordered_stage
+from token2wav_server.model_process import end_process
+
+ordered_stage._HANG_SECONDS = 0.2
+stage = mock.Mock(advance=lambda batch: time.sleep(600))
+hang = lambda seconds: end_process(f"has computed one batch for {seconds:.0f} s; it hangs")
+ordered = ordered_stage.OrderedStage(stage, LimitConfig(), on_hang=hang)
+ordered_stage.ticker(ordered.expire, 0.1)
+ordered_stage.ticker(ordered.watch, 0.1)
+ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat()), "", print)])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+    assert ended.returncode == DEVICE_LOST_STATUS, ended.stderr
+    assert "s; it hangs; it ends with status 70" in ended.stderr

@@ -94,7 +94,7 @@ class Rig:
 
     def ended(self) -> Counter[str]:
         """Streams that are over, by reason."""
-        found = re.findall(r'token2wav_streams_ended\{reason="(\w+)"\} (\S+)', self.metrics())
+        found = re.findall(r'token2wav_streams_ended_total\{reason="(\w+)"\} (\S+)', self.metrics())
         return Counter({reason: int(float(count)) for reason, count in found})
 
     @contextmanager

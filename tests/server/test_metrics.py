@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -66,6 +68,15 @@ class Seen:
         """Of a metric with the labels that stand behind its name."""
         [found] = re.findall(rf"^token2wav_{re.escape(metric)} (\S+)$", self.after, re.MULTILINE)
         return float(found)
+
+    def families(self) -> dict[str, str]:
+        """Kinds of our families, by name."""
+        return dict(re.findall(r"^# TYPE token2wav_(\w+) (\w+)$", self.after, re.MULTILINE))
+
+    def samples(self, family: str) -> dict[str, float]:
+        """Values of a family by their labels, as they are written."""
+        found = re.findall(rf"^token2wav_{family}(\{{.*\}})? (\S+)$", self.after, re.MULTILINE)
+        return {labels: float(value) for labels, value in found}
 
     def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
         """All values of a family with one label."""
@@ -141,9 +152,46 @@ def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     source = (ROOT / "server" / "token2wav_server" / "metrics.py").read_text()
     names = set(re.findall(r'(?:Family\(\s*|= \()"(\w+)"', source))
     assert len(names) > 10
-    assert set(re.findall(r"^# TYPE token2wav_(\w+) ", seen.after, re.MULTILINE)) == names
-    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == names
+    assert set(seen.families()) == names | {name.removesuffix("_total") for name in names}
+    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(seen.families())
     assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
+
+
+def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
+    """Counters end with `_total`, no other family does, and units are base units behind all other words."""
+    for name, kind in seen.families().items():
+        assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not re.search("_(ms|milliseconds|minutes|mib|kib|percent|count|sum|bucket|gauge|histogram)(_|$)", name)
+        assert not re.search("_(seconds|bytes|factor)_(?!total$)", name), name
+
+
+def test_promtool_has_no_complaints(seen: Seen) -> None:
+    """Of our metrics: those of Triton share the port, and promtool complains of several of their names."""
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("needs promtool: apt-get install prometheus")
+    ours = "".join(
+        line for line in seen.after.splitlines(keepends=True) if re.match(r"(# (HELP|TYPE) )?token2wav_", line)
+    )
+    done = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=ours,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_counters_keep_their_earlier_names_for_one_release(seen: Seen) -> None:
+    counters = [name for name, kind in seen.families().items() if kind == "counter"]
+    assert len(counters) == 5
+    for name in counters:
+        earlier = name.removesuffix("_total")
+        help_text = f"# HELP token2wav_{earlier} Deprecated: use token2wav_{name}\n"
+        assert help_text in seen.after
+        assert seen.samples(earlier) == seen.samples(name) != {}
 
 
 def test_open_streams(seen: Seen) -> None:
@@ -160,20 +208,20 @@ def test_cache(seen: Seen) -> None:
 
 def test_voice_prompts(seen: Seen) -> None:
     """Two voices were new, and that of the probe, which the model speaks before the server is ready."""
-    assert seen.by_label("voice_prompts") == {"hit": len(STREAMS) - 2, "miss": 3}
+    assert seen.by_label("voice_prompts_total") == {"hit": len(STREAMS) - 2, "miss": 3}
 
 
 def test_audio_seconds_are_exact(seen: Seen) -> None:
     spoken = sum(tokens for reason, tokens in STREAMS.values() if reason == "finished")
-    assert seen.value("audio_seconds") == pytest.approx(spoken / 25, abs=1e-9)
+    assert seen.value("audio_seconds_total") == pytest.approx(spoken / 25, abs=1e-9)
 
 
 def test_streams_ended(seen: Seen) -> None:
-    assert seen.by_label("streams_ended") == Counter(reason for reason, _ in STREAMS.values())
+    assert seen.by_label("streams_ended_total") == Counter(reason for reason, _ in STREAMS.values())
 
 
 def test_refused(seen: Seen) -> None:
-    assert seen.by_label("refused") == {"tokens": 1, "sequence_id": 1, "voice_id": 1, "streams": 1}
+    assert seen.by_label("refused_total") == {"tokens": 1, "sequence_id": 1, "voice_id": 1, "streams": 1}
 
 
 def test_batches_and_stages(seen: Seen) -> None:
@@ -211,7 +259,7 @@ def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
 def test_underruns(seen: Seen) -> None:
     logged = seen.logged("underruns")
     assert logged[LATE] == 1
-    assert seen.value("underruns") == sum(logged.values())
+    assert seen.value("underruns_total") == sum(logged.values())
 
 
 def test_every_stream_has_a_line_in_the_log(seen: Seen) -> None:

@@ -124,7 +124,7 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     keeping: Rig, golden: GoldenSet, voice: ClientVoice, tmp_path: Path
 ) -> None:
     def prompts(result: str) -> int:
-        [count] = re.findall(rf'token2wav_voice_prompts\{{result="{result}"\}} (\d+)', keeping.metrics())
+        [count] = re.findall(rf'token2wav_voice_prompts_total\{{result="{result}"\}} (\d+)', keeping.metrics())
         return int(count)
 
     computed = prompts("miss")

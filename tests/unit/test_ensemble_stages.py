@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.unit.material import FaultyVocoder, demo_tokens, demo_voice, schedule_of
+from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, schedule_of
 from token2wav import AudioChunk, Token2Wav, Voice
+from token2wav.config import StreamConfig
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.stages import FlowChunk, MelChunk
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
 from token2wav_server.ensemble.ordered_stage import Label
-from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage
+from token2wav_server.ensemble.stages import FlowContent, FlowStage, VocoderStage, held_back_seconds
 
 LABEL = Label(1, 0, last=False, audio_format=AudioFormat())
 
@@ -70,3 +73,20 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
     flow = FlowStage(model)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
         flow.open(LABEL, FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))
+
+
+@pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])
+def test_held_back_is_what_the_vocoder_does_not_send(hold_frames: int, trim_silence_ms: float) -> None:
+    """The mel is loud, so that nothing is trimmed: the silence that could be is counted beside what is held back."""
+    stream = StreamConfig(hold_frames=hold_frames)
+    model = Token2Wav.load(TINY, stream=stream)
+    stage = VocoderStage(model)
+    mel = MelChunk(torch.zeros(80, 50), last=False)
+    state = stage.open(LABEL, mel)
+    [chunk] = stage.advance([(state, mel)])
+    stage.close(state)
+    assert isinstance(chunk, AudioChunk)
+    missing = 50 * model.config.samples_per_token // model.config.token_mel_ratio - len(chunk.audio)
+    assert missing > 0
+    seconds = held_back_seconds(model.config, replace(stream, trim_silence_ms=trim_silence_ms))
+    assert seconds == pytest.approx(missing / model.config.sample_rate + trim_silence_ms / 1000)

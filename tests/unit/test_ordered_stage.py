@@ -59,7 +59,10 @@ class Stage:
         self.said: list[str] = []
         limits = LimitConfig(idle_seconds=IDLE_SECONDS, batch_streams=most)
         self.lost = 0
-        self.stage = OrderedStage(self.work, limits, on_device_lost=self._lose, clock=lambda: self.now)
+        self.hung: list[float] = []
+        self.stage = OrderedStage(
+            self.work, limits, on_device_lost=self._lose, on_hang=self.hung.append, clock=lambda: self.now
+        )
 
     def part(self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False) -> Part:
         return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
@@ -156,3 +159,35 @@ def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
     assert stage.run(stage.part(1, 0), stage.part(1, 0)) == ["error stream: chunk 0 came twice", "ok 1"]
     assert stage.run(stage.part(1, 0)) == ["error stream: chunk 0 came twice"]
     assert stage.run(stage.part(1, 1)) == ["ok 2"]
+
+
+@pytest.mark.parametrize(("most", "seconds"), [(1, 180.0), (8, 180.0), (32, 720.0)])
+def test_a_batch_that_runs_for_too_long_is_reported_while_it_runs(
+    most: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger batch may take longer; `watch` needs no lock, which the batch holds."""
+    stage = Stage(most)
+    advance = stage.work.advance
+
+    def slow(batch: Sequence[tuple[int, str]]) -> list[str | EngineError]:
+        began = stage.now
+        for stage.now in (began + seconds, began + seconds + 1):
+            stage.stage.watch()
+        return advance(batch)
+
+    monkeypatch.setattr(stage.work, "advance", slow)
+    assert stage.run(stage.part(1, 0)) == ["ok 1"]
+    assert stage.hung == [seconds + 1]
+    stage.now += 10 * seconds
+    stage.stage.watch()  # idle, not hanging
+    assert stage.hung == [seconds + 1]
+
+
+def test_a_stream_that_failed_computes_no_more() -> None:
+    """The flow may send more chunks of a stream that the vocoder has lost; each costs the vocoder an answer only."""
+    stage = Stage()
+    stage.run(stage.part(1, 0, BROKEN))
+    batches = len(stage.work.batches)
+    assert stage.run(stage.part(1, 1), stage.part(1, 2, last=True)) == ["error engine: NaN"] * 2
+    assert len(stage.work.batches) == batches
+    assert not stage.work.open_states

@@ -160,7 +160,7 @@ def test_a_full_cache_is_unavailable_and_counts_as_a_refusal(
     service.handle(request := spoken(voice))
     until(lambda: request.over)
     assert request.errors == [f"UNAVAILABLE {faulty[1].open_fault}"]
-    assert triton.values["refused", "cache"] == 1
+    assert triton.values["refused_total", "cache"] == 1
 
 
 def test_an_unexpected_failure_ends_its_request_alone(
@@ -170,7 +170,7 @@ def test_an_unexpected_failure_ends_its_request_alone(
         patched.setattr(service._workers._scheduler, "push", lambda *_, **__: [][0])
         service.handle(request := spoken(voice))
     assert request.errors == ["INTERNAL engine: IndexError: list index out of range"]
-    assert triton.values["refused", "engine"] == 1
+    assert triton.values["refused_total", "engine"] == 1
     assert service._workers.open_requests == 0
     service.handle(request := spoken(voice))
     until(lambda: request.over)

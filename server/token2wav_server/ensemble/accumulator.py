@@ -22,7 +22,7 @@ from token2wav.serving.clocks import Playback
 from token2wav.serving.request import ENDED
 from token2wav.voice import Voice, check_steps
 from token2wav_server.ensemble.ordered_stage import Label, ticker
-from token2wav_server.ensemble.stages import FlowContent
+from token2wav_server.ensemble.stages import FlowContent, held_back_seconds
 from token2wav_server.ensemble.wire import ToFlow
 from token2wav_server.metrics import open_streams, refusals
 from token2wav_server.protocol import (
@@ -40,6 +40,8 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
+_RESAMPLER_SECONDS = 0.075  # that a resampler holds back at most
+
 
 @dataclass(eq=False)
 class _Stream:
@@ -50,6 +52,7 @@ class _Stream:
     voice: Voice  # prompt and speaker, which go with the first chunk
     client: str  # name of its client, or empty
     options: Options  # parameters of its first request
+    held_back: float  # seconds of audio that later stages will hold back of the chunks to come
     # Name under which later stages know it. Random, so that neither a client that uses a sequence id again nor a
     # restart of this process meets what an earlier stream left there.
     stream_id: int = field(default_factory=lambda: secrets.randbits(63))
@@ -70,6 +73,7 @@ class Accumulator:
         self._limits = server.limits
         self._schedule = HopSchedule.of(server.stream, self._config)
         self._steps = self._config.allowed_steps(server.stream.steps)
+        self._held_back = held_back_seconds(self._config, server.stream)
         self._voices = registry(server, self._config)
         self._streams: Sequences[_Stream] = Sequences()
         self._lock = threading.Lock()
@@ -126,7 +130,9 @@ class Accumulator:
         self._limits.check_room([stream.client for _, stream in self._streams.items()], owner.client)
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
-        stream = _Stream(chunker, playback, voice, owner.client, options)
+        resampled = options.audio_format.sample_rate not in (None, self._config.sample_rate)
+        held_back = self._held_back + _RESAMPLER_SECONDS * resampled
+        stream = _Stream(chunker, playback, voice, owner.client, options, held_back)
         self._streams.add(sequence_id, owner, stream)
         self._voices.register(voice)  # now that its client is admitted: it may push out the voice of another client
         return stream
@@ -146,9 +152,11 @@ class Accumulator:
         while (chunk := chunker.next_chunk) is not None:
             voice = None if chunker.chunks else stream.voice
             sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
-            seconds = (chunk.stop - chunker.spoken) / self._config.token_frame_rate
-            stream.playback.sent(seconds)  # at the other end, soon
-            chunker.computed()
+            seconds = (chunk.stop - chunker.spoken) / self._config.token_frame_rate - stream.held_back
+            stream.held_back = max(0.0, -seconds)
+            if seconds > 0:
+                stream.playback.sent(seconds)  # at the other end, soon
+            chunker.computed(heard=seconds > 0)
 
     def _expire(self) -> None:
         open_seconds = self._limits.open_seconds(self._config.token_frame_rate)

@@ -20,6 +20,9 @@ from token2wav.serving.audio_output import AudioFormat
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
+# A batch of eight chunks of 100 tokens takes a slow CPU 130 s; a larger batch may take longer in proportion.
+_HANG_SECONDS = 180.0
+_HANG_STREAMS = 8
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class OrderedStage:
         changed: takes the number of streams that hold state, whenever it changes.
         computed: takes the number of streams in a batch before it runs.
         on_device_lost: is called when the process has lost its GPU, and every later batch would fail.
+        on_hang: is called by `watch` with the seconds for which a batch has run, if it should have ended long ago.
         clock: returns monotonic seconds.
     """
 
@@ -83,6 +87,7 @@ class OrderedStage:
         limits: LimitConfig,
         *,
         on_device_lost: Callable[[], None] = lambda: None,
+        on_hang: Callable[[float], None] = lambda _: None,
         changed: Callable[[int], None] = lambda _: None,
         computed: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -92,7 +97,10 @@ class OrderedStage:
         self._changed = changed
         self._computed = computed
         self._on_device_lost = on_device_lost
+        self._on_hang = on_hang
+        self._hang_seconds = _HANG_SECONDS * max(1.0, limits.batch_streams / _HANG_STREAMS)
         self._clock = clock
+        self._batch_began: float | None = None  # while a batch runs
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
 
@@ -107,8 +115,18 @@ class OrderedStage:
             for part in parts:
                 self._queue(part)
             while batch := self._next_batch():
-                self._compute(batch)
+                self._batch_began = self._clock()
+                try:
+                    self._compute(batch)
+                finally:
+                    self._batch_began = None
             self._changed(self.open_streams)
+
+    def watch(self) -> None:
+        """Calls `on_hang` if a batch has run for too long; takes no lock, because the batch holds it."""
+        began = self._batch_began
+        if began is not None and (seconds := self._clock() - began) > self._hang_seconds:
+            self._on_hang(seconds)
 
     def expire(self) -> None:
         """Drops streams that were not used for too long; forgets those that had been lost before."""
@@ -193,19 +211,19 @@ class OrderedStage:
             stream.state = None
 
 
-def ticker(expire: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
-    """Starts a thread that has streams dropped at most a quarter of their idle time late, and returns what ends it.
+def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
+    """Starts a thread that calls `look` every second, or four times per idle time; returns a function that ends it.
 
-    Triton never says that a client has gone.
+    Triton never reports that a client has gone, nor that a batch hangs.
     """
     stopped = threading.Event()
 
     def run() -> None:
         while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
-                expire()
-            except Exception:  # the next one has its chance; without any, what is abandoned would stay for ever
-                log.exception("looking for idle streams failed")
+                look()
+            except Exception:  # the next call may succeed; without any, abandoned streams would stay for ever
+                log.exception("looking for idle streams or a hanging batch failed")
 
     thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)
     thread.start()

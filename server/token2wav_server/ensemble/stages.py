@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.config import ServerConfig
-from token2wav.errors import EngineError, StreamClosedError
+from token2wav.config import ServerConfig, StreamConfig
+from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.families import networks
 from token2wav.model import Token2Wav
+from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
@@ -89,6 +91,22 @@ class VocoderStage:
 
     def close(self, state: tuple[int, AudioOutput]) -> None:
         self._vocoder.close(state[0])
+
+
+def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
+    """Returns the most audio that the vocoder holds back, with all the silence that it may trim.
+
+    The accumulator counts this much of an utterance as not sent. It follows from the sizes of the network, which is
+    built without weights. A model that cannot be built so counts as one whose vocoder holds nothing back.
+    """
+    trimmed = stream.trim_silence_ms / 1000
+    try:
+        with torch.device("meta"):
+            vocoder = networks(config, "float32").vocoder
+    except ConfigError:
+        return trimmed
+    samples = stream.hold_frames * vocoder.frame_samples or vocoder.delay
+    return float(samples / config.sample_rate + trimmed)
 
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:

@@ -47,8 +47,16 @@ class StageModel:
             changed=open_streams(name),
             computed=batch_streams(name),
             on_device_lost=end_process,
+            # No other process can see that this stage hangs: the accumulator hears nothing of its chunks, and goes on
+            # refusing streams for their number, as a full server does. The launcher sees that the process has ended.
+            on_hang=lambda seconds: end_process(f"has computed one batch for {seconds:.0f} s; it hangs"),
         )
-        self.close = ticker(self._ordered.expire, limits.idle_seconds)
+        # Two threads: `expire` waits for the lock that a batch holds, and would wait for a hanging one for ever.
+        self._tickers = [ticker(look, limits.idle_seconds) for look in (self._ordered.expire, self._ordered.watch)]
+
+    def close(self) -> None:
+        for stop in self._tickers:
+            stop()
 
     def execute(self, requests: list[Any]) -> None:
         self._ordered.run([part for request in requests if (part := self._part(request)) is not None])
