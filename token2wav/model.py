@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.errors import InputError
-from token2wav.execution.backends import Host
-from token2wav.execution.device import device_named, entered
-from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
-from token2wav.families import builder, read_config
+from token2wav.execution.assemble import assemble
+from token2wav.execution.stages import Stages
+from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule, checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -33,17 +32,10 @@ class Token2Wav:
         engine: backend, precision and device of the networks.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        flow: FlowStage,
-        vocoder: VocoderStage,
-        stream: StreamConfig,
-        engine: StageSummary = StageSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
-    ) -> None:
+    def __init__(self, config: ModelConfig, stages: Stages, stream: StreamConfig) -> None:
         self.config = config
-        self.engine = engine
-        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
+        self.engine = stages.summary
+        self.pipeline = Pipeline(config, stages.by_name, stream, self.engine.device)
 
     @classmethod
     def load(
@@ -65,11 +57,9 @@ class Token2Wav:
         config.check(stream)  # this and the next refuse what they must before weights load
         HopSchedule.of(stream, config)
         config.allowed_steps(stream.steps)
-        device = device_named(runtime.device)
-        with entered(device):
-            stages: Stages = builder(folder).build(Host(folder, runtime, device), config, stream)
-        model = cls(config, stages.flow, stages.vocoder, stream, stages.summary)
-        log.info("%s on %s, configuration %s: %s %s", folder, device, config_hash(config, stream), config, stream)
+        model = cls(config, assemble(folder, config, stream, runtime), stream)
+        hashed = config_hash(config, stream)
+        log.info("%s on %s, configuration %s: %s %s", folder, model.engine.device, hashed, config, stream)
         return model
 
     def probe(self) -> None:

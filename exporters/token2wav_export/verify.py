@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import RuntimeConfig
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.model import Token2Wav
 from token2wav.voice import MEL_BOUND, Voice
 
@@ -157,7 +157,7 @@ def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
     vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()
     try:
-        chunks = [MelChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
+        chunks = [FrameChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
         audio = [vocoder.advance([(handle, chunk)])[0] for chunk in chunks]
     finally:
         vocoder.close(handle)

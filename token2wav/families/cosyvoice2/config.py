@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.values import all_positive, prefixed
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, Stem
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
@@ -92,8 +92,8 @@ class CosyVoiceConfig(ModelConfig):
                 f"make {self.sample_rate} Hz"
             )
 
-    def part(self, stem: Stem) -> Any:
-        return self.flow if stem == "flow" else self.vocoder
+    def stage_config(self, stage: StageName) -> Any:
+        return self.flow if stage == "flow" else self.vocoder
 
 
 @dataclass(frozen=True)

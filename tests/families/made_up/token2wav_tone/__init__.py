@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from token2wav.model_config import ModelConfig
@@ -9,8 +10,13 @@ from token2wav.model_config import ModelConfig
 FILES = ("tone.json",)
 
 
-def read(folder: Path) -> ModelConfig:
-    return ModelConfig(
+@dataclass(frozen=True, kw_only=True)
+class ToneConfig(ModelConfig):
+    """Configuration of a tone."""
+
+
+def read(folder: Path) -> ToneConfig:
+    return ToneConfig(
         vocab_size=100,
         token_frame_rate=25,
         block_tokens=5,
