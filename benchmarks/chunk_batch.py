@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.settings import PROMPT_TOKENS, LeftOut, Row
 from benchmarks.models import a_voice
 from token2wav import Token2Wav, Voice
-from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.execution.stages import FrameChunk, TokenChunk
 
 _RESERVED_PAGES = 3  # that a stream takes when it opens
 
@@ -58,14 +58,14 @@ class ChunkBatch:
         left = min(config.lookbehind_tokens, start)
         count = left + stop - start + config.lookahead_tokens
         tokens = self._random.integers(0, config.vocab_size, count).astype(np.int32)
-        chunk = FlowChunk(tokens, left, start, stop, last=False)
+        chunk = TokenChunk(tokens, left, start, stop, last=False)
         began = time.perf_counter()
         mels = self._flow.advance([(handle, chunk) for handle, _ in self._handles])
         synchronize(mels[0].device)
         between = time.perf_counter()
         new = [mel[:, given * config.token_mel_ratio :] for mel in mels]
         audio = self._vocoder.advance(
-            [(handle, MelChunk(mel, False)) for (_, handle), mel in zip(self._handles, new, strict=True)]
+            [(handle, FrameChunk(mel, False)) for (_, handle), mel in zip(self._handles, new, strict=True)]
         )
         synchronize(audio[0].device)
         ended = time.perf_counter()

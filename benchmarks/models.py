@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from token2wav import Voice
-from token2wav.families import networks, read_config
+from token2wav.execution.assemble import flow_networks
+from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.networks.configs import HiFTConfig
 
@@ -66,7 +67,7 @@ def fill_randomly(folder: Path, seed: int = 0) -> Path:
     """Writes random weights that fit a folder's configuration, and returns the folder."""
     config: Any = read_config(folder)
     torch.manual_seed(seed)
-    made = networks(config, "float32")
+    made = flow_networks(config, "float32")
     save_file(made.flow.state_dict(), folder / "flow.safetensors")
     hift = isinstance(config.vocoder, HiFTConfig)
     vocoder = folder / "hift.safetensors" if hift else folder / config.vocoder_folder / "generator.safetensors"

@@ -94,7 +94,7 @@ def main() -> None:
         if options.model is None:
             return draw(every_mask(options.blocks), SIZE, options.save)
         config = read_config(options.model)
-        estimator = getattr(config.part("flow"), "estimator", None)
+        estimator = getattr(config.stage_config("flow"), "estimator", None)
         if not isinstance(estimator, EstimatorConfig):
             raise ConfigError(f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only")
         left_blocks = config.window(load_server_config(options.config).stream)

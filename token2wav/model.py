@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import RuntimeConfig, StreamConfig, config_hash
 from token2wav.errors import InputError
-from token2wav.execution.backends import Host
-from token2wav.execution.device import cache_bytes, device_named, entered
-from token2wav.execution.stages import FlowStage, Stages, StageSummary, VocoderStage
-from token2wav.families import builder, family_of, read_config
+from token2wav.execution.assemble import assemble, check_runtime
+from token2wav.execution.stages import Stages
+from token2wav.families import family_of, read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule, checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -36,19 +35,11 @@ class Token2Wav:
         name: model folder and family, for the summary.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        flow: FlowStage,
-        vocoder: VocoderStage,
-        stream: StreamConfig,
-        engine: StageSummary = StageSummary("torch", "float32", "cpu"),  # noqa: B008 (it is frozen)
-        name: str = "unnamed",
-    ) -> None:
+    def __init__(self, config: ModelConfig, stages: Stages, stream: StreamConfig, name: str = "unnamed") -> None:
         self.config = config
-        self.engine = engine
+        self.engine = stages.summary
         self.name = name
-        self.pipeline = Pipeline(config, flow, vocoder, stream, engine.device)
+        self.pipeline = Pipeline(config, stages.by_name, stream, self.engine.device)
 
     @classmethod
     def load(
@@ -65,13 +56,12 @@ class Token2Wav:
             ConfigError: the folder's YAML or a setting cannot be used.
             CheckpointError: weights are missing, unreadable, or do not fit the YAML.
         """
-        stream = stream or StreamConfig()
-        config, host = _prepared(Path(folder), stream, runtime or RuntimeConfig())
-        with entered(host.device):
-            stages: Stages = builder(host.folder).build(host, config, stream)
-        family = family_of(host.folder).__name__.rpartition(".")[2]
+        folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
+        config = _config_under(folder, stream)
+        stages = assemble(folder, config, stream, runtime)
+        family = family_of(folder).__name__.rpartition(".")[2]
         log.info("configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream)
-        return cls(config, stages.flow, stages.vocoder, stream, stages.summary, f"{folder} ({family})")
+        return cls(config, stages, stream, f"{folder} ({family})")
 
     def __str__(self) -> str:
         device = torch.device(self.engine.device)
@@ -172,18 +162,13 @@ def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -
     Raises:
         ConfigError: a setting that does not go with the model, or a device, engine or memory that is not there.
     """
-    _, host = _prepared(folder, stream, runtime)
-    with entered(host.device):
-        cache_bytes(runtime.cache_mib, host.device)
-        # `auto` never fails: it takes torch where nothing else is there.
-        if runtime.engine != "auto" and hasattr(build := builder(folder), "choose"):
-            build.choose(host, stream)
+    check_runtime(folder, _config_under(folder, stream), stream, runtime)
 
 
-def _prepared(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> tuple[ModelConfig, Host]:
-    """Reads the configuration of a model folder, and refuses settings that it cannot be loaded with."""
+def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
+    """Reads the configuration of a model folder under settings of streams, and refuses settings that do not fit."""
     config = read_config(folder).under(stream)
     config.check(stream)
     HopSchedule.of(stream, config)
     config.allowed_steps(stream.steps)
-    return config, Host(folder, runtime, device_named(runtime.device))
+    return config

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 
-Stem = Literal["flow", "hift"]  # stages: tokens to mel, mel to audio; files of weights are called like this
+StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
+FLOW_AND_VOCODER: tuple[StageName, ...] = ("flow", "vocoder")
+_STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}  # of files of weights, before their suffix
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 
@@ -24,6 +26,7 @@ class ModelConfig:
     mel_bands: int  # between flow and vocoder
     speaker_size: int  # length of a speaker embedding
     sample_rate: int  # samples per second
+    stages: tuple[StageName, ...] = FLOW_AND_VOCODER  # in the order in which a chunk passes them
     samples_per_token: int  # that an utterance has
     token_shape: tuple[int, ...] = ()  # of one token: () for a number, (codebooks,) for several codes
     lookahead_tokens: int = 0  # after a chunk, that it depends on and that must be there before it can run
@@ -82,16 +85,17 @@ class ModelConfig:
             )
         return wanted or (own,)
 
-    def part(self, stem: Stem) -> Any:
-        """Returns what of the configuration decides about a stage's network: it is hashed with the stage's weights."""
+    def stage_config(self, stage: StageName) -> Any:
+        """Returns the part of the configuration that a stage's network depends on. It is hashed with the weights."""
         return self
 
-    def weights_file(self, folder: Path, stem: Stem) -> Path:
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
         """Finds the weights of a stage in a folder of this model.
 
         Raises:
             CheckpointError: there are none.
         """
+        stem = _STEMS[stage]
         for suffix in _SUFFIXES:
             if (path := folder / (stem + suffix)).is_file():
                 return path

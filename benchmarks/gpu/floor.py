@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu.settings import PROMPT_TOKENS, Row, Rows, Settings
 from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.execution.artifacts import Precision
-from token2wav.families import networks
+from token2wav.execution.assemble import flow_networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import HiFT
@@ -107,7 +107,7 @@ def estimator_sizes(config: CosyVoice3Config, storage: Precision) -> tuple[Cache
     conditions are read once for all steps.
     """
     with torch.device("meta"):
-        made = networks(config, storage)
+        made = flow_networks(config, storage)
     made.flow.estimator.drop_time_weights()
     count = {name: weight.numel() for name, weight in made.flow.estimator.named_parameters() if weight.dim() > 1}
     given = sum(number for name, number in count.items() if name.startswith("input_embed"))

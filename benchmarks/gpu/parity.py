@@ -25,11 +25,10 @@ from benchmarks.gpu.settings import SETTINGS, LeftOut, Row, Rows, Settings
 from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.execution.runner import SWITCH
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
-from token2wav.serving.request import Slots
 
 # Of the mel's largest error of root mean square relative to its spread, and of the audio of one and the same mel: those
 # of `token2wav-export verify`, the mel's as ratios.
@@ -112,24 +111,24 @@ def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio
     chunkers, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
-    slots = [Slots(flow.open(one.voice), vocoder.open()) for one in utterances]
+    handles = [(flow.open(one.voice), vocoder.open(one.voice)) for one in utterances]
     for one in utterances:
         schedule = _Rounds(block, block, block, turn=one.turn)
         chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
         chunker.push(one.tokens.astype(np.int32), end=True)
     while ready := [(index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)]:
-        made = flow.advance([(slots[index].flow, chunk) for index, chunk in ready])
+        made = flow.advance([(handles[index][0], chunk) for index, chunk in ready])
         batch = []
         for (index, chunk), mel in zip(ready, made, strict=True):
             known = utterances[index].mel
             new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
             heard = known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]] if known.numel() else new
-            batch.append((slots[index].vocoder, MelChunk(heard, chunk.last)))
+            batch.append((handles[index][1], FrameChunk(heard, chunk.last)))
             chunkers[index].computed()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
             audio[index] = torch.cat((audio[index].to(samples.device), samples))
-    for each in slots:
-        flow.close(each.flow)
-        vocoder.close(each.vocoder)
+    for flow_handle, vocoder_handle in handles:
+        flow.close(flow_handle)
+        vocoder.close(vocoder_handle)
     return [one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)]

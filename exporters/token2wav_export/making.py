@@ -22,10 +22,10 @@ from token2wav.execution.artifacts import (
     Graph,
     Precision,
     fingerprint,
-    stem_of,
+    stage_of,
 )
+from token2wav.execution.assemble import Exportable, exportable
 from token2wav.execution.exported_graphs import Package
-from token2wav.families import Exportable, exportable
 from token2wav_export.engines import build_engine, build_target, version_of
 from token2wav_export.modules import load_module
 from token2wav_export.onnx_file import check_parity, write_onnx
@@ -68,7 +68,7 @@ class Maker:
         """
         start = time.monotonic()
         tensors = signature(graph, precision, self.model)
-        made_of = fingerprint(self._folder, stem_of(graph))
+        made_of = fingerprint(self._folder, stage_of(graph))
         metadata = {  # tells what the file is, should it be found without its description
             "graph": graph,
             "graph_version": str(GRAPH_VERSION),
@@ -126,7 +126,7 @@ class Maker:
             print(f"{graph} {precision}: exporting the graph first: {str(error).partition('; run: ')[0]}")
             source = self.onnx(graph, precision)
         start = time.monotonic()
-        made_of = fingerprint(self._folder, stem_of(graph))
+        made_of = fingerprint(self._folder, stage_of(graph))
         with self._engines.staging() as staged:
             path = staged / f"{graph}-{precision}.engine"
             flags = build_engine(

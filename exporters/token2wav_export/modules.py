@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, SIGNALS, exported_states
-from token2wav.families import Exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep
 from token2wav.networks.hift import HiFT
@@ -95,7 +95,7 @@ def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Mod
         CheckpointError: the weights cannot be used.
     """
     if graph.startswith("vocoder"):
-        vocoder = model.load("hift")
+        vocoder = model.load("vocoder")
         if precision == "float16":
             halve_convolutions(vocoder)
         return Vocoder(vocoder, whole=graph == "vocoder-whole").eval()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from token2wav.config import StreamConfig
 from token2wav.execution.artifacts import Graph
-from token2wav.families import Exportable
+from token2wav.execution.assemble import Exportable
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature

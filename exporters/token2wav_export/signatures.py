@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from token2wav.execution.artifacts import Graph, Precision
+from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import AUDIO, NEW, PAST, exported_states
-from token2wav.families import Exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, Estimator, cache_names
 from token2wav.networks.hift import HiFT

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.config import RuntimeConfig
-from token2wav.execution.backends import Host
+from token2wav.execution.backends import LoadContext
 from token2wav.execution.device import device_named
-from token2wav.execution.stages import BackendName, MelChunk
+from token2wav.execution.stages import BackendName, FrameChunk
 from token2wav.model import Token2Wav
 from token2wav.voice import MEL_BOUND, Voice
 
@@ -89,7 +89,7 @@ def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
     Raises:
         ArtifactError: a description in the engine folder is damaged.
     """
-    host = Host(folder, runtime, device_named(runtime.device))
+    host = LoadContext(folder, runtime, device_named(runtime.device))
     artifacts = [artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")]
     engines: tuple[BackendName, ...] = ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
     for engine in engines:
@@ -181,7 +181,7 @@ def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
     vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()
     try:
-        chunks = [MelChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
+        chunks = [FrameChunk(piece, index == len(pieces) - 1) for index, piece in enumerate(pieces)]
         audio = [vocoder.advance([(handle, chunk)])[0] for chunk in chunks]
     finally:
         vocoder.close(handle)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.families import check_folder, read_config
+from token2wav.execution.assemble import check_folder
+from token2wav.families import read_config
 from token2wav_server.voices import voices_in
 
 # Without the working directory, which may be a model folder: nothing in there is ever executed.

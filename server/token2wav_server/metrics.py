@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from token2wav.errors import Token2WavError
 from token2wav.model import Token2Wav
+from token2wav.model_config import StageName
 from token2wav.serving.request import Request
 from token2wav.serving.worker import Observer
 
@@ -108,7 +109,7 @@ class ServerMetrics(Observer):
         self.changed(0)
 
     def changed(self, open_requests: int) -> None:
-        usage = self._model.pipeline.flow.usage()
+        usage = self._model.pipeline.usage()
         for state in ("capacity", "used", "shared", "idle"):
             self._pages.record(getattr(usage, state), state=state)
         self._bytes.record(usage.used * usage.page_bytes)
@@ -119,12 +120,12 @@ class ServerMetrics(Observer):
         self._open.record(self._model.pipeline.open_streams, holder="engine")
         self._open.record(open_requests, holder="scheduler")
 
-    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
+    def computed(self, waited: list[float], stages: Mapping[StageName, float]) -> None:
         self._batches.record(len(waited))
         for seconds in waited:
             self._stages.record(seconds, stage="wait")
-        self._stages.record(flow_seconds, stage="flow")
-        self._stages.record(vocoder_seconds, stage="vocoder")
+        for stage, took in stages.items():
+            self._stages.record(took, stage=stage)
 
     def refused(self, error: Token2WavError) -> None:
         self._refused(error)

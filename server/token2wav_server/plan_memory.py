@@ -15,12 +15,12 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
 from token2wav.config import StreamConfig
+from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import ChunkInput
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.device import cuda_cache_bytes
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import Runner
-from token2wav.families import networks
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import EulerSolver, OdeTables
@@ -83,7 +83,7 @@ def stream_needs(
         + 8
     )
     with _META:
-        made = networks(model, storage)
+        made = flow_networks(model, storage)
     noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
     recompute = RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream))
     cache = PagedKVCache(made.layout, room, _META)
@@ -111,7 +111,7 @@ def stream_needs(
 def weight_bytes(model: ModelConfig, precision: str) -> int:
     """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
     with _META:
-        made = networks(model, "float32")
+        made = flow_networks(model, "float32")
     flow, vocoder = made.flow, made.vocoder
     tables = OdeTables.of(flow.estimator, model.ode_steps, made.guidance, made.schedule)
     vocoder.freeze()

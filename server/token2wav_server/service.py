@@ -149,7 +149,7 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
 
 def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
     """Logs for how many streams the cache has pages, where more may be open at once."""
-    sizes, capacity = model.config, model.pipeline.flow.usage().capacity
+    sizes, capacity = model.config, model.pipeline.usage().capacity
     pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1  # and what its prompt's last block needs
     if (window := sizes.window(config.stream)) >= 0:  # as `CachedFlow` reserves them
         pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2

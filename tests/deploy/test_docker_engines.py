@@ -33,7 +33,7 @@ def leave_vocoder(engines: EngineFolder, model: Path) -> None:
                 graph="vocoder",
                 precision="float32",
                 backend="onnx",
-                fingerprint=fingerprint(model, "hift"),
+                fingerprint=fingerprint(model, "vocoder"),
                 opset=20,
                 schedule={},
                 versions={},

@@ -15,8 +15,8 @@ from tests.support.golden import TINY
 from tests.unit.test_gpu_report import chunk, good
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import PagedKVCache, Storage
+from token2wav.execution.assemble import flow_networks, load_network
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.families.cosyvoice3.build import load, networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_server.plan import main
 from token2wav_server.plan_memory import StreamNeeds, share_out, stream_needs, weight_bytes
@@ -89,7 +89,7 @@ def _recomputing(parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> None:
-    layout = networks(parts.config, storage).layout
+    layout = flow_networks(parts.config, storage).layout
     store = PagedKVCache(layout, 3, torch.device("cpu"))
     tensors = [store._data] + ([] if store._scales is None else [store._scales])
     assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
@@ -98,13 +98,13 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
 
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     model, config = Token2Wav.load(TINY), CosyVoice3Config.read(TINY)
-    flow, hift = model.pipeline.flow, load(TINY, config, "hift")
-    modulation = next(iter(flow._runners.values())).step.tables.modulation  # type: ignore[attr-defined]
-    loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]  # type: ignore[attr-defined]
+    flow, hift = model.pipeline.flow, load_network(TINY, config, "vocoder")
+    modulation = next(iter(flow._runners.values())).step.tables.modulation
+    loaded = [*flow._encoder.state_dict().values(), *hift.state_dict().values()]
     tables = [tensor for step in modulation for tensor in _tensors(step)]
     assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
     handle = flow.open(a_voice(30))
-    conv_state = flow._streams[handle].conv_state  # type: ignore[attr-defined]
+    conv_state = flow._streams[handle].conv_state
     assert stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
     flow.close(handle)
 

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from tests.support.batches import WHOLE_BLOCKS, mels_together
 from tests.support.flows import cached_flow
 from tests.support.golden import TINY
+from tests.support.stages import two_stages
 from token2wav import StreamConfig, Token2Wav, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, Storage
+from token2wav.execution.assemble import load_network
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
-from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, VocoderStage
+from token2wav.execution.stages import FlowStage, FrameChunk, TokenChunk, VocoderStage
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
@@ -54,12 +55,12 @@ class Parts:
     @classmethod
     def load(cls) -> Parts:
         config = CosyVoice3Config.read(TINY)
-        flow = load(TINY, config, "flow")
+        flow = load_network(TINY, config, "flow")
         solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
         return cls(
             config,
             flow,
-            load(TINY, config, "hift"),
+            load_network(TINY, config, "vocoder"),
             load_flow_noise(TINY, config),
             load_source_noise(TINY, config),
             solver,
@@ -107,7 +108,7 @@ class Parts:
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
         recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
-        return RecordedModel(Token2Wav(self.config, flow, recorder, stream or WHOLE_BLOCKS), recorder)
+        return RecordedModel(Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder)
 
 
 class CountingSolver:
@@ -162,14 +163,14 @@ class MelRecorder:
         """(bands, frames) of the utterance that was opened as the `index`th."""
         return torch.cat(list(self._mels.values())[index], dim=1).numpy()
 
-    def open(self) -> int:
-        handle = self._engine.open()
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        handle = self._engine.open(voice, steps)
         self._mels[handle] = []
         return handle
 
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         for handle, chunk in batch:
-            self._mels[handle].append(chunk.mel)
+            self._mels[handle].append(chunk.frames)
         return self._engine.advance(batch)
 
     def close(self, handle: int) -> None:
@@ -213,7 +214,7 @@ class FlowStream:
         schedule = HopSchedule.of(stream or WHOLE_BLOCKS, config)
         self._chunker = Chunker(voice.prompt_tokens, config, schedule)
         self._mels: list[torch.Tensor] = []
-        self.chunks: list[FlowChunk] = []
+        self.chunks: list[TokenChunk] = []
 
     @property
     def mel(self) -> Mel:

@@ -24,8 +24,7 @@ from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.config import config_hash
 from token2wav.execution.artifacts import fingerprint
-from token2wav.families import check_folder
-from token2wav.families.cosyvoice3.build import load
+from token2wav.execution.assemble import check_folder, load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 MEL, SNR_DB = 2e-5, 50.0  # 59 was seen, by the sums of another processor; a single wrong frame is 44
@@ -40,7 +39,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
     config = CosyVoice3Config.read(folder)
     check_folder(folder)
-    flow = load(folder, config, "flow")
+    flow = load_network(folder, config, "flow")
     tables = flow.input_embedding.weight.split(VOCABULARY)
     assert len(tables) == CODEBOOKS
     codes = torch.from_numpy(CODES).long()

@@ -45,7 +45,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_captured_graphs_equal_the_cpu(reference: Token2Wav, precision: str) -> None:
     model = load(precision)
-    assert isinstance(model.pipeline.flow._runners[10], GraphRunner)  # type: ignore[attr-defined]
+    assert isinstance(model.pipeline.flow._runners[10], GraphRunner)
     for prompt, length in CASES:
         tokens, voice = some_tokens(length), a_voice(prompt)
         mel, expected = stream_mel(model, tokens, voice), stream_mel(reference, tokens, voice)
@@ -57,7 +57,7 @@ def test_replay_equals_eager(precision: str, monkeypatch: pytest.MonkeyPatch) ->
     captured = load(precision)
     monkeypatch.setenv(SWITCH, "0")
     eager = load(precision)
-    assert isinstance(eager.pipeline.flow._runners[10].step, TorchStep)  # type: ignore[attr-defined]
+    assert isinstance(eager.pipeline.flow._runners[10].step, TorchStep)
     for prompt, length in CASES:
         tokens, voice = some_tokens(length), a_voice(prompt)
         mel, expected = stream_mel(captured, tokens, voice), stream_mel(eager, tokens, voice)

@@ -13,7 +13,7 @@ from tests.support.golden import TINY, snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.device import keep_arithmetic_exact
 from token2wav.execution.runner import SWITCH, CudaGraph, GraphPool
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.serving.pipeline import _on_host
 
@@ -78,7 +78,7 @@ def test_nothing_waits_for_the_device(vocoders: dict[bool, StreamingVocoder], ca
     torch.cuda.set_sync_debug_mode("error")
     try:
         for turn in mels:
-            vocoder.advance([(handle, MelChunk(mel, last=False)) for handle, mel in zip(handles, turn, strict=True)])
+            vocoder.advance([(handle, FrameChunk(mel, last=False)) for handle, mel in zip(handles, turn, strict=True)])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for handle in handles:

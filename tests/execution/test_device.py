@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from tests.unit.material import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError, DeviceLostError
-from token2wav.execution.backends import Host
+from token2wav.execution import assemble
 from token2wav.execution.device import (
     available_bytes,
     cache_bytes,
@@ -25,7 +25,6 @@ from token2wav.execution.device import (
     keep_arithmetic_exact,
 )
 from token2wav.execution.runner import GraphPool
-from token2wav.families.cosyvoice3 import build
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.lookahead import as_product
 
@@ -61,10 +60,12 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not roundings()
         raise InterruptedError
 
-    monkeypatch.setattr(build.CosyVoice3Builder, "load", load)
-    host = Host(TINY, RuntimeConfig(engine="torch"), torch.device("cuda"))
+    monkeypatch.setattr(assemble, "load_network", load)
+    monkeypatch.setattr(assemble, "device_named", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(assemble, "entered", lambda device: nullcontext())
+    monkeypatch.setattr(assemble, "graphs_enabled", lambda device: False)
     with pytest.raises(InterruptedError):
-        build.build(host, CosyVoice3Config.read(TINY), StreamConfig())
+        assemble.assemble(TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(engine="torch"))
 
 
 def test_work_goes_to_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:

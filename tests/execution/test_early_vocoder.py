@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.networks.test_symmetric_hift import BANDS, CONFIG, FRAME_SAMPLES
 from tests.support.random_weights import fill
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.networks.hift import HiFT
 from token2wav.networks.noise import NormalNoise
@@ -35,7 +35,7 @@ def spoken(stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequenc
     handles, chunks, start = [stage.open() for _ in mels], [], 0
     for stop in stops:
         last = stop == stops[-1]
-        batch = [(handle, MelChunk(mel[:, start:stop], last)) for handle, mel in zip(handles, mels, strict=True)]
+        batch = [(handle, FrameChunk(mel[:, start:stop], last)) for handle, mel in zip(handles, mels, strict=True)]
         chunks.append(stage.advance(batch))
         start = stop
     for handle in handles:

@@ -20,11 +20,11 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
     pipeline = model.pipeline
     request = pipeline.request(a_voice(41))
     pipeline.open(request)
-    chunker, slots = request.chunker, request.slots
-    assert slots is not None
-    vocoder = pipeline.vocoder._engine  # type: ignore[attr-defined]
+    chunker, handles = request.chunker, request.handles
+    assert handles is not None
+    vocoder = pipeline.vocoder._engine
     assert isinstance(vocoder, StreamingVocoder)
-    flow, tokens = engine._streams[slots.flow], some_tokens(25 * SECONDS)
+    flow, tokens = engine._streams[handles[0]], some_tokens(25 * SECONDS)
     seen: list[tuple[int, ...]] = []
     for second in np.split(tokens, SECONDS):
         chunker.push(second)
@@ -39,7 +39,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 len(flow.tokens),
                 flow.conv_state.untyped_storage().nbytes(),
                 vocoder.store.used,
-                vocoder._streams[slots.vocoder].held.numel(),
+                vocoder._streams[handles[1]].held.numel(),
                 len(chunker._tokens),
             )
         )

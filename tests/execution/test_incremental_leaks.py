@@ -19,6 +19,7 @@ from tests.execution.rig import (
     some_tokens,
     unreferenced_evicted,
 )
+from tests.support.stages import two_stages
 from token2wav import EngineError, InputError, LimitError, Stream, StreamConfig, Token2Wav
 from token2wav.cache.block_pool import StreamBlocks
 from token2wav.execution import cached_flow
@@ -150,7 +151,7 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
 
 def test_a_vocoder_that_cannot_open_leaves_nothing(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, vocoder = parts.incremental(), StreamingVocoder(parts.hift, parts.source_noise)
-    model = Token2Wav(parts.config, engine, vocoder, FIXED)
+    model = Token2Wav(parts.config, two_stages(engine, vocoder), FIXED)
 
     def fail(*given: object, **options: object) -> None:
         raise RuntimeError("it broke")

@@ -21,7 +21,7 @@ from tests.support.packing import pad_batches
 from tests.support.recomputing import recomputing
 from tests.unit.material import one_line
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.build import load
+from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise
 from token2wav.networks.configs import ScheduleConfig
@@ -43,7 +43,7 @@ def edited(folder: Path, scheduler: str = COSINE, guidance: float = 0.7) -> Path
 def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice) -> Mel:
     """The mel of an utterance by the public call of the estimator, row by row, and Euler's rule."""
     config = CosyVoice3Config.read(folder)
-    flow, noise = load(folder, config, "flow"), load_flow_noise(folder, config)
+    flow, noise = load_network(folder, config, "flow"), load_flow_noise(folder, config)
     with torch.inference_mode():
         mu = flow.conditions(torch.from_numpy(np.concatenate((voice.prompt_tokens, TOKENS)))[None])
         cond = torch.zeros_like(mu)

@@ -20,11 +20,11 @@ from tests.support.golden import TINY
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.cache.states import SCRATCH_SLOT, StateStore
 from token2wav.errors import StreamClosedError
+from token2wav.execution import assemble
 from token2wav.execution import backends as choice
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.assemble import load_network
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import PieceShape, StreamingVocoder, likely_pieces
-from token2wav.families.cosyvoice2 import build
-from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_source_noise
 from token2wav.networks.source import F0_LOOKAHEAD, frame_sines
@@ -62,11 +62,11 @@ class Utterance:
     def mel(self) -> torch.Tensor:
         return a_mel(sum(self.lengths), self.seed).to(self.device)
 
-    def chunk(self, turn: int) -> MelChunk | None:
+    def chunk(self, turn: int) -> FrameChunk | None:
         index = turn - self.start
         if not 0 <= index < len(self.lengths):
             return None
-        return MelChunk(self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1)
+        return FrameChunk(self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1)
 
 
 def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
@@ -147,7 +147,7 @@ def test_mixed_batches(engine: StreamingVocoder) -> None:
 def test_another_geometry() -> None:
     """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half a frame."""
     config = CosyVoice3Config.read(DEMO)
-    hift, noise = load(DEMO, config, "hift"), load_source_noise(DEMO, config)
+    hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
     for engine in (StreamingVocoder(hift, noise), StreamingVocoder(hift, noise, shapes=shapes)):
         utterances = [Utterance([50, 100, 31], seed=0), Utterance([50, 2], seed=1), Utterance([5, 1], seed=2)]
@@ -217,7 +217,7 @@ def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine
     for turn in range(2):
         chunk = sound.chunk(turn)
         assert chunk is not None
-        bad, good = engine.advance([(broken, MelChunk(nan, last=False)), (other, chunk)])
+        bad, good = engine.advance([(broken, FrameChunk(nan, last=False)), (other, chunk)])
         assert not torch.isfinite(bad).any()
         sound.audio.append(good)
     check(engine, [sound])
@@ -226,23 +226,23 @@ def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine
     after = engine.open()
     assert engine._streams[after].slot == slot
     mel = a_mel(85, seed=2)
-    audio = engine.advance([(after, MelChunk(mel[:, :60], last=False))])
-    audio += engine.advance([(after, MelChunk(mel[:, 60:], last=True))])
+    audio = engine.advance([(after, FrameChunk(mel[:, :60], last=False))])
+    audio += engine.advance([(after, FrameChunk(mel[:, 60:], last=True))])
     engine.close(after)
     assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= AUDIO
 
 
 def test_handles(engine: StreamingVocoder) -> None:
     handle, mel = engine.open(), a_mel(77)
-    audio = [*engine.advance([(handle, MelChunk(mel[:, :50], last=False))])]
-    audio += engine.advance([(handle, MelChunk(mel[:, 50:], last=True))])
+    audio = [*engine.advance([(handle, FrameChunk(mel[:, :50], last=False))])]
+    audio += engine.advance([(handle, FrameChunk(mel[:, 50:], last=True))])
     assert len(torch.cat(audio)) == 77 * SAMPLES
     assert engine.open_streams == 1
     engine.close(handle)
     engine.close(handle)
     assert engine.open_streams == 0
     with pytest.raises(StreamClosedError):
-        engine.advance([(handle, MelChunk(mel, last=True))])
+        engine.advance([(handle, FrameChunk(mel, last=True))])
 
 
 # What a GPU needs: few launches, nothing of the host, and lengths that are known.
@@ -267,7 +267,7 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
     for streams in (1, 3, 4):
         handles = [engine.open() for _ in range(streams)]
         for turn, frames in enumerate((50, 100, 100)):
-            batch = [(handle, MelChunk(a_mel(frames, index), last=False)) for index, handle in enumerate(handles)]
+            batch = [(handle, FrameChunk(a_mel(frames, index), last=False)) for index, handle in enumerate(handles)]
             with Launches() as launches:
                 engine.advance(batch)
             counts[streams, turn] = launches.count
@@ -338,10 +338,10 @@ class _NoGraphs:
 
 def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the capture, which needs a GPU: lengths, engine and streams of a model as it is loaded there."""
-    monkeypatch.setattr(build, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(build, "GraphPool", _NoGraphs)
+    monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
+    monkeypatch.setattr(assemble, "GraphPool", _NoGraphs)
     # The flow runs as on a CPU: padded, its last digits would move phases, and hide what the vocoder does.
-    monkeypatch.setattr(build, "runner", lambda *given: choice.runner(*given[:4]))
+    monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:4]))
     runtime = RuntimeConfig(device="cpu", engine="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
     assert isinstance(captured.pipeline.vocoder, StreamingVocoder)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.models import SIZES, random_model
 from tests.export.rig import TINY, Export
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
-from token2wav.families import Exportable, exportable
+from token2wav.execution.assemble import Exportable, exportable
 from token2wav_export.making import Maker
 
 

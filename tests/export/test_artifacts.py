@@ -156,21 +156,21 @@ def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder
 
 
 def test_a_fingerprint_changes_with_weights_and_configuration_of_its_stage_only(model: Path) -> None:
-    flow, hift = fingerprint(model, "flow"), fingerprint(model, "hift")
-    assert (flow, hift) == (fingerprint(TINY, "flow"), fingerprint(TINY, "hift"))
+    flow, hift = fingerprint(model, "flow"), fingerprint(model, "vocoder")
+    assert (flow, hift) == (fingerprint(TINY, "flow"), fingerprint(TINY, "vocoder"))
     weights = model / "flow.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     assert fingerprint(model, "flow") != flow
-    assert fingerprint(model, "hift") == hift
+    assert fingerprint(model, "vocoder") == hift
     yaml = model / "cosyvoice3.yaml"
     yaml.write_text(yaml.read_text().replace("audio_limit: 0.99", "audio_limit: 0.9"))
-    assert fingerprint(model, "hift") != hift
+    assert fingerprint(model, "vocoder") != hift
 
 
 def test_a_model_without_weights_is_named(model: Path) -> None:
     (model / "hift.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"neither hift\.safetensors nor hift\.pt"):
-        fingerprint(model, "hift")
+        fingerprint(model, "vocoder")
 
 
 # Descriptions that were damaged.

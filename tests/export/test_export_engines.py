@@ -10,8 +10,8 @@ from tests.export.rig import Export
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError
 from token2wav.execution.artifacts import EngineFolder, Graph, Precision
+from token2wav.execution.assemble import Exportable
 from token2wav.execution.exported_graphs import Package
-from token2wav.families import Exportable
 from token2wav_export import ExportError
 from token2wav_export.engines import build_engine, build_target, load_package, version_of
 from token2wav_export.making import Maker

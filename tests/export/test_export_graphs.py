@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.export.rig import Export
-from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stem_of
-from token2wav.families import Exportable, exportable
+from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stage_of
+from token2wav.execution.assemble import Exportable, exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import CachedStep
 from token2wav_export import ExportError
@@ -59,7 +59,7 @@ def test_a_file_says_what_it_is_and_names_its_dimensions(
     assert said["graph"] == "step"
     assert said["precision"] == "float32"
     assert said["graph_version"] == str(GRAPH_VERSION)
-    assert said["fingerprint"] == fingerprint(models["tiny"], stem_of("step"))
+    assert said["fingerprint"] == fingerprint(models["tiny"], stage_of("step"))
     assert (said["opset"], said["steps"], said["guidance"]) == ("20", "10", "0.7")
     assert model.opset_import[0].version == 20
     shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}

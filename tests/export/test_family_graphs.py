@@ -17,8 +17,8 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.errors import ConfigError
 from token2wav.execution import backends
 from token2wav.execution.artifacts import EngineFolder
-from token2wav.execution.backends import Graphs
-from token2wav.execution.exported_graphs import OnnxGraph
+from token2wav.execution.backends import Backend
+from token2wav.execution.exported_graphs import OnnxModule
 from token2wav.families.cosyvoice2 import read
 from token2wav.networks.hift import HiFT
 from token2wav_export.cli import main
@@ -71,14 +71,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "stepaudio2":
         stepaudio2_model.write_model(folder, FamilyGolden("stepaudio2", "tiny"))
-        graph = OnnxGraph(
+        graph = OnnxModule(
             Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"), torch.device("cpu")
         )
     else:  # without guidance; the graph itself is CosyVoice2's, so torch runs what would be in it
         chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
         graph = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "_onnx", lambda host: Graphs("onnx", graph))
+        patch.setattr(backends, "_onnx", lambda host: Backend("onnx", graph))
         return load(folder, "torch"), load(folder, "onnx")
 
 

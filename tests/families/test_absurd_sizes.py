@@ -13,7 +13,8 @@ from tests.support import cosyvoice2_model, stepaudio2_model
 from tests.support.family_golden import FamilyGolden
 from tests.unit.material import DATA, TINY, one_line, tiny_copy
 from token2wav import CheckpointError, ConfigError
-from token2wav.families import check_folder, read_config
+from token2wav.execution.assemble import check_folder
+from token2wav.families import read_config
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.chatterbox.config import read as read_chatterbox
 from token2wav.families.streamflow.config import StreamFlowSection

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def _torch_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_torch_for_kernels")
 def test_streams_equal_the_whole(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
-    for steps, runner in (runners := model.pipeline.flow._runners).items():  # type: ignore[attr-defined]
+    for steps, runner in (runners := model.pipeline.flow._runners).items():
         step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
         runners[steps] = GraphRunner(step, BUCKETS, None)
     utterances = [(some_tokens(130), a_voice(30)), (some_tokens(28), a_voice(80)), (some_tokens(1), a_voice(0))]
@@ -92,9 +93,10 @@ def test_streams_equal_the_whole(folder: Path) -> None:
 def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     runtime = RuntimeConfig(device="cuda", engine="torch", precision=precision, cache_mib=512)  # type: ignore[arg-type]
     model, reference = Token2Wav.load(folder, runtime=runtime), Token2Wav.load(folder, runtime=CPU)
-    [runner] = model.pipeline.flow._runners.values()  # type: ignore[attr-defined]
+    [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, GraphRunner)
-    assert runner.step.memory is KernelMemory  # type: ignore[attr-defined]
+    step: Any = runner.step
+    assert step.memory is KernelMemory
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)
         [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)

@@ -20,11 +20,11 @@ from torch import nn
 from tests.support.patience import PATIENCE_SECONDS
 from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
-from token2wav.families import check_folder
-from token2wav.families.cosyvoice3.build import load
+from token2wav.execution.assemble import check_folder, load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
+from token2wav.model_config import StageName
 from token2wav.networks.hift import HiFT
 
 
@@ -49,15 +49,18 @@ def small(folder: Path) -> Path:
     return folder
 
 
+STAGES: dict[str, StageName] = {"flow": "flow", "hift": "vocoder"}  # by the stems of their files
+
+
 @pytest.fixture(scope="module")
 def reference() -> dict[str, dict[str, torch.Tensor]]:
     config = CosyVoice3Config.read(TINY)
-    return {"flow": load(TINY, config, "flow").state_dict(), "hift": load(TINY, config, "hift").state_dict()}
+    return {stem: load_network(TINY, config, stage).state_dict() for stem, stage in STAGES.items()}
 
 
 def loaded(folder: Path, stem: str) -> dict[str, torch.Tensor]:
     config = CosyVoice3Config.read(folder)
-    module: nn.Module = load(folder, config, "flow") if stem == "flow" else load(folder, config, "hift")
+    module: nn.Module = load_network(folder, config, STAGES[stem])
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
     return module.state_dict()
@@ -423,7 +426,7 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
                 damaged[at] = int(torch.randint(256, (1,), generator=generator))
             path.write_bytes(damaged)
             with pytest.raises(CheckpointError) as caught:  # even an undamaged one has the wrong names
-                load(folder, config, "flow")
+                load_network(folder, config, "flow")
             one_line(caught.value)
         path.unlink()
 

@@ -1,4 +1,7 @@
-"""A family that nothing here knows, in a distribution of its own: it is found, loaded, streamed and served."""
+"""Families that nothing here knows, in distributions of their own: they are found, loaded, streamed and served.
+
+Tone has two stages of its own. Codec has one stage, from codes to audio, and brings a network only.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from tests.server.rig import Rig
 from tests.support.batches import spoken_together
-from token2wav import ConfigError, InputError, Token2Wav, Voice
-from token2wav.families import check_folder, exportable, networks, read_config
+from token2wav import CheckpointError, ConfigError, InputError, Token2Wav, Voice
+from token2wav.execution.assemble import check_folder, exportable, family_of, flow_networks
+from token2wav.families import read_config
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-5  # of float32; phases are summed in double precision
@@ -28,14 +35,15 @@ MADE_UP = Path(__file__).with_name("made_up")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What pip would have put beside this project; here for this process."""
     site = tmp_path_factory.mktemp("site")
-    (site / "token2wav_tone").symlink_to(MADE_UP / "token2wav_tone")
-    (info := site / "token2wav_tone-1.dist-info").mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: token2wav-tone\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[token2wav.families]\ntone = token2wav_tone\n")
+    for name in ("tone", "codec"):
+        (site / f"token2wav_{name}").symlink_to(MADE_UP / f"token2wav_{name}")
+        (info := site / f"token2wav_{name}-1.dist-info").mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: token2wav-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[token2wav.families]\n{name} = token2wav_{name}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         yield site
-    for name in [name for name in sys.modules if name.startswith("token2wav_tone")]:
+    for name in [name for name in sys.modules if name.startswith(("token2wav_tone", "token2wav_codec"))]:
         del sys.modules[name]
 
 
@@ -80,8 +88,8 @@ def by_hand(tokens: NDArray[np.int32]) -> NDArray[np.float64]:
 def test_without_networks_it_is_neither_exported_nor_planned(folder: Path) -> None:
     with pytest.raises(ConfigError, match="its family runs on torch alone"):
         exportable(folder)
-    with pytest.raises(ConfigError, match="it keeps nothing in a cache"):
-        networks(read_config(folder), "float32")
+    with pytest.raises(ConfigError, match="the model has no flow with a cache"):
+        flow_networks(read_config(folder), "float32")
 
 
 def test_it_is_found_and_its_folder_checked(folder: Path) -> None:
@@ -134,4 +142,85 @@ def test_it_is_served(folder: Path, tmp_path: Path) -> None:
         audio = threads.map(lambda length: heard(rig.server.grpc_url, length), lengths)
         for length, each in zip(lengths, audio, strict=True):
             assert np.abs(each - by_hand(TOKENS[:length])).max() <= AUDIO
+        rig.wait_until_empty()
+
+
+CODES = np.random.default_rng(1).integers(0, 16, (53, 2)).astype(np.int32)
+NOBODY = Voice(np.zeros((0, 2)), np.zeros((0, 2)), np.ones(1))
+
+
+@pytest.fixture(scope="module")
+def codec_folder(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
+    folder = tmp_path_factory.mktemp("codec")
+    (folder / "codec.json").write_text("{}")
+    torch.manual_seed(0)
+    config = read_config(folder)
+    network = family_of(config).network(config, "decoder")
+    save_file(network.state_dict(), folder / "decoder.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codec(codec_folder: Path) -> Token2Wav:
+    return Token2Wav.load(codec_folder)
+
+
+@pytest.fixture(scope="module")
+def decoded(codec: Token2Wav) -> NDArray[np.float32]:
+    """Audio of all codes in one call of the network."""
+    decoder: Any = codec.pipeline.stages["decoder"]
+    audio: NDArray[np.float32] = decoder.whole(CODES).numpy()
+    assert audio.shape == (80 * len(CODES),)
+    return audio
+
+
+@pytest.mark.parametrize("portion", [1, 6, 53])
+def test_one_stage_streams(codec: Token2Wav, decoded: NDArray[np.float32], portion: int) -> None:
+    assert [*codec.pipeline.stages] == ["decoder"]
+    with codec.stream(NOBODY) as stream:
+        chunks = [chunk for at in range(0, 53, portion) for chunk in stream.push(CODES[at : at + portion])]
+        chunks += stream.finish()
+    assert len(chunks) > 1
+    assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - decoded).max() <= AUDIO
+    assert codec.pipeline.open_streams == 0
+
+
+def test_one_stage_batches_equal_each_alone(codec: Token2Wav) -> None:
+    decoder: Any = codec.pipeline.stages["decoder"]
+    lengths = (53, 3, 20)
+    audio = spoken_together(codec.pipeline, [(NOBODY, CODES[:length], 0) for length in lengths])
+    for length, heard in zip(lengths, audio, strict=True):
+        assert np.abs(heard - decoder.whole(CODES[:length]).numpy()).max() <= AUDIO
+
+
+def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="flow: this model has no such stage; it has decoder"):
+        codec.mel(CODES, NOBODY)
+    with pytest.raises(ConfigError, match="vocoder: this model has no such stage; it has decoder"):
+        codec.vocode(np.zeros((2, 5), np.float32))
+    with pytest.raises(InputError, match=r"tokens: shape \(3,\), expected \(tokens, 2\)"):
+        codec.synthesize([1, 2, 3], NOBODY)
+    check_folder(codec_folder)
+    (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"neither decoder\.safetensors nor decoder\.pt is there"):
+        check_folder(codec_folder)
+    (codec_folder / "elsewhere").rename(broken)
+
+
+@pytest.mark.usefixtures("_environment")
+def test_one_stage_is_served(codec_folder: Path, codec: Token2Wav, tmp_path: Path) -> None:
+    decoder: Any = codec.pipeline.stages["decoder"]
+    nobody = ClientVoice(NOBODY.prompt_tokens, NOBODY.prompt_mel, NOBODY.speaker_embedding)
+
+    def heard(url: str, length: int) -> NDArray[np.float32]:
+        with Client(url) as client:
+            chunks = list(client.synthesize(np.array_split(CODES[:length], 3), nobody))
+        return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
+
+    with Rig.start(codec_folder, tmp_path) as rig, ThreadPoolExecutor(3) as threads:
+        lengths = (53, 4, 20)
+        audio = threads.map(lambda length: heard(rig.server.grpc_url, length), lengths)
+        for length, each in zip(lengths, audio, strict=True):
+            assert np.abs(each - decoder.whole(CODES[:length]).numpy()).max() <= AUDIO
+        assert 'token2wav_chunk_seconds_count{stage="decoder"}' in rig.metrics()
         rig.wait_until_empty()

@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.material import FULL_SIZE, TINY, one_line
 from token2wav import ConfigError
-from token2wav.families import check_folder, read_config
+from token2wav.execution.assemble import check_folder
+from token2wav.families import read_config
 from token2wav.families.cosyvoice3.config import CosyVoice3Config, FlowConfig
 from token2wav.networks.configs import EstimatorConfig, HiFTConfig
 

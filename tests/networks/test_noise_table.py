@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.material import TINY
-from token2wav.families.cosyvoice3.build import load
+from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks import noise as module
 from token2wav.networks.noise import NoiseTable, SourceNoise
@@ -20,7 +20,7 @@ ROUNDING = 1e-6  # a product of 9 numbers below 1 with weights about 1, summed i
 
 @pytest.fixture(scope="module")
 def source() -> HarmonicSource:
-    return load(TINY, CosyVoice3Config.read(TINY), "hift").m_source
+    return load_network(TINY, CosyVoice3Config.read(TINY), "vocoder").m_source
 
 
 @pytest.fixture

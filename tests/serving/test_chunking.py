@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.unit.material import TINY, demo_voice, schedule_of
 from token2wav import ConfigError, InputError, StreamConfig
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.chunking import Chunker, HopSchedule, checked_tokens
 from token2wav.serving.clocks import Playback
@@ -49,9 +49,9 @@ def numbered(count: int, start: int = 0) -> NDArray[np.int32]:
     return np.arange(start, start + count, dtype=np.int32)
 
 
-def run(chunker: Chunker, portions: Iterable[int]) -> list[FlowChunk]:
+def run(chunker: Chunker, portions: Iterable[int]) -> list[TokenChunk]:
     """Pushes portions of numbered tokens and ends; every chunk runs as soon as it can."""
-    chunks: list[FlowChunk] = []
+    chunks: list[TokenChunk] = []
     at = 0
 
     def drain() -> None:
@@ -68,7 +68,7 @@ def run(chunker: Chunker, portions: Iterable[int]) -> list[FlowChunk]:
     return chunks
 
 
-def ranges(chunks: Iterable[FlowChunk]) -> list[tuple[int, int, bool]]:
+def ranges(chunks: Iterable[TokenChunk]) -> list[tuple[int, int, bool]]:
     return [(chunk.start, chunk.stop, chunk.last) for chunk in chunks]
 
 

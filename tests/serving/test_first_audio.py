@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.execution.rig import AUDIO, MEL, FlowStream, Mel, Parts, a_voice, off, portions, some_tokens
+from tests.support.stages import two_stages
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
 from token2wav.execution.stages import FlowStage
@@ -139,7 +140,9 @@ def test_the_audio_is_that_of_the_mel_that_was_spoken(parts: Parts, sizes: list[
 def test_all_tokens_at_once_are_spoken_exactly(parts: Parts) -> None:
     early, late = (
         Token2Wav(
-            parts.config, parts.incremental(), parts.model(parts.recompute()).recorder, StreamConfig(first_tokens=n)
+            parts.config,
+            two_stages(parts.incremental(), parts.model(parts.recompute()).recorder),
+            StreamConfig(first_tokens=n),
         )
         for n in (8, 0)
     )

@@ -15,7 +15,7 @@ from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.serving.audio_output import AudioOutput
 from token2wav.serving.chunking import Chunker
 from token2wav.serving.clocks import Playback
-from token2wav.serving.request import Request, Slots, Status
+from token2wav.serving.request import Request, Status
 from token2wav.serving.scheduler import Scheduler
 
 CONFIG = CosyVoice3Config.read(TINY)
@@ -35,7 +35,7 @@ class Rig:
 
     def opened(self) -> Request:
         request = self.admitted()
-        request.slots = Slots(1, 1)
+        request.handles = (1, 1)
         return request
 
     def push(self, request: Request, count: int, *, end: bool = False, keep_open: bool = False) -> list[int]:

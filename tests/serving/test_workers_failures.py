@@ -25,10 +25,11 @@ from tests.serving.replies import (
     until,
 )
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.stages import two_stages
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
-from token2wav.execution.stages import FlowChunk, FlowStage, MelChunk, Stage, VocoderStage
+from token2wav.execution.stages import FlowStage, FrameChunk, StatefulStage, TokenChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.serving import pipeline
 from token2wav.serving.request import Reply, Request
@@ -153,25 +154,25 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     assert model.pipeline.open_streams == 0
 
 
-class FlowWithoutLookahead(Stage[Voice], FlowStage):
+class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
     """Flow that needs no token after a chunk, so that at a chunk's border nothing is left for the last one."""
 
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.keep(voice)
+        return self.register(voice)
 
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         return [torch.zeros(1, 2 * (chunk.stop - chunk.start)) for _, chunk in batch]
 
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         return torch.zeros(1, 2 * len(tokens))
 
 
-class TenSamplesOfEachFrame(Stage[None], VocoderStage):
-    def open(self) -> int:
-        return self.keep(None)
+class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
+    def open(self, voice: Voice, steps: int = 0) -> int:
+        return self.register(None)
 
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        return [self.whole(chunk.mel) for _, chunk in batch]
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+        return [self.whole(chunk.frames) for _, chunk in batch]
 
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         return mel[0].repeat_interleave(10)
@@ -188,7 +189,7 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(make: Make, caplog: pytest.
         sample_rate=500,
         samples_per_token=20,
     )
-    workers = make(Token2Wav(config, FlowWithoutLookahead(), TenSamplesOfEachFrame(), WHOLE_BLOCKS))
+    workers = make(Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS))
     utterance = workers.open(Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32)))
     first, end = RecordingReply(), RecordingReply()
     workers.push(utterance, np.arange(5), first, end=False)

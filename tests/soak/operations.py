@@ -47,7 +47,7 @@ from token2wav import (
 )
 from token2wav.config import LimitConfig
 from token2wav.execution.cached_flow import CachedFlow
-from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.pipeline import Timed
 from token2wav.serving.request import Request
@@ -168,7 +168,7 @@ class Round:
         self._faults.inject(vocoder.store, "take", share=FAULTS_OF_OPENING)
         for runner in flow._runners.values():
             self._faults.inject(runner, "run")
-        self._chunks: dict[Request, list[FlowChunk]] = {}
+        self._chunks: dict[Request, list[TokenChunk]] = {}
         self._note_chunks()
         self._voices = [a_voice(prompt) for prompt in PROMPTS]
         self._open: list[Utterance] = []  # of all threads, for others to cancel
@@ -396,14 +396,14 @@ class Round:
         with self._comparing:
             return self._oracle.vocode(self._oracle.mel(tokens, voice))
 
-    def _spoken(self, voice: Voice, chunks: Sequence[FlowChunk]) -> Audio:
+    def _spoken(self, voice: Voice, chunks: Sequence[TokenChunk]) -> Audio:
         """Computes chunks once more, alone on engines that do not fail."""
         pipeline, ratio = self._oracle.pipeline, self._oracle.config.token_mel_ratio
         with self._comparing, pipeline.running():
             flow, vocoder, audio = pipeline.flow.open(voice), pipeline.vocoder.open(), list[Audio]()
             for chunk in chunks:
                 [mel] = pipeline.flow.advance([(flow, chunk)])
-                [samples] = pipeline.vocoder.advance([(vocoder, MelChunk(mel[:, ratio * chunk.skip :], chunk.last))])
+                [samples] = pipeline.vocoder.advance([(vocoder, FrameChunk(mel[:, ratio * chunk.skip :], chunk.last))])
                 audio.append(samples.numpy())
             pipeline.flow.close(flow)
             pipeline.vocoder.close(vocoder)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.batches import WHOLE_BLOCKS
+from tests.support.stages import two_stages
 from token2wav import StreamConfig, Token2Wav
+from token2wav.execution.assemble import load_network
 from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
 from token2wav.families import read_config
 from token2wav.families.bigvgan.network import BigVGAN
-from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.ode import EulerSolver
 
@@ -18,10 +19,11 @@ from token2wav.networks.ode import EulerSolver
 def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
     config: Any = read_config(folder)
     stream = stream or WHOLE_BLOCKS
-    flow, vocoder = load(folder, config, "flow"), load(folder, config, "hift")
+    flow, vocoder = load_network(folder, config, "flow"), load_network(folder, config, "vocoder")
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
     solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
     engine = RecomputeFlow(config, flow, load_flow_noise(folder, config), solvers, left_blocks=config.window(stream))
     if isinstance(vocoder, BigVGAN):
-        return Token2Wav(config, engine, RecomputeVocoder(vocoder), stream)
-    return Token2Wav(config, engine, RecomputeVocoder(vocoder, load_source_noise(folder, config)), stream)
+        return Token2Wav(config, two_stages(engine, RecomputeVocoder(vocoder)), stream)
+    noise = load_source_noise(folder, config)
+    return Token2Wav(config, two_stages(engine, RecomputeVocoder(vocoder, noise)), stream)

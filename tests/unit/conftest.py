@@ -9,9 +9,10 @@ import torch
 from tests.serving.replies import Expected
 from tests.support.batches import WHOLE_BLOCKS
 from tests.support.flows import cached_flow
+from tests.support.stages import two_stages
 from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice
 from token2wav import RuntimeConfig, Token2Wav, Voice
-from token2wav.families.cosyvoice3.build import load
+from token2wav.execution.assemble import load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
 from token2wav.networks.ode import EulerSolver
@@ -50,11 +51,11 @@ def expected(loaded_model: Token2Wav, voice: Voice) -> Expected:
 @pytest.fixture(scope="session")
 def _faulty(config: CosyVoice3Config) -> tuple[Token2Wav, FaultyVocoder]:
     flow_noise, source_noise = load_flow_noise(TINY, config), load_source_noise(TINY, config)
-    vocoder = FaultyVocoder(load(TINY, config, "hift"), source_noise)
-    flow = load(TINY, config, "flow")
+    vocoder = FaultyVocoder(load_network(TINY, config, "vocoder"), source_noise)
+    flow = load_network(TINY, config, "flow")
     solver = EulerSolver(flow.estimator, config.ode_steps, config.flow.inference_cfg_rate)
     engine = cached_flow(config, flow, flow_noise, {config.ode_steps: solver}, pages=65)
-    return Token2Wav(config, engine, vocoder, WHOLE_BLOCKS), vocoder
+    return Token2Wav(config, two_stages(engine, vocoder), WHOLE_BLOCKS), vocoder
 
 
 @pytest.fixture

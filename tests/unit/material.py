@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.batches import WHOLE_BLOCKS
 from token2wav import Voice
 from token2wav.config import StreamConfig
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.model_config import ModelConfig
 from token2wav.networks.hift import HiFT
@@ -101,7 +101,7 @@ class FaultyVocoder:
             raise self.open_fault
         return self._stage.open()
 
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         fault, self.fault = self.fault, None
         if isinstance(fault, BaseException):
             raise fault

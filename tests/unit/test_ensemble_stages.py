@@ -13,7 +13,7 @@ from tests.unit.material import TINY, FaultyVocoder, demo_tokens, demo_voice, sc
 from token2wav import AudioChunk, Token2Wav, Voice
 from token2wav.config import StreamConfig
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.serving.audio_output import AudioFormat
 from token2wav.serving.chunking import Chunker
 from token2wav_server.ensemble.ordered_stage import Label
@@ -41,13 +41,13 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
     assert len(chunks) > 1
     flow_state, vocoder_state = (
         flow.open(LABEL, chunks[0]),
-        vocoder.open(LABEL, MelChunk(torch.zeros(80, 0), last=False)),
+        vocoder.open(LABEL, FrameChunk(torch.zeros(80, 0), last=False)),
     )
     audio = []
     for content in chunks:
         [mel] = flow.advance([(flow_state, content)])
         assert not isinstance(mel, EngineError)
-        [chunk] = vocoder.advance([(vocoder_state, MelChunk(torch.from_numpy(mel).T, content.chunk.last))])
+        [chunk] = vocoder.advance([(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))])
         assert isinstance(chunk, AudioChunk)
         audio.append(chunk.audio)
     flow.close(flow_state)
@@ -58,7 +58,7 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
 def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
     model, engine = faulty
     stage = VocoderStage(model)
-    mel = MelChunk(torch.zeros(80, 40), last=True)
+    mel = FrameChunk(torch.zeros(80, 40), last=True)
     states = [stage.open(LABEL, mel) for _ in range(2)]
     engine.fault = float("nan")
     broken, whole = stage.advance([(state, mel) for state in states])
@@ -72,7 +72,7 @@ def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav
 def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
     flow = FlowStage(model)
     with pytest.raises(StreamClosedError, match="first chunk came without a voice"):
-        flow.open(LABEL, FlowContent(FlowChunk(demo_tokens(28), 0, 0, 25, last=False), None))
+        flow.open(LABEL, FlowContent(TokenChunk(demo_tokens(28), 0, 0, 25, last=False), None))
 
 
 @pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])
@@ -81,7 +81,7 @@ def test_held_back_is_what_the_vocoder_does_not_send(hold_frames: int, trim_sile
     stream = StreamConfig(hold_frames=hold_frames)
     model = Token2Wav.load(TINY, stream=stream)
     stage = VocoderStage(model)
-    mel = MelChunk(torch.zeros(80, 50), last=False)
+    mel = FrameChunk(torch.zeros(80, 50), last=False)
     state = stage.open(LABEL, mel)
     [chunk] = stage.advance([(state, mel)])
     stage.close(state)

@@ -25,7 +25,7 @@ from token2wav.config import config_hash
 from token2wav.config.values import from_mapping
 from token2wav.errors import ArtifactError, CheckpointError, ConfigError
 from token2wav.families import read_config
-from token2wav.model_config import Stem
+from token2wav.model_config import StageName
 
 Graph = Literal["step", "estimator-streaming", "estimator-full", "vocoder", "vocoder-whole"]
 Precision = Literal["float32", "float16"]
@@ -72,7 +72,7 @@ class Artifact:
         return self.graph, self.precision, self.backend, sorted(self.target.items())
 
 
-def fingerprint(model_folder: Path, stem: Stem) -> str:
+def fingerprint(model_folder: Path, stage: StageName) -> str:
     """Returns hexadecimal digits that change with the weights of a stage or its part of the configuration.
 
     Raises:
@@ -80,18 +80,18 @@ def fingerprint(model_folder: Path, stem: Stem) -> str:
         CheckpointError: there are no weights, or they cannot be read.
     """
     config = read_config(model_folder)
-    path = config.weights_file(model_folder, stem)
+    path = config.weights_file(model_folder, stage)
     try:
         status = path.stat()
         digest = _digest(path.resolve(), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    return f"{config_hash(config.part(stem))}-{digest}"
+    return f"{config_hash(config.stage_config(stage))}-{digest}"
 
 
-def stem_of(graph: Graph) -> Stem:
+def stage_of(graph: Graph) -> StageName:
     """Returns the stage whose weights a graph holds."""
-    return "hift" if graph.startswith("vocoder") else "flow"
+    return "vocoder" if graph.startswith("vocoder") else "flow"
 
 
 @lru_cache
@@ -183,7 +183,7 @@ class EngineFolder:
                 return f"{name} has {found} bytes instead of {size}"
         if artifact.graph_version != GRAPH_VERSION:
             return f"its inputs and outputs are of version {artifact.graph_version}, not {GRAPH_VERSION}"
-        if artifact.fingerprint != fingerprint(model_folder, stem_of(artifact.graph)):
+        if artifact.fingerprint != fingerprint(model_folder, stage_of(artifact.graph)):
             return f"it was made from another checkpoint than the one in {model_folder}"
         for package, version in (versions or {}).items():
             if (made_by := artifact.versions.get(package)) != version:

@@ -12,21 +12,19 @@ from pathlib import Path
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.exported_graphs import PACKAGES, OnnxGraph, TensorRTGraph, check_provider, package, target_of
+from token2wav.execution.exported_graphs import PACKAGES, OnnxModule, TensorRTModule, check_provider, package, target_of
 from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
-from token2wav.execution.step import StepFunction, StepGraph, TorchStep
+from token2wav.execution.step import ExportedModule, StepMaker, TorchStep
 from token2wav.networks.estimator import Estimator
 from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
-
-StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
 
 # Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
 # than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
@@ -45,8 +43,8 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 
 @dataclass(frozen=True)
-class Host:
-    """Host that a backend is chosen for: a model's folder, the runtime's configuration, and the device of these."""
+class LoadContext:
+    """Context in which a model is loaded: its folder, the settings of the runtime, and the device that they name."""
 
     folder: Path
     runtime: RuntimeConfig
@@ -64,32 +62,36 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """Graphs that were found for a backend; None of what torch runs."""
+class Backend:
+    """Backend of a model, with the exported modules that it runs; torch runs every network that has none."""
 
-    backend: BackendName
-    step: StepGraph | None = None
-    vocoder: StepGraph | None = None
+    name: BackendName
+    step: ExportedModule | None = None
+    vocoder: ExportedModule | None = None
 
 
-def choose(host: Host, stream: StreamConfig) -> Graphs:
-    """The backend of a host, with its graphs loaded; torch for `stream.reference`.
+def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
+    """Chooses the backend: the one that the settings name, or the fastest for which everything is there.
+
+    Args:
+        context: folder, settings and device.
+        torch_only: name of a feature that runs on torch alone; empty for none.
 
     Raises:
-        ConfigError: the backend that the configuration names cannot run here, or not this.
+        ConfigError: the backend that the settings name cannot run here, or not with that feature.
     """
-    if stream.reference:
-        if host.runtime.engine not in ("auto", "torch"):
-            raise ConfigError(f"runtime.engine: {host.runtime.engine} does not run stream.reference; take torch")
-        return Graphs("torch")
-    loaders: dict[BackendName, Callable[[], Graphs]] = {
-        "torch": lambda: Graphs("torch"),
-        "onnx": lambda: _onnx(host),
-        "tensorrt": lambda: _tensorrt(host),
+    if torch_only:
+        if context.runtime.engine not in ("auto", "torch"):
+            raise ConfigError(f"runtime.engine: {context.runtime.engine} does not run {torch_only}; take torch")
+        return Backend("torch")
+    loaders: dict[BackendName, Callable[[], Backend]] = {
+        "torch": lambda: Backend("torch"),
+        "onnx": lambda: _onnx(context),
+        "tensorrt": lambda: _tensorrt(context),
     }
-    if host.runtime.engine != "auto":
-        return loaders[host.runtime.engine]()
-    for name in _ORDER[host.device.type]:
+    if context.runtime.engine != "auto":
+        return loaders[context.runtime.engine]()
+    for name in _ORDER[context.device.type]:
         try:
             return loaders[name]()
         except ConfigError as error:
@@ -98,21 +100,29 @@ def choose(host: Host, stream: StreamConfig) -> Graphs:
 
 
 def runner(
-    graphs: Graphs,
+    backend: Backend,
     parts: tuple[Estimator, OdeTables, PagedKVCache],
     longest_blocks: int,
-    kernels: StepMaker | None = None,
+    kernel_step: StepMaker | None = None,
     pool: GraphPool | None = None,
 ) -> Runner:
-    """Makes the runner of chunks on the backend that was chosen, in CUDA graphs if there is a pool for them."""
-    if graphs.step is None:
+    """Makes the runner of a flow's chunks on a backend, in CUDA graphs if there is a pool for them.
+
+    Args:
+        backend: backend that was chosen.
+        parts: estimator, tables of its schedule, and the cache.
+        longest_blocks: blocks of the longest chunk.
+        kernel_step: makes the family's own step function on kernels; None for the network on the attention kernel.
+        pool: memory pool of the CUDA graphs; None to run eagerly.
+    """
+    if backend.step is None:
         if pool is None or not kernels_run(parts[-1]):
             return Runner(TorchStep(*parts))
-        step = kernels(*parts) if kernels else TorchStep(*parts, kernels=True)
+        step = kernel_step(*parts) if kernel_step else TorchStep(*parts, kernels=True)
         buckets = [BatchSize(blocks, 1, _PAST) for blocks in _BLOCKS]
     else:
-        step, buckets = ExportedStep(*parts, graphs.step), exported_buckets(longest_blocks)
-        if pool is None or graphs.backend == "onnx":
+        step, buckets = ExportedStep(*parts, backend.step), exported_buckets(longest_blocks)
+        if pool is None or backend.name == "onnx":
             return Runner(step)
     log.info("the flow runs as %s in %d CUDA graphs", type(step).__name__, len(buckets))
     return GraphRunner(step, buckets, pool)
@@ -145,27 +155,28 @@ def _triton_compiles() -> bool:
     return True
 
 
-def _onnx(host: Host) -> Graphs:
+def _onnx(context: LoadContext) -> Backend:
     if importlib.util.find_spec("onnxruntime") is None:
-        extra = "onnx-gpu" if host.device.type == "cuda" else "onnx"
+        extra = "onnx-gpu" if context.device.type == "cuda" else "onnx"
         raise EngineUnavailableError(f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'")
-    check_provider(host.device)
-    step = host.engines.find("step", host.precision, "onnx", model_folder=host.folder)
-    vocoder = host.engines.find("vocoder", "float32", "onnx", model_folder=host.folder)
-    return Graphs("onnx", *(OnnxGraph(path, host.device) for path in (step, vocoder)))
+    check_provider(context.device)
+    step = context.engines.find("step", context.precision, "onnx", model_folder=context.folder)
+    vocoder = context.engines.find("vocoder", "float32", "onnx", model_folder=context.folder)
+    return Backend("onnx", *(OnnxModule(path, context.device) for path in (step, vocoder)))
 
 
-def _tensorrt(host: Host) -> Graphs:
-    if host.device.type != "cuda":
-        raise EngineUnavailableError(f"tensorrt runs on NVIDIA GPUs, and the device is {host.device}")
+def _tensorrt(context: LoadContext) -> Backend:
+    if context.device.type != "cuda":
+        raise EngineUnavailableError(f"tensorrt runs on NVIDIA GPUs, and the device is {context.device}")
     problems = []
     for name in PACKAGES:
         try:
             versions: dict[str, str] = {name: package(name).__version__}
-            step = host.engines.find(
-                "step", host.precision, name, model_folder=host.folder, versions=versions, target=target_of(host.device)
+            target = target_of(context.device)
+            step = context.engines.find(
+                "step", context.precision, name, model_folder=context.folder, versions=versions, target=target
             )
-            return Graphs("tensorrt", TensorRTGraph(step, name))
+            return Backend("tensorrt", TensorRTModule(step, name))
         except ConfigError as error:
             problems.append(str(error))
     raise EngineUnavailableError("; ".join(problems))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +22,6 @@ LAST = 5  # 1 for the last block of a chunk
 ABSENT = 6  # frames at the stream's start that there are not; they are in the first page
 VISIBLE = 7  # pages that it sees, with those after its own in a joined chunk
 HEADER = 8
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,21 +202,3 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
 def conv_states(chunks: int, layout: CacheLayout, device: torch.device) -> torch.Tensor:
     """Tensor that `Batch` takes as `conv_state`."""
     return torch.zeros(chunks, layout.steps, *layout.conv_state, device=device)
-
-
-def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
-    """Indices of items with equal keys, in the order in which they appear."""
-    groups: dict[Hashable, list[int]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(key(item), []).append(index)
-    return list(groups.values())
-
-
-def in_groups(
-    items: Sequence[Item], key: Callable[[Item], Hashable], run: Callable[[list[Item]], Sequence[Result]]
-) -> list[Result]:
-    """Results of all items, in order, where `run` takes those with equal keys together and returns one for each."""
-    results: dict[int, Result] = {}
-    for members in groups_of(items, key):
-        results.update(zip(members, run([items[index] for index in members]), strict=True))
-    return [results[index] for index in range(len(items))]

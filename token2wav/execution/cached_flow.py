@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache, StreamBlocks
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.errors import EngineError, StreamClosedError
-from token2wav.execution.batch import ChunkInput, in_groups
+from token2wav.execution.batch import ChunkInput
 from token2wav.execution.recompute import RecomputeFlow, stream_mask
 from token2wav.execution.runner import Runner
-from token2wav.execution.stages import CacheUsage, FlowChunk, FlowStage, Stage
+from token2wav.execution.stages import CacheUsage, FlowStage, StatefulStage, TokenChunk
+from token2wav.networks.grouping import map_grouped
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
@@ -61,7 +62,7 @@ class _Stream:
     closed: bool = False
 
 
-class CachedFlow(Stage[_Stream], FlowStage):
+class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
@@ -115,12 +116,12 @@ class CachedFlow(Stage[_Stream], FlowStage):
             taken.callback(blocks.release)
             next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
             states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
-            handle = self.keep(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+            handle = self.register(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
             taken.pop_all()
             return handle
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         streams = self._enter([handle for handle, _ in batch])
         try:
             return self._advance(streams, [chunk for _, chunk in batch])
@@ -165,13 +166,13 @@ class CachedFlow(Stage[_Stream], FlowStage):
         for stream in closed:
             self._release(stream)
 
-    def _advance(self, streams: list[_Stream], chunks: list[FlowChunk]) -> list[torch.Tensor]:
+    def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
         running = zip(map(self._encoder_state, streams, chunks), chunks, strict=True)
         inputs = [
             self._next_input(*each) for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
         ]
         ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
-        computed = iter(in_groups(ready, lambda each: each[0], self._run))
+        computed = iter(map_grouped(ready, lambda each: each[0], self._run))
         mels = []
         for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
             mel = self._recomputed(stream, chunk) if given is None else next(computed)
@@ -188,7 +189,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
                 stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
         return mels
 
-    def _encoder_state(self, stream: _Stream, chunk: FlowChunk) -> Any:
+    def _encoder_state(self, stream: _Stream, chunk: TokenChunk) -> Any:
         if not chunk.provisional:
             return stream.encoder_state
         return self._encoder.fork(stream.encoder_state, stream_mask(self._config, stream.voice, self._left_blocks))
@@ -197,7 +198,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
         """Mels of chunks with as many steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _next_input(self, stream: _Stream, chunk: FlowChunk, mu: torch.Tensor) -> ChunkInput | None:
+    def _next_input(self, stream: _Stream, chunk: TokenChunk, mu: torch.Tensor) -> ChunkInput | None:
         """Input of a chunk's computation, or None if the stream must go on without the cache."""
         first_frame = self._config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
@@ -211,7 +212,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
             return None
 
     def _input(
-        self, chunk: FlowChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
+        self, chunk: TokenChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
     ) -> ChunkInput:
         """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
         start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
@@ -245,7 +246,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
             for start in range(0, prefix, hop):
                 stop, left = min(prefix, start + hop), min(config.lookbehind_tokens, start)
                 window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
-                chunk = FlowChunk(window, left, start, stop, last=False)
+                chunk = TokenChunk(window, left, start, stop, last=False)
                 [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
                 self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
         except BaseException:
@@ -254,7 +255,7 @@ class CachedFlow(Stage[_Stream], FlowStage):
         prompt.pages = blocks.own
         return prompt
 
-    def _recomputed(self, stream: _Stream, chunk: FlowChunk) -> torch.Tensor:
+    def _recomputed(self, stream: _Stream, chunk: TokenChunk) -> torch.Tensor:
         """Mel of a chunk without the cache; a stream's first one gives up all of its pages."""
         if stream.recomputing is None:
             self._release_pages(stream)

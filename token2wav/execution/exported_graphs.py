@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from token2wav.errors import EngineError, EngineUnavailableError
-from token2wav.execution.step import StepGraph
+from token2wav.execution.step import ExportedModule
 from token2wav.networks.hift import HiFT
 from token2wav.networks.streaming import StateSpec, Streaming, StreamStep, VocoderNetwork, state_specs
 
@@ -34,7 +34,7 @@ def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
 class ExportedVocoder:
     """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the states."""
 
-    def __init__(self, graph: StepGraph, vocoder: VocoderNetwork) -> None:
+    def __init__(self, graph: ExportedModule, vocoder: VocoderNetwork) -> None:
         self._graph = graph
         self._shape = (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
         self._specs = exported_states(vocoder)
@@ -74,7 +74,7 @@ def check_provider(device: torch.device) -> None:
         )
 
 
-class OnnxGraph:
+class OnnxModule:
     """Graph that runs on torch's tensors; its weights lie beside it."""
 
     def __init__(self, path: Path, device: torch.device) -> None:
@@ -146,7 +146,7 @@ def target_of(device: torch.device) -> dict[str, str]:
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
 
-class TensorRTGraph:
+class TensorRTModule:
     """An engine that runs on torch's tensors, launched on torch's current stream.
 
     Every combination of shapes has an execution context of its own, because a captured CUDA graph keeps using the

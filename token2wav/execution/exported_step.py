@@ -13,7 +13,7 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import ABSENT, HEADER, SEEN, START, VALID, VISIBLE, Batch
-from token2wav.execution.step import StepFunction, StepGraph, Velocity
+from token2wav.execution.step import ExportedModule, StepFunction, Velocity
 from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep, Estimator, cache_names
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
@@ -43,7 +43,7 @@ class ExportedStep(StepFunction):
     aligned = True
 
     def __init__(
-        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, graph: StepGraph | None = None
+        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, graph: ExportedModule | None = None
     ) -> None:
         super().__init__(estimator, tables, cache)
         self._torch = TorchGraph(estimator)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, MelChunk, Stage, VocoderStage
+from token2wav.execution.stages import Encoder, FlowStage, FrameChunk, StatefulStage, TokenChunk, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise, SourceNoise
@@ -36,7 +36,7 @@ def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> Blo
     return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
-class RecomputeFlow(Stage[_History], FlowStage):
+class RecomputeFlow(StatefulStage[_History], FlowStage):
     """Runs every chunk as one call of the estimator on the utterance so far.
 
     Args:
@@ -72,19 +72,19 @@ class RecomputeFlow(Stage[_History], FlowStage):
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
         """Starts in the middle of an utterance: `tokens` are all before the next chunk, the prompt's first."""
-        return self.keep(_History(steps or self._usual, voice, tokens))
+        return self.register(_History(steps or self._usual, voice, tokens))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         tokens = np.concatenate((voice.prompt_tokens, tokens))
-        chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+        chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
         return self._solve(voice, steps or self._usual, chunk, full=not streaming)[:, len(voice.prompt_mel) :]
 
-    def _advance_one(self, history: _History, chunk: FlowChunk) -> torch.Tensor:
+    def _advance_one(self, history: _History, chunk: TokenChunk) -> torch.Tensor:
         if len(history.tokens) != chunk.start:
             raise EngineError(f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed")
         tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
@@ -92,12 +92,12 @@ class RecomputeFlow(Stage[_History], FlowStage):
             history.tokens = tokens[: chunk.stop]
         # A window is computed to its end, as if the utterance ended there.
         stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
-        whole = FlowChunk(tokens, left=0, start=0, stop=stop, last=last)
+        whole = TokenChunk(tokens, left=0, start=0, stop=stop, last=last)
         full = self._windows or (chunk.last and self._full_tail)
         mel, ratio = self._solve(history.voice, history.steps, whole, full=full), self.config.token_mel_ratio
         return mel[:, ratio * chunk.start : ratio * chunk.stop]
 
-    def _solve(self, voice: Voice, steps: int, chunk: FlowChunk, *, full: bool) -> torch.Tensor:
+    def _solve(self, voice: Voice, steps: int, chunk: TokenChunk, *, full: bool) -> torch.Tensor:
         """(bands, frames) of an utterance's tokens from its start."""
         mask = None if full else stream_mask(self.config, voice, self.left_blocks)
         [mu] = self.encoder.encode([(self.encoder.start(voice, mask), chunk)])
@@ -121,7 +121,7 @@ class _Mel:
     speech_offset: int = 0  # samples already sent
 
 
-class RecomputeVocoder(Stage[_Mel], VocoderStage):
+class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
     """Vocodes the whole mel so far for every chunk and cuts off what was sent before.
 
     Args:
@@ -133,19 +133,19 @@ class RecomputeVocoder(Stage[_Mel], VocoderStage):
         super().__init__()
         self._net, self._noise, self._phase = network, noise, phase
 
-    def open(self) -> int:
-        return self.keep(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+        return self.register(_Mel(torch.empty(self._net.bands, 0, device=self._net.device)))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         return self._net.vocode(mel.to(self._net.device)[None], self._noise, phase=self._phase)[0]
 
-    def _advance_one(self, history: _Mel, chunk: MelChunk) -> torch.Tensor:
-        history.mel = torch.cat((history.mel, chunk.mel.to(self._net.device)), dim=1)
+    def _advance_one(self, history: _Mel, chunk: FrameChunk) -> torch.Tensor:
+        history.mel = torch.cat((history.mel, chunk.frames.to(self._net.device)), dim=1)
         if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
             return history.mel.new_empty(0)
         audio = self.whole(history.mel)

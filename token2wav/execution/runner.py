@@ -10,8 +10,9 @@ from functools import partial
 
 import torch
 
-from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states, in_groups
+from token2wav.execution.batch import Batch, BatchSize, ChunkInput, conv_states
 from token2wav.execution.step import StepFunction
+from token2wav.networks.grouping import map_grouped
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # 0 runs everything step by step, to debug
 _WARM_UPS = 2  # libraries choose kernels and take workspaces in the first calls, which must not be recorded
@@ -69,7 +70,7 @@ class Runner:
     def run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
         """Mel of every chunk, (bands, frames) float32, whatever else is in the batch."""
         if self.step.aligned:
-            return in_groups(chunks, lambda chunk: len(chunk.tables), self._run)
+            return map_grouped(chunks, lambda chunk: len(chunk.tables), self._run)
         return self._run(chunks) if chunks else []
 
     def _run(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ A stage works on chunks, not on layers, so that it may run all ODE steps as one 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.cache.paged_kv_cache import CacheLayout
 from token2wav.errors import StreamClosedError
-from token2wav.networks.configs import ScheduleConfig
+from token2wav.model_config import StageName
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
 
@@ -27,89 +26,113 @@ State = TypeVar("State")
 
 
 @dataclass(frozen=True, eq=False)
-class FlowChunk:
-    """The next piece of an utterance. Positions are tokens counted from the first prompt token.
+class TokenChunk:
+    """Next tokens of an utterance, for the first stage. Positions are tokens counted from the first prompt token.
 
-    `tokens` are (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
-    before it and `right` that follow (the look-ahead; none if `last`). Nothing is kept of a `provisional` chunk, whose
-    last block is not complete: the next chunk starts where it did.
+    Attributes:
+        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
+            before it and `right` tokens of look-ahead after it; no look-ahead if `last`.
+        left: number of tokens before the chunk.
+        start: position of its first token: the stop of the last chunk that was not provisional, or the prefix length of
+            the voice.
+        stop: position after its last token; a multiple of the attention block unless `last` or `provisional`.
+        last: whether the utterance ends here.
+        skip: tokens at its start that belong to the prompt, or were spoken already.
+        provisional: whether its last block is incomplete. Nothing of such a chunk is stored: the next chunk starts at
+            the same position.
     """
 
     tokens: NDArray[np.int32]
     left: int
-    start: int  # the stop of the chunk before that was kept, or the prefix length of the voice
-    stop: int  # a multiple of the attention block unless `last` or `provisional`
-    last: bool  # the utterance ends here
-    skip: int = 0  # tokens at its start that are the prompt's, or were heard already
+    start: int
+    stop: int
+    last: bool
+    skip: int = 0
     provisional: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class MelChunk:
-    """The next mel frames of an utterance, (bands, frames) float32 without its prompt; the `last` ones end it."""
+class FrameChunk:
+    """Next frames of an utterance, for a stage behind the first one.
 
-    mel: torch.Tensor
+    Attributes:
+        frames: (bands, frames) float32, without frames of the prompt.
+        last: whether the utterance ends here.
+    """
+
+    frames: torch.Tensor
     last: bool
 
 
 @dataclass(frozen=True)
 class CacheUsage:
-    """Use of a stage's cache, in pages."""
+    """Use of a stage's cache, in pages.
+
+    Attributes:
+        capacity: pages in all.
+        used: pages that hold something.
+        shared: pages that hold prompts.
+        idle: prompt pages that no stream references, and that can be evicted.
+        page_bytes: bytes of a page.
+        prompt_hits: utterances whose prompt was in the cache.
+        prompt_misses: utterances whose prompt had to be computed.
+    """
 
     capacity: int = 0
     used: int = 0
-    shared: int = 0  # those of them that belong to voices' prompts
-    idle: int = 0  # those of these that no stream uses, and that are free for whoever needs them
+    shared: int = 0
+    idle: int = 0
     page_bytes: int = 0
-    prompt_hits: int = 0  # utterances whose voice's prompt was there
-    prompt_misses: int = 0  # and those for which it had to be computed
+    prompt_hits: int = 0
+    prompt_misses: int = 0
 
 
-class FlowStage(Protocol):
-    """Stage from tokens to mel."""
+class Stage(Protocol):
+    """Stage of a model. The first stage takes `TokenChunk`s, every later one `FrameChunk`s of the stage before it."""
 
     def open(self, voice: Voice, steps: int = 0) -> int:
-        """Starts an utterance and computes what depends on its voice alone; returns a handle.
+        """Starts an utterance, and computes everything that depends on its voice alone.
 
-        `steps` of the ODE are one of the numbers that the stage was made for; 0 for the usual one.
+        Args:
+            voice: prompt and speaker; only flows use them.
+            steps: number of ODE steps, one of those that the stage was made for; 0 for the usual number.
+
+        Returns:
+            Handle of the utterance.
         """
 
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
-        """Mel of every chunk, (bands, 2 * (stop - start)) float32, whatever else is in the batch."""
+    def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
+        """Computes the next chunk of each utterance, given as handle and chunk, whatever else is in the batch.
+
+        Returns:
+            (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with look-ahead holds
+            some of it back until the last chunk.
+        """
 
     def close(self, handle: int) -> None:
-        """Frees an utterance; a handle that is not open is ignored."""
+        """Releases an utterance; a handle that is not open is ignored."""
 
     def usage(self) -> CacheUsage:
-        """Of the cache now; all zero for a stage that has none."""
+        """Returns the present use of the cache; all zero for a stage without cache."""
         return CacheUsage()
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
-        """Mel of a whole utterance in one call, (bands, ratio * tokens): under the streaming mask or the full one."""
-
     @property
     def open_streams(self) -> int:
-        """Utterances that hold memory."""
+        """Number of utterances that hold memory."""
 
 
-class VocoderStage(Protocol):
+class FlowStage(Stage, Protocol):
+    """Stage from tokens to mel: (bands, ratio * (stop - start)) for each chunk."""
+
+    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+        """Computes the mel (bands, ratio * tokens) of a whole utterance, under the streaming mask or the full one."""
+
+
+class VocoderStage(Stage, Protocol):
     """Stage from mel to audio."""
 
-    def open(self) -> int:
-        """Starts an utterance; returns a handle."""
-
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-        """New audio of every utterance, (samples,) float32; some is held back until the last chunk."""
-
-    def close(self, handle: int) -> None:
-        """Frees an utterance; a handle that is not open is ignored."""
-
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
-        """Audio of a whole mel (bands, frames) in one call, (samples,)."""
-
-    @property
-    def open_streams(self) -> int:
-        """Utterances that hold memory."""
+        """Computes the audio (samples,) of a whole mel (bands, frames)."""
 
 
 class Encoder(Protocol):
@@ -127,7 +150,7 @@ class Encoder(Protocol):
     def fork(self, state: Any, mask: BlockMask) -> Any:
         """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
 
-    def encode(self, batch: Sequence[tuple[Any, FlowChunk]]) -> list[torch.Tensor]:
+    def encode(self, batch: Sequence[tuple[Any, TokenChunk]]) -> list[torch.Tensor]:
         """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends."""
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
@@ -136,7 +159,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Summary of what the stages of a model run on, for reports and logs."""
+    """Summary of the backend, precision and device of a model's stages, for reports and logs."""
 
     name: BackendName
     precision: str
@@ -145,34 +168,26 @@ class StageSummary:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Stages of a model, in the order in which a chunk passes them."""
+    """Stages of a model.
 
-    flow: FlowStage
-    vocoder: VocoderStage
+    Attributes:
+        by_name: stages by their names, in the order in which a chunk passes them.
+        summary: backend, precision and device.
+    """
+
+    by_name: Mapping[StageName, Stage]
     summary: StageSummary
 
 
-@dataclass(frozen=True, eq=False)
-class Networks:
-    """Networks of a model without weights, for who asks what they will need."""
-
-    flow: Any  # with its `estimator`; it is its own `Encoder`
-    vocoder: Any
-    layout: CacheLayout
-    guidance: float  # classifier-free guidance rate
-    schedule: ScheduleConfig = ScheduleConfig()  # noqa: RUF009 (it is frozen)
-    token_bytes: int = 0  # of what the encoder keeps of a token beside the cache
-
-
-class Stage(Generic[State]):
-    """Base of stages, which keep a state of each stream under its handle; several threads may use it."""
+class StatefulStage(Generic[State]):
+    """Base of stages. It stores a state of each stream under its handle; several threads may use it."""
 
     def __init__(self) -> None:
         self._streams: dict[int, State] = {}
         self._handles = itertools.count(1)
 
-    def keep(self, state: State) -> int:
-        """Keeps the state of a new stream, and returns its handle."""
+    def register(self, state: State) -> int:
+        """Stores the state of a new stream, and returns its handle."""
         handle = next(self._handles)
         self._streams[handle] = state
         return handle
@@ -186,6 +201,9 @@ class Stage(Generic[State]):
 
     def close(self, handle: int) -> None:
         self._streams.pop(handle, None)
+
+    def usage(self) -> CacheUsage:
+        return CacheUsage()
 
     @property
     def open_streams(self) -> int:

@@ -42,8 +42,11 @@ class StepFunction(ABC):
             batch.x.copy_(self.tables.advance(step, batch.x, velocity(step)))
 
 
-class StepGraph(Protocol):
-    """Executes the step on tensors that stay where they are."""
+StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
+
+
+class ExportedModule(Protocol):
+    """Exported network on another backend. It runs on tensors of torch, which stay where they are."""
 
     @property
     def cache_type(self) -> torch.dtype:

@@ -19,10 +19,11 @@ import torch
 from token2wav.cache.states import SCRATCH_SLOT, Rows, StateStore
 from token2wav.errors import ConfigError
 from token2wav.execution.runner import GraphPool
-from token2wav.execution.stages import MelChunk, Stage, VocoderStage
+from token2wav.execution.stages import FrameChunk, StatefulStage, VocoderStage
 from token2wav.model_config import ModelConfig
 from token2wav.networks.noise import NoiseTable, SourceNoise
 from token2wav.networks.streaming import StreamStep, VocoderNetwork, state_specs
+from token2wav.voice import Voice
 
 _PREPARED_BLOCKS = 60  # of noise, a minute; later ones are drawn when a stream gets there
 
@@ -133,7 +134,7 @@ class _Batch:
         self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
 
 
-class StreamingVocoder(Stage[_Stream], VocoderStage):
+class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
 
     Args:
@@ -182,9 +183,9 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
-    def open(self) -> int:
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         held = torch.empty(self._net.bands, 0, device=self._device)  # first, as nothing gives a slot back if it fails
-        return self.keep(_Stream(self.store.take(), held))
+        return self.register(_Stream(self.store.take(), held))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -192,7 +193,7 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
             stream.slot = SCRATCH_SLOT  # should it still be about to run, it harms nobody
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
         waiting = {index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)}
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
@@ -214,20 +215,20 @@ class StreamingVocoder(Stage[_Stream], VocoderStage):
                 stream.ahead = self._early if stream.frames and not chunk.last else 0
         return joined
 
-    def _go_on(self, streams: Sequence[_Stream], chunks: Sequence[MelChunk]) -> dict[int, torch.Tensor]:
+    def _go_on(self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]) -> dict[int, torch.Tensor]:
         """Samples after the exact ones, by their place in a batch, if the last frame of each stream went on."""
         held = self._net.lookahead_frames
         parts = {
-            index: _Part(stream, stream.frames, chunk.mel[:, -1:].expand(-1, held), PieceShape(False, True, held))
+            index: _Part(stream, stream.frames, chunk.frames[:, -1:].expand(-1, held), PieceShape(False, True, held))
             for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
-            if stream.frames and chunk.mel.shape[1] and not chunk.last
+            if stream.frames and chunk.frames.shape[1] and not chunk.last
         }
         samples = self._together(list(parts.values()), keep=False) if parts else []
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
-    def _parts(self, stream: _Stream, chunk: MelChunk) -> list[_Part]:
+    def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[_Part]:
         """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too short."""
-        mel = chunk.mel.to(self._device)
+        mel = chunk.frames.to(self._device)
         if not stream.frames:
             stream.held = mel = torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
             if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:

@@ -1,45 +1,28 @@
-"""Families of models: each is a package that reads a published folder and puts its networks together into stages.
+"""Families of models: each is a package that reads a published folder.
 
-A family has, beside its name:
+A family's package has, beside its name:
 
-- `FILES`: names of files, any of which tells that a folder is one of its models; none for a part of other families.
-- `read(folder)`: the `ModelConfig`, without importing torch.
-- a module `build` with `build(host, config, stream)`, which makes the `Stages`, and `check(folder, config)`, which
-  reads all weights without building anything on a device. Where settings choose the engine, `choose(host, stream)`
-  finds it before weights load, and raises ConfigError if it cannot be used. Where the flow has a cache,
-  `networks(config, storage)` makes `Networks` without weights, for `token2wav-plan`; where these can be exported,
-  `load(folder, config, stem)` loads flow or vocoder in float32 on the CPU, for `token2wav-export`.
+- `FILES`: names of files. A folder with any of them holds one of its models; empty for a part of other families.
+- `read(folder)`: returns its kind of `ModelConfig`, without importing torch.
+- a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and noise.
 
-Packages in this folder are families, and so are those that an installed distribution names in its entry points of the
-group `token2wav.families`.
+Packages in this folder are families, and so are packages that an installed distribution names in its entry points of
+the group `token2wav.families`.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, Stem
+from token2wav.model_config import ModelConfig
 
 GROUP = "token2wav.families"
-
-
-@dataclass(frozen=True, eq=False)
-class Exportable:
-    """Model folder, for what exports its networks."""
-
-    config: ModelConfig
-    networks: Any  # `Networks` without weights, on the device `meta`
-    load: Callable[[Stem], Any]  # reads flow or vocoder, in float32 on the CPU
 
 
 def family_of(folder: Path) -> Any:
@@ -68,50 +51,9 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def check_folder(folder: Path) -> None:
-    """Reads configuration and weights of a folder without building anything on a device.
-
-    Raises:
-        Token2WavError: the folder cannot be served, and why.
-    """
-    builder(folder).check(folder, read_config(folder))
-
-
-def builder(folder: Path) -> Any:
-    """Imports the module `build` of the family that a model folder belongs to, and torch with it."""
-    return import_module(f"{family_of(folder).__name__}.build")
-
-
-def exportable(folder: Path) -> Exportable:
-    """Gets the networks of a model folder.
-
-    Raises:
-        ConfigError: no such folder, or its family exports none.
-    """
-    build, config = builder(folder), read_config(folder)
-    if not hasattr(build, "load"):
-        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export")
-    import torch
-
-    with torch.device("meta"):
-        made = build.networks(config, "float32")
-    return Exportable(config, made, partial(build.load, folder, config))
-
-
-def networks(config: ModelConfig, storage: str) -> Any:
-    """Makes the `Networks` of a model without weights, on the device that is torch's default.
-
-    Keys and values are cached in the type `storage`.
-
-    Raises:
-        ConfigError: the model's flow has no cache.
-    """
-    # Beside the family's own kind of configuration, if it has one.
-    name = f"{import_module(type(config).__module__).__package__}.build"
-    build: Any = import_module(name) if find_spec(name) else None
-    if not hasattr(build, "networks"):
-        raise ConfigError("flow: it keeps nothing in a cache, which is what is planned here")
-    return build.networks(config, storage)
+def networks_module(config: ModelConfig) -> Any:
+    """Imports the module `networks` of the family that a configuration is of, and torch with it."""
+    return import_module(f"{import_module(type(config).__module__).__package__}.networks")
 
 
 def _families() -> list[ModuleType]:

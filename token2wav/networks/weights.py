@@ -95,7 +95,7 @@ def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path
     return widened
 
 
-class Blank(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Mode in which new modules get weights that nobody has written, for `fill` to replace.
 
     They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two seconds of a start.

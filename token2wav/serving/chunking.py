@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from token2wav.config import StreamConfig
 from token2wav.errors import ConfigError, InputError
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
@@ -96,7 +96,7 @@ class Chunker:
         load: Load | None = None,
     ) -> None:
         self.prompt_tokens = self.spoken = len(prompt_tokens)
-        self.next_chunk: FlowChunk | None = None
+        self.next_chunk: TokenChunk | None = None
         self.chunks = 0
         self.received = 0
         self.ended = False
@@ -210,14 +210,14 @@ class Chunker:
         missing = stop + self._config.lookahead_tokens - self.received
         return self._arrivals.seconds_for(missing, self._playback.now())
 
-    def _window(self, stop: int) -> FlowChunk:
+    def _window(self, stop: int) -> TokenChunk:
         """Cuts out the tokens up to `stop` with their context on both sides."""
         last = self.ended and stop == self.received
         left = min(self._config.lookbehind_tokens, self._start)
         right = 0 if last else self._config.lookahead_tokens
         window = self._tokens[self._start - left - self._first : stop + right - self._first].copy()
         skip, provisional = max(0, self.spoken - self._start), not last and stop != self._whole_blocks(stop)
-        return FlowChunk(window, left, self._start, stop, last, skip, provisional)
+        return TokenChunk(window, left, self._start, stop, last, skip, provisional)
 
     def _append(self, tokens: NDArray[np.int32]) -> None:
         count = self.received + len(tokens)

@@ -1,45 +1,48 @@
-"""Pipeline from tokens to audio: it takes the chunks of requests through flow and vocoder."""
+"""Pipeline from tokens to audio: it takes the chunks of requests through the stages of a model."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from token2wav.config import PLAYER_BUFFER_SECONDS, StreamConfig
-from token2wav.errors import EngineError
+from token2wav.errors import ConfigError, EngineError
 from token2wav.execution.device import check_device, entered
-from token2wav.execution.stages import FlowStage, MelChunk, VocoderStage
-from token2wav.model_config import ModelConfig
+from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.serving.audio_output import AudioChunk, AudioFormat, AudioOutput
 from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Load, Playback
-from token2wav.serving.request import Request, Slots
+from token2wav.serving.request import Request
 from token2wav.voice import Voice, check_steps
 
-Timed = Callable[[float, float], None]
+_Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk
+Timed = Callable[[Mapping[StageName, float]], None]  # takes the seconds of each stage
 
 
 class Pipeline:
-    """Pipeline of flow and vocoder, through which every chunk of every request passes.
+    """Pipeline of the stages of a model, through which every chunk of every request passes.
 
     Attributes:
+        config: configuration of the model.
+        stages: stages by their names, in the order in which a chunk passes them.
         steps: numbers of ODE steps that requests may have, the usual one first.
         clock: returns the monotonic seconds by which listeners hear.
         load: of the workers that call it.
     """
 
     def __init__(
-        self, config: ModelConfig, flow: FlowStage, vocoder: VocoderStage, stream: StreamConfig, device: str = "cpu"
+        self, config: ModelConfig, stages: Mapping[StageName, Stage], stream: StreamConfig, device: str = "cpu"
     ) -> None:
         self.config = config
-        self.flow = flow
-        self.vocoder = vocoder
+        self.stages = stages
         self.steps = config.allowed_steps(stream.steps)
         self.clock: Callable[[], float] = time.monotonic
         self._schedule = HopSchedule.of(stream, config)
@@ -82,21 +85,21 @@ class Pipeline:
             EngineError: an engine failed.
         """
         self._close_dropped()
-        with self.running():
-            flow = self.flow.open(request.voice, request.ode_steps)
-            try:
-                request.slots = Slots(flow, self.vocoder.open())
-            except BaseException:
-                self.flow.close(flow)
-                raise
+        with self.running(), ExitStack() as opened:
+            handles = []
+            for stage in self.stages.values():
+                handles.append(stage.open(request.voice, request.ode_steps))
+                opened.callback(stage.close, handles[-1])
+            opened.pop_all()  # every stage has opened it, so that none is closed here
+            request.handles = tuple(handles)
 
     def close(self, request: Request) -> None:
         """Frees all that a request holds; doing so twice is harmless."""
         self.load.leave(request.chunker)
-        if request.slots is not None:
-            self.flow.close(request.slots.flow)
-            self.vocoder.close(request.slots.vocoder)
-            request.slots = None
+        if request.handles is not None:
+            for stage, handle in zip(self.stages.values(), request.handles, strict=True):
+                stage.close(handle)
+            request.handles = None
 
     def drop(self, request: Request) -> None:
         """Lets the next call close a request.
@@ -118,7 +121,7 @@ class Pipeline:
     def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
         """Runs the next chunk of every request, in one batch. Each must be open and have one.
 
-        Several threads may do so at once, for different requests. `timed` takes the seconds of flow and vocoder.
+        Several threads may do so at once, for different requests. `timed` takes the seconds of each stage.
 
         Returns:
             For every request the audio to send, None where nothing of it is to be sent yet, or why it cannot go on: its
@@ -130,31 +133,42 @@ class Pipeline:
         """
         self._close_dropped()
         batch = [
-            (request, request.slots, chunk)
+            (request, request.handles, chunk)
             for request in requests
-            if request.slots is not None and (chunk := request.chunker.next_chunk) is not None
+            if request.handles is not None and (chunk := request.chunker.next_chunk) is not None
         ]
-        start = time.perf_counter()
+        seconds: dict[StageName, float] = {}
         with self.running():
-            mels = self.flow.advance([(slots.flow, chunk) for _, slots, chunk in batch])
-            between = time.perf_counter()
-            new = [
-                (slots.vocoder, MelChunk(mel[:, self.config.token_mel_ratio * chunk.skip :], chunk.last))
-                for (_, slots, chunk), mel in zip(batch, mels, strict=True)
-            ]
-            audio = _on_host(self.vocoder.advance(new))
-        end = time.perf_counter()
+            audio = self._through_stages(batch, seconds)
         # As long as provisional chunks: the first of a stream computes the prompt's last block as well.
         if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
-            self.load.computed(len(batch), end - start)
+            self.load.computed(len(batch), sum(seconds.values()))
         if timed:
-            timed(between - start, end - between)
+            timed(seconds)
         return [
             request.output.take(samples, last=chunk.last)
             if np.isfinite(samples).all()
             else EngineError("engine: the model produced NaN or infinite audio")
             for (request, _, chunk), samples in zip(batch, audio, strict=True)
         ]
+
+    def _through_stages(self, batch: Sequence[_Chunk], seconds: dict[StageName, float]) -> list[NDArray[np.float32]]:
+        """Computes the audio of chunks, and notes the seconds of each stage."""
+        chunks = [chunk for _, _, chunk in batch]
+        inputs: list[Any] = [*chunks]
+        for index, (name, stage) in enumerate(self.stages.items()):
+            start = time.perf_counter()
+            outputs = stage.advance(
+                [(handles[index], given) for (_, handles, _), given in zip(batch, inputs, strict=True)]
+            )
+            if index == len(self.stages) - 1:
+                audio = _on_host(outputs)  # a copy from a GPU waits for the stage, so it counts as its time
+            elif index == 0:  # frames of the prompt, or of tokens that were spoken already, go no further
+                ratio = self.config.token_mel_ratio
+                outputs = [frames[:, ratio * chunk.skip :] for chunk, frames in zip(chunks, outputs, strict=True)]
+            seconds[name] = time.perf_counter() - start
+            inputs = [FrameChunk(frames, chunk.last) for chunk, frames in zip(chunks, outputs, strict=True)]
+        return audio
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -168,9 +182,28 @@ class Pipeline:
 
     @property
     def open_streams(self) -> int:
-        """Number of requests that hold memory in either engine."""
+        """Number of requests that hold memory in any stage."""
         self._close_dropped()
-        return max(self.flow.open_streams, self.vocoder.open_streams)
+        return max(stage.open_streams for stage in self.stages.values())
+
+    @property
+    def flow(self) -> Any:
+        """Stage from tokens to mel; ConfigError for a model without one."""
+        return self._stage("flow")
+
+    @property
+    def vocoder(self) -> Any:
+        """Stage from mel to audio; ConfigError for a model without one."""
+        return self._stage("vocoder")
+
+    def usage(self) -> CacheUsage:
+        """Returns the use of the cache of keys and values, which only the first stage has."""
+        return next(iter(self.stages.values())).usage()
+
+    def _stage(self, name: StageName) -> Stage:
+        if name not in self.stages:
+            raise ConfigError(f"{name}: this model has no such stage; it has {', '.join(self.stages)}")
+        return self.stages[name]
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:

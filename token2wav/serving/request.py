@@ -52,13 +52,6 @@ class Status(Enum):
     FAILED = "failed"
 
 
-class Slots(NamedTuple):
-    """Slots of a request: its numbers in the engines of flow and vocoder."""
-
-    flow: int
-    vocoder: int
-
-
 @dataclass(eq=False)
 class Request:
     """Request for one utterance: all that is known of it. Times are seconds of one monotonic clock."""
@@ -68,13 +61,13 @@ class Request:
     chunker: Chunker  # its tokens, and the chunk that runs next
     playback: Playback  # clock of its listener
     output: AudioOutput  # makes of its audio what is sent
-    slots: Slots | None = None  # what it holds in the engines; None before it is opened, and when it is closed
+    handles: tuple[int, ...] | None = None  # one for each stage; None before it is opened, and when it is closed
     number: int = 0  # 1, 2, 3 ... in the order of admission, for logs
     client: str = ""  # name of the client it belongs to, or empty
     on_close: Callable[[], None] = lambda: None  # called once when it is over
     admitted: float = 0.0
     status: Status = Status.WAITING  # what it waits for, or how it ended
-    owner: int | None = None  # thread id of the worker it belongs to: only that one touches or releases its slots
+    owner: int | None = None  # thread id of the worker it belongs to: only that one touches or releases its handles
     messages: deque[Message] = field(default_factory=deque)  # those that are not consumed yet
     kept_open: list[Reply] = field(default_factory=list)  # replies that stay unfinished until the end
     last_progress: float = 0.0  # when tokens came, or audio was sent

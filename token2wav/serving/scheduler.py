@@ -80,7 +80,7 @@ class Scheduler:
 
         A request whose last chunk was sent is finished.
         """
-        if request.over or request.slots is None:  # an engine that cannot open it still needs a reply to say so
+        if request.over or request.handles is None:  # an engine that cannot open it still needs a reply to say so
             return []
         finished, messages, chunker = list[Reply](), request.messages, request.chunker
         while messages and (chunker.done or (not messages[0].end and chunker.needs(messages[0].received))):
@@ -96,7 +96,7 @@ class Scheduler:
         request.owner = None
         if request.over:
             return
-        if not (request.chunker.next_chunk if request.slots else request.messages):
+        if not (request.chunker.next_chunk if request.handles else request.messages):
             request.status = Status.WAITING
         elif request.status is not Status.READY:
             request.status, request.ready_since = Status.READY, self._clock()
@@ -107,7 +107,7 @@ class Scheduler:
         Their messages are consumed, so only a reply that is kept open can take what is computed then.
         """
         for request in self.requests:
-            if request.status is Status.WAITING and request.slots is not None and request.kept_open:
+            if request.status is Status.WAITING and request.handles is not None and request.kept_open:
                 request.chunker.decide()
                 self.release(request)
 
@@ -120,7 +120,7 @@ class Scheduler:
         now = self._clock()
         urgent = min((chunk.since for chunk in self._ready() if not has_time(chunk, now)), default=now)
         for request in self.requests:
-            if request.status is Status.READY and request.slots is None and request.admitted <= urgent:
+            if request.status is Status.READY and request.handles is None and request.admitted <= urgent:
                 request.owner, request.status = owner, Status.RUNNING
                 return request
         return None
@@ -130,7 +130,7 @@ class Scheduler:
         awaited = [  # unopened ones have not been heard either
             request.admitted if request.playback.plays_until is None else request.playback.plays_until
             for request in self.requests
-            if request.status is Status.WAITING or (request.status is Status.READY and request.slots is None)
+            if request.status is Status.WAITING or (request.status is Status.READY and request.handles is None)
         ]
         batch = [chunk.owner for chunk in self._policy.next_batch(self._ready(), self._clock(), idle_workers, awaited)]
         for request in batch:
@@ -178,7 +178,7 @@ class Scheduler:
                 steps=request.ode_steps,
             )
             for request in self.requests
-            if request.status is Status.READY and request.slots is not None
+            if request.status is Status.READY and request.handles is not None
         ]
 
     def _end(self, request: Request, status: Status) -> None:

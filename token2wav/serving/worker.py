@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
 from token2wav.errors import DeviceLostError, EngineError, LimitError, StreamClosedError, Token2WavError
+from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
 from token2wav.serving.pipeline import Pipeline
@@ -37,8 +38,8 @@ class Observer:
     def changed(self, open_requests: int) -> None:
         """Is called when a request was admitted, opened or ended, with the number of open ones."""
 
-    def computed(self, waited: list[float], flow_seconds: float, vocoder_seconds: float) -> None:
-        """Is called when a batch has run, with the seconds for which each of its chunks had been ready."""
+    def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
+        """Is called when a batch has run, with the seconds that each chunk had waited, and those of each stage."""
 
     def refused(self, error: Token2WavError) -> None:
         """Is called when a request that was admitted found no room in the engines."""
@@ -365,7 +366,7 @@ class WorkerPool:
         finished: list[Reply] | None = None
         while finished is None or finished:
             with self._wake:
-                cancelled, held = request.over, request.slots is not None
+                cancelled, held = request.over, request.handles is not None
                 finished = self._scheduler.settle(request)
                 over = request.over
                 if over:

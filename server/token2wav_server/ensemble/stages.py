@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from token2wav.config import ServerConfig, StreamConfig
 from token2wav.errors import ConfigError, EngineError, StreamClosedError
-from token2wav.execution.stages import FlowChunk, MelChunk
-from token2wav.families import networks
+from token2wav.execution.assemble import flow_networks
+from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.model import Token2Wav
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
@@ -34,7 +34,7 @@ class FlowContent(NamedTuple):
         steps: number of ODE steps; 0 for the usual number.
     """
 
-    chunk: FlowChunk
+    chunk: TokenChunk
     voice: Voice | None
     steps: int = 0
 
@@ -74,12 +74,12 @@ class VocoderStage:
         self._vocoder, self._running = model.pipeline.vocoder, model.pipeline.running
         self._output = partial(AudioOutput, model.config, trim_silence_ms=trim_silence_ms)
 
-    def open(self, label: Label, chunk: MelChunk) -> tuple[int, AudioOutput]:
+    def open(self, label: Label, chunk: FrameChunk) -> tuple[int, AudioOutput]:
         output = self._output(label.audio_format)
         return self._vocoder.open(), output
 
     def advance(
-        self, batch: Sequence[tuple[tuple[int, AudioOutput], MelChunk]]
+        self, batch: Sequence[tuple[tuple[int, AudioOutput], FrameChunk]]
     ) -> list[AudioChunk | EngineError | None]:
         with self._running():
             audio = self._vocoder.advance([(handle, chunk) for (handle, _), chunk in batch])
@@ -102,7 +102,7 @@ def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
     trimmed = stream.trim_silence_ms / 1000
     try:
         with torch.device("meta"):
-            vocoder = networks(config, "float32").vocoder
+            vocoder = flow_networks(config, "float32").vocoder
     except ConfigError:
         return trimmed
     samples = stream.hold_frames * vocoder.frame_samples or vocoder.delay

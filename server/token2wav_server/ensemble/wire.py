@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
 from token2wav.errors import EngineError, InputError, LimitError, StreamClosedError, Token2WavError
-from token2wav.execution.stages import FlowChunk, MelChunk
+from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.serving.audio_output import ENCODERS, AudioChunk, AudioFormat
 from token2wav.voice import Voice
@@ -82,7 +82,7 @@ class ToFlow:
     def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
         no_tokens = np.zeros((0, *config.token_shape), np.int32)
-        self._nothing = FlowContent(FlowChunk(no_tokens, 0, 0, 0, last=True), None)
+        self._nothing = FlowContent(TokenChunk(no_tokens, 0, 0, 0, last=True), None)
         self._no_voice = (
             no_tokens,
             np.zeros((0, config.mel_bands), np.float32),
@@ -112,7 +112,7 @@ def flow_part(request: Any) -> Part:
     label, bands = _label(request), _array(request, "prompt_mel").shape[1]
     voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if _array(request, "has_voice")[0] else None
     left, start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
-    chunk = FlowChunk(_array(request, "window"), left, start, stop, label.last, skip, bool(provisional))
+    chunk = TokenChunk(_array(request, "window"), left, start, stop, label.last, skip, bool(provisional))
     content = _error(request) or FlowContent(chunk, voice, steps)
     sender = request.get_response_sender()
 
@@ -127,7 +127,7 @@ def flow_part(request: Any) -> Part:
 def vocoder_part(request: Any) -> Part:
     """Reads, in the vocoder, what the flow sends; the client is answered as by the one-process model."""
     label = _label(request)
-    content = _error(request) or MelChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
+    content = _error(request) or FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
     reply = TritonReply(request)
 
     def answer(result: AudioChunk | Token2WavError | None) -> None:

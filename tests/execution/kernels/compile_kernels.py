@@ -25,11 +25,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache
+from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import HEADER, conv_states
 from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 from token2wav.execution.kernels.norms import gated_norm, modulated_norm
 from token2wav.execution.kernels.position_convolution import PositionConvolution
-from token2wav.families.cosyvoice3.build import networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
 MODEL = CosyVoice3Config.read(Path(__file__).parents[2] / "data" / "full_size")
@@ -94,7 +94,7 @@ def on_positions() -> None:
     """Calls the kernels that work in float32 whatever is kept."""
     conv = torch.nn.Conv1d(CONFIG.dim, CONFIG.dim, 31, groups=16).requires_grad_(False)
     with torch.device("meta"):
-        layout = dataclasses.replace(networks(MODEL, "float32").layout, steps=1)
+        layout = dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
     for blocks in BATCHES:
         state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(blocks, 2, 2, CONFIG.dim, 30)[:, :, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)

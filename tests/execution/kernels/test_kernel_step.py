@@ -20,12 +20,12 @@ from tests.support.golden import TINY
 from token2wav import StreamConfig, Voice
 from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
 from token2wav.execution import backends
+from token2wav.execution.assemble import flow_networks
 from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.execution.recompute import RecomputeFlow
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner, graphs_enabled
 from token2wav.execution.step import TorchStep
-from token2wav.families.cosyvoice3.build import networks
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.kernel_step import KernelStep
@@ -146,6 +146,6 @@ def test_they_run_where_gpu_and_model_allow(
     monkeypatch.setattr(driver, "_default", None)
     monkeypatch.setattr(sys.modules[type(driver).__module__], "_create_driver", compiled)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    layout = dataclasses.replace(networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head)
+    layout = dataclasses.replace(flow_networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head)
     assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run
     assert ("Failed to find C compiler" in caplog.text) == (not compiler)

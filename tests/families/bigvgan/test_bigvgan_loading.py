@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, load_bigvgan, random_bigvgan
 from tests.unit.material import one_line
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, check_mel, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
@@ -260,7 +260,7 @@ def test_odd_channels_are_halved_as_integers() -> None:
 def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
     check_mel(read_bigvgan(folder), MelSettings(8000, 8, 10))
     engine = StreamingVocoder(load_bigvgan(folder))
-    [audio] = engine.advance([(engine.open(), MelChunk(torch.zeros(10, 4), last=True))])
+    [audio] = engine.advance([(engine.open(), FrameChunk(torch.zeros(10, 4), last=True))])
     assert audio.shape == (4 * least.config.hop_size,)
 
 

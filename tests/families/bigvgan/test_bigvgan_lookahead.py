@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.families.bigvgan.rig import GOLDEN, SMALL, a_mel, changed, random_bigvgan, tracer
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.families.bigvgan.config import BigVGANConfig, read_bigvgan
 from token2wav.families.bigvgan.network import BigVGAN
@@ -49,7 +49,7 @@ def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
     engine, mel = StreamingVocoder(bigvgan), a_mel(120, config.num_mels)
     first = bigvgan.lookahead_frames + 1
     handle, parts = engine.open(), mel.split([first, 13, 30, 77 - first], dim=1)
-    audio = [engine.advance([(handle, MelChunk(part, index == 3))])[0] for index, part in enumerate(parts)]
+    audio = [engine.advance([(handle, FrameChunk(part, index == 3))])[0] for index, part in enumerate(parts)]
     assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= 1e-5
 
 

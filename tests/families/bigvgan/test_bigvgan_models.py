@@ -17,7 +17,7 @@ from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
 from token2wav import CheckpointError, ConfigError, RuntimeConfig, Token2Wav
 from token2wav.execution.artifacts import EngineFolder, Precision, fingerprint
-from token2wav.families import check_folder
+from token2wav.execution.assemble import check_folder
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav_export.making import Maker
 
@@ -86,15 +86,15 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) ->
 
 
 def test_graphs_are_of_one_generator(copied: Path) -> None:
-    before, flow = fingerprint(copied, "hift"), fingerprint(copied, "flow")
+    before, flow = fingerprint(copied, "vocoder"), fingerprint(copied, "flow")
     path = copied / "bigvgan" / "generator.safetensors"
     path.rename(path.with_suffix(".old"))
     with pytest.raises(CheckpointError, match=r"bigvgan: none of generator\.safetensors"):
-        fingerprint(copied, "hift")
+        fingerprint(copied, "vocoder")
     content = bytearray(path.with_suffix(".old").read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert fingerprint(copied, "hift") != before
+    assert fingerprint(copied, "vocoder") != before
     assert fingerprint(copied, "flow") == flow
 
 

@@ -10,7 +10,8 @@ import torch
 from tests.families.bigvgan.rig import SMALL, a_mel, random_bigvgan
 from tests.support.golden import TINY
 from token2wav.errors import StreamClosedError
-from token2wav.execution.stages import MelChunk, VocoderStage
+from token2wav.execution.recompute import RecomputeVocoder
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.bigvgan.network import BigVGAN
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -20,11 +21,13 @@ AHEAD = BigVGAN(SMALL).lookahead_frames
 HOP = SMALL.hop_size
 
 
-def streamed(engine: VocoderStage, mel: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+def streamed(
+    engine: StreamingVocoder | RecomputeVocoder, mel: torch.Tensor, sizes: Sequence[int]
+) -> list[torch.Tensor]:
     """Audio of every piece of a mel; the sizes are those of all but the last one."""
     handle = engine.open()
     parts = mel.split([*sizes, mel.shape[1] - sum(sizes)], dim=1)
-    audio = [engine.advance([(handle, MelChunk(part, index == len(sizes)))])[0] for index, part in enumerate(parts)]
+    audio = [engine.advance([(handle, FrameChunk(part, index == len(sizes)))])[0] for index, part in enumerate(parts)]
     engine.close(handle)
     assert engine.open_streams == 0
     return audio
@@ -73,7 +76,7 @@ def test_batches_of_streams_that_are_not_alike(small: BigVGAN) -> None:
     audio: list[list[torch.Tensor]] = [[] for _ in mels]
     for step in range(3):
         batch = [
-            (handle, MelChunk(mel.split(each, dim=1)[step], step == 2))
+            (handle, FrameChunk(mel.split(each, dim=1)[step], step == 2))
             for handle, mel, each in zip(handles, mels, sizes, strict=True)
         ]
         for parts, new in zip(audio, engine.advance(batch), strict=True):
@@ -98,7 +101,7 @@ def test_cost_stays_the_same(small: BigVGAN) -> None:
     engine, parts = StreamingVocoder(small), a_mel(500).split(50, dim=1)
     handles = [engine.open() for _ in range(3)]
     for index, part in enumerate(parts):
-        engine.advance([(handle, MelChunk(part, index == len(parts) - 1)) for handle in handles])
+        engine.advance([(handle, FrameChunk(part, index == len(parts) - 1)) for handle in handles])
     hook.remove()
     assert shapes == [(3, 1, 50 * HOP)] * 9 + [(3, 1, (50 + AHEAD) * HOP)]
 
@@ -111,8 +114,8 @@ def test_handles(small: BigVGAN) -> None:
     engine.close(one)
     assert engine.open_streams == 1
     with pytest.raises(StreamClosedError):
-        engine.advance([(one, MelChunk(a_mel(3), last=True))])
-    [audio] = engine.advance([(two, MelChunk(a_mel(3), last=True))])
+        engine.advance([(one, FrameChunk(a_mel(3), last=True))])
+    [audio] = engine.advance([(two, FrameChunk(a_mel(3), last=True))])
     assert audio.shape == (3 * HOP,)
 
 

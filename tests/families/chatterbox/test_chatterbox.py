@@ -18,9 +18,9 @@ from tests.support.golden import snr_db
 from tests.support.utterances import a_voice, off, some_tokens, streamed, streamed_mels
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.errors import CheckpointError, ConfigError, InputError
-from token2wav.execution.stages import MelChunk
+from token2wav.execution import assemble
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
-from token2wav.families.cosyvoice2 import build
 
 MEL = 2e-5  # of float32 against float32, whose values reach 6
 AUDIO = 1e-4
@@ -75,9 +75,11 @@ def test_whole_utterances_prepare_pieces_of_hops(tmp_path: Path, monkeypatch: py
     """As on a GPU, where each length is a CUDA graph: a chunk is an utterance then, of up to a million tokens."""
     made: list[int] = []
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
-    monkeypatch.setattr(build, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(build, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function))
-    monkeypatch.setattr(build, "StreamingVocoder", lambda *given, shapes, **rest: made.extend(s.frames for s in shapes))
+    monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
+    monkeypatch.setattr(assemble, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function))
+    monkeypatch.setattr(
+        assemble, "StreamingVocoder", lambda *given, shapes, **rest: made.extend(s.frames for s in shapes)
+    )
     Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
     assert 200 in made
     assert max(made) <= 400
@@ -144,7 +146,7 @@ def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(model: Token2Wav, 
     assert 0 < shortest * network.frame_samples - network.output_delay < 960
     pieces = torch.split(mel, [shortest, *lengths, mel.shape[1] - shortest - sum(lengths)], dim=1)
     handle = vocoder.open()
-    audio = [vocoder.advance([(handle, MelChunk(piece, last=piece is pieces[-1]))])[0] for piece in pieces]
+    audio = [vocoder.advance([(handle, FrameChunk(piece, last=piece is pieces[-1]))])[0] for piece in pieces]
     vocoder.close(handle)
     found, whole = torch.cat(audio)[:1920].numpy(), model.vocode(mel.numpy())[:1920]
     assert off(found, whole) <= AUDIO

@@ -15,7 +15,7 @@ from tests.support.cosyvoice2_model import golden_voice, write_model
 from tests.support.family_golden import FamilyGolden
 from tests.support.golden import snr_db
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav_server.plan_memory import stream_needs
 
 Utterance = tuple[NDArray[np.int32], Voice]
@@ -36,16 +36,16 @@ def streamed(model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voi
     return np.concatenate([chunk.audio for chunk in chunks])
 
 
-def chunks_of(tokens: NDArray[np.int32], voice: Voice, hop: int = 50) -> list[FlowChunk]:
+def chunks_of(tokens: NDArray[np.int32], voice: Voice, hop: int = 50) -> list[TokenChunk]:
     """Chunks of an utterance whose tokens are all there: the first ends a block after the prompt's."""
     spoken, prompt = np.concatenate((voice.prompt_tokens, tokens)), len(voice.prompt_tokens)
     start, stop, chunks = max(0, prompt - 3) // 25 * 25, -(-prompt // 25) * 25 + 25, []
     while stop + 3 <= len(spoken):
         left = min(2, start)
-        chunks.append(FlowChunk(spoken[start - left : stop + 3], left, start, stop, last=False))
+        chunks.append(TokenChunk(spoken[start - left : stop + 3], left, start, stop, last=False))
         start, stop = stop, stop + hop
     left = min(2, start)
-    return [*chunks, FlowChunk(spoken[start - left :], left, start, len(spoken), last=True)]
+    return [*chunks, TokenChunk(spoken[start - left :], left, start, len(spoken), last=True)]
 
 
 def streamed_mels(model: Token2Wav, utterances: Sequence[Utterance]) -> list[NDArray[np.float32]]:

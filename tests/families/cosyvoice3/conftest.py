@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.golden import GoldenSet, golden_sets
+from token2wav.execution.assemble import load_network
 from token2wav.execution.device import keep_arithmetic_exact
-from token2wav.families.cosyvoice3.build import load
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.flow import Flow
 from token2wav.families.cosyvoice3.noise import load_flow_noise, load_source_noise
@@ -46,12 +46,12 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(scope="session")
 def flow(folder: Path, config: CosyVoice3Config, device: torch.device) -> Flow:
-    return load(folder, config, "flow").to(device)
+    return load_network(folder, config, "flow").to(device)
 
 
 @pytest.fixture(scope="session")
 def hift(folder: Path, config: CosyVoice3Config, device: torch.device) -> HiFT:
-    return load(folder, config, "hift").to(device)
+    return load_network(folder, config, "vocoder").to(device)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tests.support.golden import TINY, GoldenSet, snr_db
 from tests.support.recomputing import recomputing
 from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.recompute import RecomputeVocoder
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder
 from token2wav.serving.audio_output import AudioChunk
 
@@ -36,8 +36,8 @@ class MelRecorder:
     def _record(self, kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         advance = kind.advance
 
-        def recording(engine: Any, batch: Sequence[tuple[int, MelChunk]]) -> list[torch.Tensor]:
-            self.mels += [chunk.mel.cpu() for _, chunk in batch]
+        def recording(engine: Any, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
+            self.mels += [chunk.frames.cpu() for _, chunk in batch]
             return advance(engine, batch)
 
         monkeypatch.setattr(kind, "advance", recording)
@@ -121,7 +121,7 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
     handle, last = vocoder.open(), len(golden.chunks) - 1
     audio = torch.cat(
         [
-            vocoder.advance([(handle, MelChunk(golden.chunk(index, "mel"), index == last))])[0].cpu()
+            vocoder.advance([(handle, FrameChunk(golden.chunk(index, "mel"), index == last))])[0].cpu()
             for index in range(last + 1)
         ]
     )

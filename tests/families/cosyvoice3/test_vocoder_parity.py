@@ -9,7 +9,7 @@ import torch
 from tests.families.cosyvoice3 import tolerances
 from tests.support.golden import GoldenSet, snr_db
 from token2wav import StreamConfig
-from token2wav.execution.stages import MelChunk
+from token2wav.execution.stages import FrameChunk
 from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.networks.hift import HiFT
@@ -105,7 +105,7 @@ def test_audio_of_pieces_of_prepared_lengths(golden: GoldenSet, folder: Path, hi
     whole = engine.whole(mel)[None]
     handles, audio = [engine.open(), engine.open()], []
     for start in range(0, mel.shape[1], 50):
-        chunk = MelChunk(mel[:, start : start + 50], start + 50 >= mel.shape[1])
+        chunk = FrameChunk(mel[:, start : start + 50], start + 50 >= mel.shape[1])
         audio.append(engine.advance([(handle, chunk) for handle in handles]))
     for parts in zip(*audio, strict=True):
         assert off(torch.cat(parts)[None], whole) <= tolerances.AUDIO

@@ -19,7 +19,7 @@ from tests.families.streamflow.rig import (
     stream_mel,
 )
 from token2wav import StreamConfig
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 
 ASSIGNMENTS = [((2, 4), (1,)), ((2, 4), (1, 5)), ((3,), ()), ((), (2,))]
 
@@ -100,10 +100,10 @@ def test_batched_equals_alone() -> None:
     engine = parts.engine()
     handles = [engine.open(a_voice(seed)) for seed in range(4)]
     chunks = [
-        FlowChunk(some_tokens(18, 0), left=0, start=0, stop=12, last=False),
-        FlowChunk(some_tokens(30, 1), left=12, start=24, stop=36, last=False),
-        FlowChunk(some_tokens(30, 2), left=12, start=240, stop=252, last=False),
-        FlowChunk(some_tokens(15, 3), left=12, start=36, stop=39, last=True),
+        TokenChunk(some_tokens(18, 0), left=0, start=0, stop=12, last=False),
+        TokenChunk(some_tokens(30, 1), left=12, start=24, stop=36, last=False),
+        TokenChunk(some_tokens(30, 2), left=12, start=240, stop=252, last=False),
+        TokenChunk(some_tokens(15, 3), left=12, start=36, stop=39, last=True),
     ]
     batch = list(zip(handles, chunks, strict=True))
     together = engine.advance(batch)

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
-from token2wav.families import check_folder
+from token2wav.execution.assemble import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
 from token2wav.families.streamflow.flow import WindowFlow
 from token2wav.networks.configs import GuidedAttention

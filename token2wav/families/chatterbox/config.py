@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.families.cosyvoice2.config import CosyVoice2Config, EncoderConfig, FlowConfig, UNetConfig
-from token2wav.model_config import Stem
+from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
 # The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
@@ -57,7 +57,7 @@ class ChatterboxConfig(CosyVoice2Config):
         """Gives windows their look-ahead: far more than the encoder needs, so that frames see what comes after them."""
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
-    def weights_file(self, folder: Path, stem: Stem) -> Path:
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
         return folder / self.file
 
 

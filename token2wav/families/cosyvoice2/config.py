@@ -12,7 +12,7 @@ from token2wav.config.hyperyaml import HyperYaml, ModelNode, Tagged
 from token2wav.config.settings import Steps
 from token2wav.config.values import Bounds, check_bounds, prefixed
 from token2wav.errors import ConfigError
-from token2wav.model_config import ModelConfig, Stem
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.networks.configs import (
     Guidance,
     Heads,
@@ -101,8 +101,8 @@ class CosyVoiceConfig(ModelConfig):
                 f"make {self.sample_rate} Hz"
             )
 
-    def part(self, stem: Stem) -> Any:
-        return self.flow if stem == "flow" else self.vocoder
+    def stage_config(self, stage: StageName) -> Any:
+        return self.flow if stage == "flow" else self.vocoder
 
 
 @dataclass(frozen=True)

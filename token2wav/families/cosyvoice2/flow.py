@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice2.config import FlowConfig, UNetConfig
 from token2wav.networks.conformer import RATIO, Conformer, ConformerState
 from token2wav.networks.estimator import Estimator
@@ -87,14 +87,14 @@ class Flow(FlowNetwork[EstimatorT]):
         """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
         return EncoderState(state.state.fork(), in_tokens(mask))
 
-    def encode(self, batch: Sequence[tuple[EncoderState, FlowChunk]]) -> list[torch.Tensor]:
+    def encode(self, batch: Sequence[tuple[EncoderState, TokenChunk]]) -> list[torch.Tensor]:
         """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends.
 
         Chunks go one by one: their pasts have different lengths, and the ten steps of the estimator cost much more.
         """
         return [self._encoded(state, chunk) for state, chunk in batch]
 
-    def _encoded(self, state: EncoderState, chunk: FlowChunk) -> torch.Tensor:
+    def _encoded(self, state: EncoderState, chunk: TokenChunk) -> torch.Tensor:
         embedded = self.input_embedding(torch.tensor(chunk.tokens, device=self.device))[None]
         hidden = self.encoder(embedded, state.mask, state.state, left=chunk.left, last=chunk.last)
         return self.encoder_proj(hidden)[0].T

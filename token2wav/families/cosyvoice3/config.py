@@ -15,7 +15,7 @@ from token2wav.config.values import check_bounds, from_mapping, prefixed
 from token2wav.errors import ConfigError
 from token2wav.families.bigvgan.config import BigVGANConfig, generator_file, vocoder_from
 from token2wav.families.cosyvoice2.config import CosyVoiceConfig, hift_from
-from token2wav.model_config import Stem
+from token2wav.model_config import StageName
 from token2wav.networks.configs import (
     CodebookConfig,
     EstimatorConfig,
@@ -149,7 +149,7 @@ class CosyVoice3Config(CosyVoiceConfig):
         )
         return config, flow.get("input_frame_rate", TokenRate), schedule
 
-    def weights_file(self, folder: Path, stem: Stem) -> Path:
-        if stem == "hift" and isinstance(self.vocoder, BigVGANConfig):
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        if stage == "vocoder" and isinstance(self.vocoder, BigVGANConfig):
             return generator_file(folder / self.vocoder_folder)
-        return super().weights_file(folder, stem)
+        return super().weights_file(folder, stage)

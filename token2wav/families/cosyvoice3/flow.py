@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from token2wav.execution.batch import in_groups
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice2.flow import FlowNetwork
 from token2wav.families.cosyvoice3.config import FlowConfig
 from token2wav.networks.dit import DiT
+from token2wav.networks.grouping import map_grouped
 from token2wav.networks.lookahead import PreLookahead
 from token2wav.networks.masks import BlockMask
 from token2wav.voice import Voice
@@ -44,15 +44,15 @@ class Flow(FlowNetwork[DiT]):
     def fork(self, state: None, mask: BlockMask) -> None:
         """Copy of no state."""
 
-    def encode(self, batch: Sequence[tuple[None, FlowChunk]]) -> list[torch.Tensor]:
+    def encode(self, batch: Sequence[tuple[None, TokenChunk]]) -> list[torch.Tensor]:
         """Conditions (bands, frames) that the tokens of every chunk make."""
         chunks = [chunk for _, chunk in batch]
         if self.device.type == "cpu":
             # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
             return [self._encode_alike([chunk])[0] for chunk in chunks]
-        return in_groups(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike)
+        return map_grouped(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike)
 
-    def _encode_alike(self, alike: Sequence[FlowChunk]) -> list[torch.Tensor]:
+    def _encode_alike(self, alike: Sequence[TokenChunk]) -> list[torch.Tensor]:
         tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self.device)
         return list(self.conditions(tokens, left=alike[0].left, last=alike[0].last))
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from token2wav.execution.stages import FlowChunk
+from token2wav.execution.stages import TokenChunk
 from token2wav.families.cosyvoice2.config import FlowConfig
 from token2wav.families.cosyvoice2.flow import EncoderState, Flow, in_tokens
 from token2wav.families.stepaudio2.config import SILENCE, DiTConfig
@@ -54,7 +54,7 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         assert isinstance(state, StepAudioState)
         return StepAudioState(forked.state, forked.mask, state.prompt, state.tail)
 
-    def _encoded(self, state: EncoderState, chunk: FlowChunk) -> torch.Tensor:
+    def _encoded(self, state: EncoderState, chunk: TokenChunk) -> torch.Tensor:
         if not isinstance(state, StepAudioState):
             return super()._encoded(state, chunk)
         tokens, parts = chunk.tokens[chunk.left :], []

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from token2wav.execution.batch import in_groups
-from token2wav.execution.stages import Encoder, FlowChunk, FlowStage, Stage
+from token2wav.execution.stages import Encoder, FlowStage, StatefulStage, TokenChunk
 from token2wav.model_config import ModelConfig
 from token2wav.networks.dit import DiT
+from token2wav.networks.grouping import map_grouped
 from token2wav.networks.masks import guided_biases
 from token2wav.networks.noise import FlowNoise
 from token2wav.networks.ode import OdeTables
@@ -76,7 +76,7 @@ class GuidedSolver:
         return x
 
 
-class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
+class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
     """Sliding windows on torch.
 
     Args:
@@ -99,19 +99,19 @@ class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
 
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.keep((steps or self._usual, self._speaker(voice)))
+        return self.register((steps or self._usual, self._speaker(voice)))
 
     @torch.inference_mode()
-    def advance(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         """Computes chunks; windows of one shape with as many steps run together."""
-        return in_groups(batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve)
+        return map_grouped(batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve)
 
     @torch.inference_mode()
     def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
         """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
         handle = self.open(voice, steps)
         try:
-            chunk = FlowChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
+            chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
             return self._solve([(handle, chunk)])[0]
         finally:
             self.close(handle)
@@ -119,13 +119,13 @@ class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
     def _speaker(self, voice: Voice) -> torch.Tensor:
         return self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device))
 
-    def _solve(self, batch: Sequence[tuple[int, FlowChunk]]) -> list[torch.Tensor]:
+    def _solve(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         """Mels (bands, frames) of chunks with as many steps, whose windows have one shape."""
         _, left, tokens = _shape(batch[0][1])
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
         # What stands around a chunk in its window has conditions too.
-        windows = [(None, FlowChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True)) for _, chunk in batch]
+        windows = [(None, TokenChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True)) for _, chunk in batch]
         mu = torch.stack(self._encoder.encode(windows))
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts])
@@ -135,6 +135,6 @@ class WindowFlow(Stage[tuple[int, torch.Tensor]], FlowStage):
         return list(self._solvers[streams[0][0]].solve(noise, mu, speakers, positions, first, last))
 
 
-def _shape(chunk: FlowChunk) -> tuple[int, int, int]:
+def _shape(chunk: TokenChunk) -> tuple[int, int, int]:
     """Tokens of a chunk's window, those before the chunk, and its own."""
     return len(chunk.tokens), chunk.left, chunk.stop - chunk.start

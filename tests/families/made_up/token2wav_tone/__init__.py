@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import ModelConfig, StageName
 
 FILES = ("tone.json",)
 
 
-def read(folder: Path) -> ModelConfig:
-    return ModelConfig(
+@dataclass(frozen=True, kw_only=True)
+class ToneConfig(ModelConfig):
+    """Configuration of a tone, whose one number stands in its model file."""
+
+    def weights_file(self, folder: Path, stage: StageName) -> Path:
+        return folder / FILES[0]
+
+
+def read(folder: Path) -> ToneConfig:
+    return ToneConfig(
         vocab_size=100,
         token_frame_rate=25,
         block_tokens=5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from token2wav.execution.batch import groups_of, in_groups
+from token2wav.networks.grouping import groups_of, map_grouped
 
 
 def test_groups_appear_in_the_order_of_their_first_items() -> None:
@@ -19,10 +19,10 @@ def test_results_come_back_in_order() -> None:
         seen.append(items)
         return [10 * item for item in items]
 
-    assert in_groups([3, 2, 5, 4], lambda item: item % 2, run) == [30, 20, 50, 40]
+    assert map_grouped([3, 2, 5, 4], lambda item: item % 2, run) == [30, 20, 50, 40]
     assert seen == [[3, 5], [2, 4]]
 
 
 def test_a_run_must_answer_for_every_item() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        in_groups([1, 2], lambda item: 0, lambda items: items[:1])
+        map_grouped([1, 2], lambda item: 0, lambda items: items[:1])

@@ -1,41 +1,14 @@
-"""Chatterbox as stages."""
+"""HiFT of Chatterbox, which fades its utterances in."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
-from torch import nn
 
-from token2wav.execution.stages import FlowStage
-from token2wav.families.chatterbox.config import ChatterboxConfig
 from token2wav.families.chatterbox.source import SampleSource
-from token2wav.families.cosyvoice2.build import Builder
-from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
-from token2wav.families.cosyvoice2.weights import read_weights
-from token2wav.model_config import Stem
 from token2wav.networks.configs import HiFTConfig
 from token2wav.networks.hift import Decode, HiFT
 from token2wav.networks.source import Phase
 from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
-
-
-class ChatterboxBuilder(Builder):
-    """Builder of a Chatterbox model. Of S3Gen's weights two parts are read; the rest makes voices of recordings."""
-
-    @classmethod
-    def network(cls, config: ChatterboxConfig, stem: Stem) -> Any:
-        return cosyvoice2_flow(config.flow, mean_flow=config.mean_flow) if stem == "flow" else FadedHiFT(config.vocoder)
-
-    @classmethod
-    def weights(cls, network: Any, path: Path, stem: Stem) -> dict[str, torch.Tensor]:
-        part = "flow" if stem == "flow" else "mel2wav"
-        weights = read_weights(nn.ModuleDict({part: network}), path, f"{part}.")
-        return {name.removeprefix(f"{part}."): weight for name, weight in weights.items()}
-
-    def flow_stage(self) -> FlowStage:
-        return self.recompute(windows=True) if self.stream.reference else super().flow_stage()
 
 
 class FadeIn(Streaming):
@@ -86,7 +59,3 @@ class FadedHiFT(HiFT):
         decode: Decode | None = None,
     ) -> torch.Tensor:
         return self.fade_in(super().forward(mel, noise, step, phase, decode), step)
-
-
-build, load = ChatterboxBuilder.build, ChatterboxBuilder.load
-check, choose, networks = ChatterboxBuilder.check, ChatterboxBuilder.choose, ChatterboxBuilder.networks

@@ -1,0 +1,263 @@
+"""Assembly of a model: it puts the networks of a family on a device, and makes the stages that run them.
+
+This is the only place that chooses device, backend, precision, CUDA graph pool, cache size and kind of stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.cache.paged_kv_cache import CacheLayout, PagedKVCache, Storage
+from token2wav.config import RuntimeConfig, StreamConfig
+from token2wav.errors import ConfigError
+from token2wav.execution.backends import Backend, LoadContext, choose, runner
+from token2wav.execution.cached_flow import CachedFlow
+from token2wav.execution.decoder import TokenDecoder
+from token2wav.execution.device import cache_bytes, device_named, entered, keep_arithmetic_exact
+from token2wav.execution.exported_graphs import ExportedVocoder
+from token2wav.execution.family import Family
+from token2wav.execution.recompute import RecomputeFlow, RecomputeVocoder
+from token2wav.execution.runner import GraphPool, graphs_enabled
+from token2wav.execution.stages import FlowStage, Stage, Stages, StageSummary
+from token2wav.execution.vocoder import StreamingVocoder, likely_pieces
+from token2wav.families import networks_module, read_config
+from token2wav.model_config import FLOW_AND_VOCODER, ModelConfig, StageName
+from token2wav.networks.configs import ScheduleConfig
+from token2wav.networks.noise import FlowNoise, SourceNoise
+from token2wav.networks.ode import EulerSolver
+from token2wav.networks.streaming import VocoderNetwork
+from token2wav.networks.weights import SkipInit, fill
+
+CAPTURED_STREAMS = 32  # in a batch of the vocoder; larger batches run in parts
+
+
+@dataclass(frozen=True, eq=False)
+class FlowNetworks:
+    """Networks of a flow decoder without weights, for plans and exports.
+
+    Attributes:
+        flow: flow with its `estimator`; it is its own `Encoder`.
+        vocoder: vocoder.
+        layout: layout of the cache of keys and values.
+        guidance: classifier-free guidance rate.
+        schedule: schedule of the ODE.
+        token_bytes: bytes that the encoder stores of each token beside the cache.
+    """
+
+    flow: Any
+    vocoder: Any
+    layout: CacheLayout
+    guidance: float
+    schedule: ScheduleConfig
+    token_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """Model folder with networks that can be exported.
+
+    Attributes:
+        config: configuration of the model.
+        networks: its networks without weights, on the device `meta`.
+        load: loads the network of a stage in float32 on the CPU, as `load_network`.
+    """
+
+    config: ModelConfig
+    networks: FlowNetworks
+    load: Callable[[StageName], Any]
+
+
+def exportable(folder: Path) -> Exportable:
+    """Returns the networks of a model folder, for an export.
+
+    Raises:
+        ConfigError: no such folder, or its family runs on torch alone.
+    """
+    config = read_config(folder)
+    if family_of(config).torch_only:
+        raise ConfigError(f"{folder}: its family runs on torch alone; it has no graphs to export")
+    with torch.device("meta"):
+        made = flow_networks(config, "float32")
+    return Exportable(config, made, partial(load_network, folder, config))
+
+
+def family_of(config: ModelConfig) -> Family:
+    """Returns the family of a model, by its kind of configuration."""
+    family: Family = networks_module(config).FAMILY
+    return family
+
+
+def assemble(folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> Stages:
+    """Makes the stages of a model.
+
+    Args:
+        folder: model folder.
+        config: its configuration, under the settings of streams.
+        stream: settings of streams.
+        runtime: settings of device, backend, precision and memory.
+
+    Raises:
+        ConfigError: the settings ask for something that this machine or this family does not have.
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    context = LoadContext(folder, runtime, device_named(runtime.device))
+    with entered(context.device):
+        return _Assembly(context, config, stream).stages()
+
+
+def check_runtime(folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> None:
+    """Checks, without loading weights, that this machine has the device, memory and backend that settings name.
+
+    Raises:
+        ConfigError: one of them is not there, or does not run this model.
+    """
+    context = LoadContext(folder, runtime, device_named(runtime.device))
+    with entered(context.device):
+        cache_bytes(runtime.cache_mib, context.device)
+        if runtime.engine != "auto" or stream.reference:  # `auto` never fails: it falls back to torch
+            _backend_of(context, family_of(config), stream)
+
+
+def check_folder(folder: Path) -> None:
+    """Reads configuration and weights of a model folder without putting anything on a device.
+
+    Raises:
+        Token2WavError: the folder cannot be served, and why.
+    """
+    config = read_config(folder)
+    family = family_of(config)
+    for stage in config.stages:
+        _read_network(family, folder, config, stage)
+        family.noise(config, folder, stage)
+
+
+def load_network(folder: Path, config: ModelConfig, stage: StageName) -> Any:
+    """Loads the network of a stage in float32 on the CPU, ready for inference.
+
+    Raises:
+        CheckpointError: weights are missing, unreadable, or do not fit the configuration.
+    """
+    network, weights = _read_network(family_of(config), folder, config, stage)
+    fill(network, weights)
+    if isinstance(network, VocoderNetwork):
+        network.freeze()
+    return network.eval().requires_grad_(False)
+
+
+def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
+    """Makes the networks of a flow decoder without weights, on torch's default device.
+
+    Args:
+        config: configuration of the model.
+        storage: type in which keys and values are cached.
+
+    Raises:
+        ConfigError: the model has no flow with a cache.
+    """
+    family = family_of(config)
+    if config.stages != FLOW_AND_VOCODER or family.torch_only:
+        raise ConfigError("flow: the model has no flow with a cache, which is needed for a plan or an export")
+    flow: Any = family.network(config, "flow")
+    vocoder: Any = family.network(config, "vocoder")
+    layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage)
+    return FlowNetworks(flow, vocoder, layout, config.flow.inference_cfg_rate, config.schedule, flow.token_bytes)
+
+
+class _Assembly:
+    """Assembly of one model on one device."""
+
+    def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
+        self.context, self.config, self.stream = context, config, stream
+        self.family = family_of(config)
+        self.backend = _backend_of(context, self.family, stream)  # before weights load: it may refuse
+        self.pool = GraphPool(context.device) if graphs_enabled(context.device) else None
+
+    def stages(self) -> Stages:
+        """Makes all stages. The last comes first, because the cache of a flow takes a share of the memory left."""
+        keep_arithmetic_exact(self.context.device)
+        summary = StageSummary(self.backend.name, self.context.precision, str(self.context.device))
+        names = self.config.stages
+        networks = {name: self._loaded(name) for name in names}
+        made = {name: self._stage(name, networks[name]) for name in reversed(names)}
+        return Stages({name: made[name] for name in names}, summary)
+
+    def _loaded(self, name: StageName) -> Any:
+        """Loads the network of a stage onto the device."""
+        return load_network(self.context.folder, self.config, name).to(self.context.device)
+
+    def _stage(self, name: StageName, network: Any) -> Stage:
+        noise: Any = self.family.noise(self.config, self.context.folder, name)
+        solvers = self._solvers(network) if name == "flow" and hasattr(network, "estimator") else {}
+        if (own := self.family.own_stage(self.config, name, network, noise, solvers)) is not None:
+            return own
+        if name == "flow":
+            return self._flow_stage(network, noise, solvers)
+        stage = self._vocoder_stage(network, noise)
+        return TokenDecoder(stage) if name == "decoder" else stage
+
+    def _solvers(self, flow: Any) -> dict[int, EulerSolver]:
+        """Makes the solvers of a flow, by their numbers of ODE steps; its time weights become tables."""
+        config, guidance = self.config, self.config.flow.inference_cfg_rate
+        allowed = config.allowed_steps(self.stream.steps)
+        solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
+        flow.estimator.drop_time_weights()
+        if self.context.precision == "float16":
+            flow.estimator.halve()
+        return solvers
+
+    def _flow_stage(self, flow: Any, noise: FlowNoise, solvers: dict[int, EulerSolver]) -> FlowStage:
+        """Makes the incremental stage of a flow. A page of its cache has room for the most steps of all solvers."""
+        context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
+        window, reference = config.window(self.stream), self.family.reference
+        if self.stream.reference and reference is not None:
+            options = {"full_tail": reference.full_tail, "windows": reference.windows}
+            return RecomputeFlow(config, flow, noise, solvers, left_blocks=window, **options)
+        recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=window)
+        storage = context.precision if context.runtime.cache_storage == "auto" else context.runtime.cache_storage
+        layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage)
+        pages = cache_bytes(context.runtime.cache_mib, context.device) // layout.page_bytes
+        cache, longest = PagedKVCache(layout, pages, context.device), hop // config.block_tokens
+        kernel_step = self.family.kernel_step()
+        with torch.inference_mode():
+            runners = {
+                steps: runner(self.backend, (flow.estimator, solver.tables, cache), longest, kernel_step, self.pool)
+                for steps, solver in solvers.items()
+            }
+        return CachedFlow(recompute, runners, cache, longest_hop=hop)
+
+    def _vocoder_stage(self, vocoder: VocoderNetwork, noise: SourceNoise | None) -> StreamingVocoder | RecomputeVocoder:
+        """Makes the stage of a vocoder."""
+        reference = self.family.reference
+        if self.stream.reference and reference is not None and reference.recomputes_audio:
+            return RecomputeVocoder(vocoder, noise, "reference")
+        stream = replace(self.stream, reference=False)  # in the public loop a chunk may be a whole utterance
+        exported = ExportedVocoder(self.backend.vocoder, vocoder) if self.backend.vocoder else None
+        pool = None if exported else self.pool
+        hops = self.config.hops(stream)
+        shapes = likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS) if pool else []
+        hold = stream.hold_frames
+        return StreamingVocoder(vocoder, noise, exported, shapes=shapes, graphs=pool, hold_frames=hold)
+
+
+def _read_network(
+    family: Family, folder: Path, config: ModelConfig, stage: StageName
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Makes the network of a stage, and reads its weights."""
+    path = config.weights_file(folder, stage)
+    with SkipInit(path):
+        network = family.network(config, stage)
+    return network, family.weights(network, path, stage)
+
+
+def _backend_of(context: LoadContext, family: Family, stream: StreamConfig) -> Backend:
+    """Chooses the backend of a model; raises ConfigError as `choose`, or if its public loop is not repeated."""
+    if stream.reference and family.reference is None:
+        raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
+    return choose(context, torch_only="stream.reference" if stream.reference else family.torch_only)

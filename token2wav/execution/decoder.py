@@ -1,0 +1,57 @@
+"""Stage from tokens to audio: a codec decoder, whose codes are the frames of a streaming network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from token2wav.execution.recompute import RecomputeVocoder
+from token2wav.execution.stages import CacheUsage, FrameChunk, Stage, TokenChunk
+from token2wav.execution.vocoder import StreamingVocoder
+from token2wav.voice import Voice
+
+
+class TokenDecoder(Stage):
+    """Decoder stage: it hands the codes of each chunk to a stage that turns frames into audio.
+
+    A code becomes one number of a float32 frame, which holds every code below 2**24 exactly. The network embeds it.
+
+    Args:
+        frames: stage of the network, whose bands are codebooks.
+    """
+
+    def __init__(self, frames: StreamingVocoder | RecomputeVocoder) -> None:
+        self._frames = frames
+
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
+        return self._frames.open()
+
+    def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
+        return self._frames.advance([(handle, FrameChunk(_frames_of(chunk), chunk.last)) for handle, chunk in batch])
+
+    def close(self, handle: int) -> None:
+        self._frames.close(handle)
+
+    def usage(self) -> CacheUsage:
+        return self._frames.usage()
+
+    def whole(self, tokens: NDArray[np.int32]) -> torch.Tensor:
+        """Computes the audio (samples,) of all tokens of an utterance, (n,) or (n, codebooks), in one call."""
+        return self._frames.whole(_as_frames(tokens))
+
+    @property
+    def open_streams(self) -> int:
+        return self._frames.open_streams
+
+
+def _frames_of(chunk: TokenChunk) -> torch.Tensor:
+    """Codes of a chunk without its context, (codebooks, tokens) float32."""
+    return _as_frames(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+
+
+def _as_frames(tokens: NDArray[np.int32]) -> torch.Tensor:
+    """Tokens (n,) or (n, codebooks) to frames (codebooks, n) float32."""
+    return torch.from_numpy(tokens.reshape(len(tokens), -1)).float().T

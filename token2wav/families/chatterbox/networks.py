@@ -1,0 +1,35 @@
+"""Networks of Chatterbox: the flow of S3Gen or of its MeanFlow, and symmetric HiFT with a fade-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.execution.family import ReferenceLoop
+from token2wav.families.chatterbox.fade import FadedHiFT
+from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
+from token2wav.families.cosyvoice2.networks import CosyVoice2
+from token2wav.families.cosyvoice2.weights import read_weights
+from token2wav.model_config import StageName
+
+
+class Chatterbox(CosyVoice2):
+    """Family of Chatterbox and Chatterbox Turbo. Two parts of S3Gen's weights are read; the rest makes voices."""
+
+    reference = ReferenceLoop(windows=True)
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        if stage == "flow":
+            return cosyvoice2_flow(config.flow, mean_flow=config.mean_flow)
+        return FadedHiFT(config.vocoder)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        part = "flow" if stage == "flow" else "mel2wav"
+        weights = read_weights(nn.ModuleDict({part: network}), path, f"{part}.")
+        return {name.removeprefix(f"{part}."): weight for name, weight in weights.items()}
+
+
+FAMILY = Chatterbox()

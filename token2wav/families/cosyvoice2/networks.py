@@ -1,0 +1,32 @@
+"""Networks of CosyVoice2: a flow of a conformer and a U-Net, and symmetric HiFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from token2wav.execution.family import Family
+from token2wav.families.cosyvoice2.flow import cosyvoice2_flow
+from token2wav.families.cosyvoice2.weights import read_weights
+from token2wav.model_config import StageName
+from token2wav.networks.hift import HiFT
+from token2wav.networks.noise import FlowNoise, NormalNoise, SourceNoise
+
+
+class CosyVoice2(Family):
+    """Family of CosyVoice2."""
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return cosyvoice2_flow(config.flow) if stage == "flow" else HiFT(config.vocoder)
+
+    def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
+        return read_weights(network, path)
+
+    def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise:
+        return FlowNoise(config.mel_bands) if stage == "flow" else NormalNoise(config.vocoder.nb_harmonics + 1)
+
+
+FAMILY = CosyVoice2()

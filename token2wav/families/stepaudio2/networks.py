@@ -1,0 +1,21 @@
+"""Networks of Step-Audio2: a flow of a conformer and a DiT, and symmetric HiFT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from token2wav.families.cosyvoice2.networks import CosyVoice2
+from token2wav.families.stepaudio2.flow import stepaudio2_flow
+from token2wav.model_config import StageName
+
+
+class StepAudio2(CosyVoice2):
+    """Family of Step-Audio2 mini and MiniCPM-o 4.5."""
+
+    def network(self, config: Any, stage: StageName) -> nn.Module:
+        return stepaudio2_flow(config.flow) if stage == "flow" else super().network(config, stage)
+
+
+FAMILY = StepAudio2()
