@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -445,14 +445,13 @@ class _Listening(logging.Handler):
 def soak(seed: int, seconds: float) -> dict[str, Any]:
     """Runs rounds, in all settings by turns, until the time is over; each begins before that, and runs to its end."""
     events, problems, deadline = Counter[str](), list[str](), time.monotonic() + seconds
-    for number in count():
-        for settings in SETTINGS:
-            if time.monotonic() > deadline:
-                return {"seed": seed, "rounds": number, "events": dict(events.most_common()), "problems": problems}
-            played = Round(seed + number, settings)
-            played.run()
-            events += played.events
-            problems += played.problems
+    for number, settings in enumerate(cycle(SETTINGS)):
+        if time.monotonic() > deadline:
+            return {"seed": seed, "rounds": number, "events": dict(events.most_common()), "problems": problems}
+        played = Round(seed + number, settings)
+        played.run()
+        events += played.events
+        problems += played.problems
     raise AssertionError
 
 
