@@ -25,7 +25,8 @@ def synchronize(device: torch.device) -> None:
 
 
 class ChunkBatch:
-    """Batch of streams of random tokens in one voice; use it as a context manager, which closes them.
+    """Batch of streams of random tokens in one voice; use it as a context manager, which closes
+    them.
 
     Args:
         model: loaded model.
@@ -34,12 +35,17 @@ class ChunkBatch:
 
     Attributes:
         spoken_tokens: tokens of every stream that are spoken so far.
-        new_tokens: length of the latest chunk in the flow: a first one has the rest of the prompt in it.
+        new_tokens: length of the latest chunk in the flow: a first one has the rest of the prompt
+            in it.
     """
 
     def __init__(self, model: Token2Wav, streams: int, voice: Voice) -> None:
         self.spoken_tokens = self.new_tokens = 0
-        self._flow, self._vocoder, self._config = model.pipeline.flow, model.pipeline.vocoder, model.config
+        self._flow, self._vocoder, self._config = (
+            model.pipeline.flow,
+            model.pipeline.vocoder,
+            model.config,
+        )
         self._random = np.random.default_rng(0)
         self._prompt = len(voice.prompt_tokens)
         self._position = self._config.prefix_tokens(self._prompt)
@@ -52,7 +58,9 @@ class ChunkBatch:
             raise
 
     def advance(self, hop_tokens: int) -> tuple[float, float]:
-        """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the device's work included."""
+        """Computes a chunk of every stream; returns the seconds of flow and of vocoder, the
+        device's work included.
+        """
         config, given = self._config, self._prompt - self._position if not self.spoken_tokens else 0
         start, stop = self._position, self._position + given + hop_tokens
         left = min(config.lookbehind_tokens, start)
@@ -65,7 +73,10 @@ class ChunkBatch:
         between = time.perf_counter()
         new = [mel[:, given * config.token_mel_ratio :] for mel in mels]
         audio = self._vocoder.advance(
-            [(handle, FrameChunk(mel, False)) for (_, handle), mel in zip(self._handles, new, strict=True)]
+            [
+                (handle, FrameChunk(mel, False))
+                for (_, handle), mel in zip(self._handles, new, strict=True)
+            ]
         )
         synchronize(audio[0].device)
         ended = time.perf_counter()
@@ -83,7 +94,10 @@ class ChunkBatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -93,7 +107,9 @@ def chunk_key(streams: int, hop: int, spoken_s: float) -> str:
 
 
 def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: float) -> Row:
-    """Times in ms of flow, vocoder and both for a chunk of each stream, in one batch: median, least and most."""
+    """Times in ms of flow, vocoder and both for a chunk of each stream, in one batch: median, least
+    and most.
+    """
     times, computed = [], 0
     for _ in range(repeats + 1):
         with spoken(model, streams, round(25 * spoken_s), hop) as batch:
@@ -109,7 +125,8 @@ def chunk(model: Token2Wav, repeats: int, streams: int, hop: int, spoken_s: floa
 
 @contextmanager
 def spoken(model: Token2Wav, streams: int, tokens: int, hop: int) -> Iterator[ChunkBatch]:
-    """Streams that have spoken so many tokens; left out where they would not all stay in the cache with another hop.
+    """Streams that have spoken so many tokens; left out where they would not all stay in the cache
+    with another hop.
 
     A stream that finds no page goes on by recomputing, which is another measurement.
     """

@@ -1,7 +1,8 @@
-"""Comparison of all engines that this host can run, on the same chunks: error against torch in float32, and time.
+"""Comparison of all engines that this host can run, on the same chunks: error against torch in
+float32, and time.
 
-Each engine has a process of its own, one after the other, so that none takes cores or memory from another. What cannot
-run says why. Prints a line for each measurement; writes JSON.
+Each engine has a process of its own, one after the other, so that none takes cores or memory from
+another. What cannot run says why. Prints a line for each measurement; writes JSON.
 
     .venv/bin/python -m benchmarks.engines
 """
@@ -95,7 +96,9 @@ def run_case(job: tuple[Path, str, Case, str, list[int], list[float]]) -> Result
 
 
 def release(device: str) -> None:
-    """Gives a GPU back the memory of models that are gone: the next one's cache is a share of what is free."""
+    """Gives a GPU back the memory of models that are gone: the next one's cache is a share of what
+    is free.
+    """
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
@@ -103,12 +106,17 @@ def release(device: str) -> None:
 
 def export(folder: Path, case: Case) -> None:
     maker = Maker(folder, EngineFolder.of(folder), ["benchmarks.engines"])
-    made = {(artifact.graph, artifact.precision, artifact.backend) for artifact in EngineFolder.of(folder).artifacts()}
+    made = {
+        (artifact.graph, artifact.precision, artifact.backend)
+        for artifact in EngineFolder.of(folder).artifacts()
+    }
     if case.engine == "onnx":
         for graph, precision in (("step", case.precision), ("vocoder", "float32")):
             if (graph, precision, "onnx") not in made:
                 maker.onnx(graph, precision)  # type: ignore[arg-type]
-    if case.engine == "tensorrt" and not any(backend.startswith("tensorrt") for _, _, backend in made):
+    if case.engine == "tensorrt" and not any(
+        backend.startswith("tensorrt") for _, _, backend in made
+    ):
         maker.tensorrt("step", case.precision, load_package("auto"), LOAD, [])  # type: ignore[arg-type]
 
 
@@ -121,7 +129,8 @@ def lines(result: Result) -> Iterator[str]:
         yield f"{name} mel {result.verification['mel_db']:.0f} dB from torch in float32: {verdict}"
     for row in result.rows:
         yield (
-            f"{name} {row['history_s']:5g} s {row['hop_tokens']:4} tokens {row['streams']:3} streams "
+            f"{name} {row['history_s']:5g} s {row['hop_tokens']:4} tokens {row['streams']:3} "
+            f"streams "
             f"flow {row['flow_ms'][0]:8.1f} ms  vocoder {row['vocoder_ms'][0]:8.1f} ms"
         )
 
@@ -132,7 +141,11 @@ def run(device: str, sizes: list[str], batches: list[int], histories: list[float
     results = []
     with tempfile.TemporaryDirectory() as temporary:
         folders = {size: model_folder(Path(temporary), size) for size in sizes}
-        jobs = [(folders[size], size, case, device, batches, histories) for size in sizes for case in cases]
+        jobs = [
+            (folders[size], size, case, device, batches, histories)
+            for size in sizes
+            for case in cases
+        ]
         with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as processes:
             for result in processes.imap(run_case, jobs):
                 results.append(result)
@@ -141,15 +154,21 @@ def run(device: str, sizes: list[str], batches: list[int], histories: list[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", nargs="+", choices=[*SIZES, "full"], default=list(SIZES))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds spoken before")
+    parser.add_argument(
+        "--histories", type=float, nargs="+", default=[0, 10, 30], help="seconds spoken before"
+    )
     parser.add_argument("--name", default="engines", help="of the result files")
     options = parser.parse_args()
     results = run(options.device, options.sizes, options.batches, options.histories)
-    save(options.name, {**describe("onnxruntime"), "results": [asdict(result) for result in results]})
+    save(
+        options.name, {**describe("onnxruntime"), "results": [asdict(result) for result in results]}
+    )
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ _PACKAGES = ("torch", "numpy", "tritonclient", "nvidia-pytriton")
 
 
 def describe(*packages: str) -> dict[str, Any]:
-    """Describes date, command, commit, hardware and versions of this run, those of further packages included.
+    """Describes date, command, commit, hardware and versions of this run, those of further packages
+    included.
 
-    What is not there is None: a version of a package that is not installed, the commit outside a checkout.
+    What is not there is None: a version of a package that is not installed, the commit outside a
+    checkout.
     """
     program = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     return {
@@ -45,7 +47,12 @@ def _commit() -> str | None:
     if shutil.which("git") is None:
         return None
     command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or None
+    return (
+        subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+        or None
+    )
 
 
 def _version(package: str) -> str | None:
@@ -57,4 +64,7 @@ def _version(package: str) -> str | None:
 
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )

@@ -1,8 +1,10 @@
-"""Report of all that only a GPU can show: it runs unattended, in slices of some minutes (docs/gpu.md).
+"""Report of all that only a GPU can show: it runs unattended, in slices of some minutes
+(docs/gpu.md).
 
-Nothing of the project needs to be installed. A slice writes results.json after every row, then report.md, and ends by
-itself. Without --slice and --section all slices run one after the other and are merged. Ends with 1 if a test failed,
-a result is beyond its bounds, or a section ended early; being slow is no fault.
+Nothing of the project needs to be installed. A slice writes results.json after every row, then
+report.md, and ends by itself. Without --slice and --section all slices run one after the other and
+are merged. Ends with 1 if a test failed, a result is beyond its bounds, or a section ended early;
+being slow is no fault.
 
     python3 -m benchmarks.gpu_check --slice 1 --out out/1      # then 2, 3 and 4
     python3 -m benchmarks.gpu_check --merge out/1 out/2 out/3 out/4 --out out/report
@@ -42,7 +44,8 @@ from token2wav.config.values import from_mapping  # noqa: E402
 from token2wav.errors import ConfigError  # noqa: E402
 from token2wav.execution.runner import SWITCH  # noqa: E402
 
-Part = tuple[str, float, Settings]  # name of a section, its share of the time that is left, and its settings
+# name of a section, its share of the time that is left, and its settings
+Part = tuple[str, float, Settings]
 _LAST_S = 15.0  # of a slice, for ending a section
 
 
@@ -55,43 +58,69 @@ def parts_of(number: int, settings: Settings, given: dict[str, Any]) -> Iterator
                 yield name + section, share, settings.rehearsal()
         else:  # a rehearsal takes over how streams are served, and no more
             small = {key: value for key, value in changes.items() if key == "setting"}
-            yield name, share, replace(settings, **(changes if settings.size == "full" else small) | given)
+            yield (
+                name,
+                share,
+                replace(settings, **(changes if settings.size == "full" else small) | given),
+            )
 
 
 def run(parts: list[Part], settings: Settings, minutes: float) -> None:
-    """Runs sections one after the other within a time, and writes what they find into `settings.out`."""
+    """Runs sections one after the other within a time, and writes what they find into
+    `settings.out`.
+    """
     deadline, out = time.monotonic() + 60 * minutes - _LAST_S, settings.out
     out.mkdir(parents=True, exist_ok=True)
     for path in (out / LOG, *out.glob("trace-*.json.gz")):
         path.unlink(missing_ok=True)
-    facts = describe("triton", "onnxruntime", "tensorrt") | {"size": settings.size, "precision": settings.precision}
+    facts = describe("triton", "onnxruntime", "tensorrt") | {
+        "size": settings.size,
+        "precision": settings.precision,
+    }
     facts["graphs"] = os.environ.get(SWITCH, "1") != "0"
     query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-    answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)  # there may be none
+    # there may be none
+    answer = subprocess.run(query, shell=True, capture_output=True, text=True, check=False)
     results = Results(out / RESULTS, facts | {"driver": answer.stdout.strip() or None, "gpu": None})
     with tempfile.TemporaryDirectory() as temporary:
         full = model_folder(Path(temporary), "full") if settings.size == "full" else TEMPLATE.parent
         for name, share, own in parts:
-            folder, seconds = TEMPLATE.parent if own.size == "tiny" else full, share * (deadline - time.monotonic())
+            folder, seconds = (
+                TEMPLATE.parent if own.size == "tiny" else full,
+                share * (deadline - time.monotonic()),
+            )
             run_section(name, folder, own, results, max(0.0, seconds))
     (out / "report.md").write_text(markdown(results.content))
 
 
 def measure(options: argparse.Namespace, out: Path) -> list[Path]:
     """Runs what is asked for; returns the folders of results."""
-    given = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in options.set)}
+    given = {
+        name: yaml.safe_load(value)
+        for name, _, value in (each.partition("=") for each in options.set)
+    }
     checked = from_mapping(Settings, given, "--set")
     given = {name: getattr(checked, name) for name in given}
-    device = given.get("device", "cuda" if torch.cuda.is_available() or not options.rehearse else "cpu")
+    device = given.get(
+        "device", "cuda" if torch.cuda.is_available() or not options.rehearse else "cpu"
+    )
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("torch sees no CUDA device; --rehearse runs the report in small on a CPU")
     settings = Settings(out, device)
     settings = settings.rehearsal() if options.rehearse else settings
     if options.section:
         own, count = replace(settings, **given), len(options.section)
-        run([(name, 1 / (count - at), own) for at, name in enumerate(options.section)], own, options.minutes)
+        run(
+            [(name, 1 / (count - at), own) for at, name in enumerate(options.section)],
+            own,
+            options.minutes,
+        )
         return [out]
-    folders = {options.slice: out} if options.slice else {number: out / f"slice-{number}" for number in SLICES}
+    folders = (
+        {options.slice: out}
+        if options.slice
+        else {number: out / f"slice-{number}" for number in SLICES}
+    )
     for number, folder in folders.items():
         own = replace(settings, out=folder)
         run(list(parts_of(number, own, given)), replace(own, **given), options.minutes)
@@ -99,15 +128,33 @@ def measure(options: argparse.Namespace, out: Path) -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--slice", type=int, choices=SLICES, help="of the report")
-    what.add_argument("--section", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS))
-    what.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER", help="write one report of several folders")
-    parser.add_argument("--out", type=Path, help="folder (default: benchmarks/results/gpu, rehearsals: out/gpu)")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which a slice has ended (default: 8)")
-    parser.add_argument("--rehearse", action="store_true", help="with the tiny model and the least of all")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="of benchmarks/gpu/settings.py")
+    what.add_argument(
+        "--section", nargs="+", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS)
+    )
+    what.add_argument(
+        "--merge",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="write one report of several folders",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder (default: benchmarks/results/gpu, rehearsals: out/gpu)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="after which a slice has ended (default: 8)"
+    )
+    parser.add_argument(
+        "--rehearse", action="store_true", help="with the tiny model and the least of all"
+    )
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="of benchmarks/gpu/settings.py"
+    )
     options = parser.parse_args()
     out = options.out or (ROOT / "out" / "gpu" if options.rehearse else PUBLISHED / "gpu")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what runs, too
@@ -119,7 +166,10 @@ def main() -> int:
     if folders != [out]:
         write_report(content, out)
     found = faults(content)
-    print(*(f"{WORDS[each.met]:9}  {each.aim}: {each.measured}" for each in verdicts(content)), sep="\n")
+    print(
+        *(f"{WORDS[each.met]:9}  {each.aim}: {each.measured}" for each in verdicts(content)),
+        sep="\n",
+    )
     print(*(f"fault: {fault}" for fault in found), f"{out / 'report.md'}", sep="\n")
     return 1 if found else 0
 

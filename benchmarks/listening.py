@@ -1,4 +1,6 @@
-"""Listeners of a stream: the pace at which a language model feeds it, the silences that a player hears, quantiles."""
+"""Listeners of a stream: the pace at which a language model feeds it, the silences that a player
+hears, quantiles.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ PACE = 25.0  # tokens per second of a language model
 
 
 def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[float]:
-    """Lists how long a player is silent each time its audio runs out before the next chunk is there.
+    """Lists how long a player is silent each time its audio runs out before the next chunk is
+    there.
 
     Args:
         heard: arrival and length of every chunk, in seconds.
-        buffer_s: seconds that it waits after the first chunk before it starts; later it goes on with what comes.
+        buffer_s: seconds that it waits after the first chunk before it starts; later it goes on
+            with what comes.
     """
     found, plays_until = list[float](), None
     for arrival_s, audio_s in heard:
@@ -27,7 +31,9 @@ def silences(heard: Iterable[tuple[float, float]], buffer_s: float) -> list[floa
 
 
 def quantiles(values: Sequence[float], digits: int = 1) -> dict[str, float] | None:
-    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of one chunk."""
+    """Computes p50, p90, p99 and the largest; None of nothing, such as the gaps of utterances of
+    one chunk.
+    """
     if not values:
         return None
     named = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}

@@ -1,4 +1,6 @@
-"""Models of any size are written with random weights: speed does not depend on what they were trained to say."""
+"""Models of any size are written with random weights: speed does not depend on what they were
+trained to say.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def random_model(folder: Path, sizes: Mapping[str, int], seed: int = 0) -> Path:
 
 
 def model_folder(parent: Path, size: str) -> Path:
-    """Writes a model folder of a size of `SIZES`, or of `full`, the public one, and returns it: 5 s and 1.4 GB."""
+    """Writes a model folder of a size of `SIZES`, or of `full`, the public one, and returns it: 5 s
+    and 1.4 GB.
+    """
     if size != "full":
         return random_model(parent / size, SIZES[size])
     folder = parent / size
@@ -70,6 +74,10 @@ def fill_randomly(folder: Path, seed: int = 0) -> Path:
     made = flow_networks(config, "float32")
     save_file(made.flow.state_dict(), folder / "flow.safetensors")
     hift = isinstance(config.vocoder, HiFTConfig)
-    vocoder = folder / "hift.safetensors" if hift else folder / config.vocoder_folder / "generator.safetensors"
+    vocoder = (
+        folder / "hift.safetensors"
+        if hift
+        else folder / config.vocoder_folder / "generator.safetensors"
+    )
     save_file(made.vocoder.state_dict(), vocoder)
     return folder

@@ -1,8 +1,10 @@
-"""Pacing of tokens: it is replayed what listeners hear when tokens come at many paces, in bursts and with stalls.
+"""Pacing of tokens: it is replayed what listeners hear when tokens come at many paces, in bursts
+and with stalls.
 
-Chunks are decided by the library's own chunker and scheduler on a clock that is only counted on, so that the machine
-does not matter: a batch takes 50 ms plus 1 ms for each token of its chunks, the vocoder holds 80 ms back, and a player
-starts 0.2 s after the first audio. Prints tables, and writes JSON and a picture.
+Chunks are decided by the library's own chunker and scheduler on a clock that is only counted on, so
+that the machine
+does not matter: a batch takes 50 ms plus 1 ms for each token of its chunks, the vocoder holds 80 ms
+back, and a player starts 0.2 s after the first audio. Prints tables, and writes JSON and a picture.
 
     .venv/bin/python -m benchmarks.pacing
 """
@@ -88,7 +90,9 @@ class Listener:
         chunk = self.chunker.next_chunk
         assert chunk is not None
         spoken = chunk.stop - chunk.start - chunk.skip
-        self.silent += self.playback.sent(spoken / _RATE - (0.0 if self.chunker.chunks else _HELD_BACK_S))
+        self.silent += self.playback.sent(
+            spoken / _RATE - (0.0 if self.chunker.chunks else _HELD_BACK_S)
+        )
         self.computed += self.chunker.next_tokens
         self.provisional += spoken * chunk.provisional
         self.chunker.computed()
@@ -125,7 +129,9 @@ def policies(config: ModelConfig) -> dict[str, HopSchedule]:
     }
 
 
-def arrivals(pace: float, pattern: str = "steady", begins: float = 0.0) -> Iterator[tuple[float, int]]:
+def arrivals(
+    pace: float, pattern: str = "steady", begins: float = 0.0
+) -> Iterator[tuple[float, int]]:
     """Lists when tokens come, and how many."""
     size = {"messages of 5": 5, "bursts of 20": 20}.get(pattern, 1)
     for stop in range(size, TOKENS + size, size):
@@ -134,29 +140,45 @@ def arrivals(pace: float, pattern: str = "steady", begins: float = 0.0) -> Itera
 
 
 def replay(
-    schedule: HopSchedule, config: ModelConfig, pace: float, pattern: str = "steady", prompt: int = PROMPT
+    schedule: HopSchedule,
+    config: ModelConfig,
+    pace: float,
+    pattern: str = "steady",
+    prompt: int = PROMPT,
 ) -> Heard:
     """Replays one utterance on a machine of its own."""
     clock, load = Clock(), Load()
-    return run([Listener(config, schedule, list(arrivals(pace, pattern)), clock, load, prompt)], clock, load)[0]
+    return run(
+        [Listener(config, schedule, list(arrivals(pace, pattern)), clock, load, prompt)],
+        clock,
+        load,
+    )[0]
 
 
 def crowd(schedule: HopSchedule, config: ModelConfig, count: int) -> list[Heard]:
-    """Replays utterances at the pace of speech that begin within 3 s, on one machine: what is ready runs together."""
+    """Replays utterances at the pace of speech that begin within 3 s, on one machine: what is ready
+    runs together.
+    """
     clock, load, begins = Clock(), Load(), np.random.default_rng(0).uniform(0, 3, count).tolist()
-    listeners = [Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, load) for at in begins]
+    listeners = [
+        Listener(config, schedule, list(arrivals(_RATE, begins=at)), clock, load) for at in begins
+    ]
     return run(listeners, clock, load)
 
 
 def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
-    """Computes all chunks, in batches one after the other, of up to eight that whoever has least audio left is in."""
+    """Computes all chunks, in batches one after the other, of up to eight that whoever has least
+    audio left is in.
+    """
     while any(not listener.chunker.done for listener in listeners):
         for listener in listeners:
             listener.arrive()
         ready = [listener for listener in listeners if listener.chunker.next_chunk is not None]
         batch = sorted(ready, key=lambda listener: min(listener.playback.lead_seconds, 1.0))[:8]
         if not batch:
-            clock.now = min([clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)])
+            clock.now = min(
+                [clock.now + _POLL_S, *(each.coming[0][0] for each in listeners if each.coming)]
+            )
             continue
         took = _FIXED_S + _TOKEN_S * sum(listener.chunker.next_tokens for listener in batch)
         clock.now += took
@@ -170,26 +192,52 @@ def run(listeners: list[Listener], clock: Clock, load: Load) -> list[Heard]:
 def main() -> None:
     config = CosyVoice3Config.read(TINY)
     rows, early, crowds = [], [], []
-    print("first audio, underruns (silence), tokens computed for each: " + " | ".join(policies(config)))
+    print(
+        "first audio, underruns (silence), tokens computed for each: "
+        + " | ".join(policies(config))
+    )
     for pattern in PATTERNS:
         for pace in PACES:
-            heard = {name: replay(schedule, config, pace, pattern) for name, schedule in policies(config).items()}
-            cells = (f"{h.first_s:.2f} s, {h.underruns} ({h.silent_s:.1f} s), {h.computed:.1f}" for h in heard.values())
+            heard = {
+                name: replay(schedule, config, pace, pattern)
+                for name, schedule in policies(config).items()
+            }
+            cells = (
+                f"{h.first_s:.2f} s, {h.underruns} ({h.silent_s:.1f} s), {h.computed:.1f}"
+                for h in heard.values()
+            )
             print(f"{pattern} | {pace} | " + " | ".join(cells))
-            rows.append({"pattern": pattern, "pace": pace, **{name: asdict(each) for name, each in heard.items()}})
-    print("first_tokens, prompt, tokens/s: first audio, underruns, tokens computed for each, share that is provisional")
+            rows.append(
+                {
+                    "pattern": pattern,
+                    "pace": pace,
+                    **{name: asdict(each) for name, each in heard.items()},
+                }
+            )
+    print(
+        "first_tokens, prompt, tokens/s: first audio, underruns, tokens computed for each, share "
+        "that is provisional"
+    )
     for count in FIRST_TOKENS:
         schedule = HopSchedule.of(StreamConfig(first_tokens=count), config)
         for prompt in PROMPTS:
             for pace in (25, 50, 100):
                 h = replay(schedule, config, pace, prompt=prompt)
-                print(f"{count} | {prompt} | {pace} | {h.first_s:.2f} s, {h.underruns}, {h.computed}, {h.provisional}")
+                print(
+                    f"{count} | {prompt} | {pace} | {h.first_s:.2f} s, {h.underruns}, "
+                    f"{h.computed}, {h.provisional}"
+                )
                 early.append({"first_tokens": count, "prompt": prompt, "pace": pace, **asdict(h)})
-    print("streams on one machine at 25 tokens/s, whole blocks and early: first audio, underruns and silence of each")
+    print(
+        "streams on one machine at 25 tokens/s, whole blocks and early: first audio, underruns "
+        "and silence of each"
+    )
     for count in CROWDS:
         row: dict[str, object] = {"streams": count}
         for name, first_tokens in (("whole blocks", 0), ("early", StreamConfig().first_tokens)):
-            all_heard = crowd(HopSchedule.of(StreamConfig(first_tokens=first_tokens), config), config, count)
+            all_heard = crowd(
+                HopSchedule.of(StreamConfig(first_tokens=first_tokens), config), config, count
+            )
             row[name] = {
                 field: round(float(np.mean([getattr(each, field) for each in all_heard])), 2)
                 for field in ("underruns", "silent_s", "computed")
@@ -202,9 +250,16 @@ def main() -> None:
         panels, ("first_s", "provisional"), ("first audio, s", "provisional share"), strict=True
     ):
         for pace in (25, 50, 100):
-            shown = [row for row in early if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]]
+            shown = [
+                row
+                for row in early
+                if row["pace"] == pace and row["prompt"] == PROMPT and row["first_tokens"]
+            ]
             panel.plot(
-                [row["first_tokens"] for row in shown], [row[field] for row in shown], "o-", label=f"{pace} tokens/s"
+                [row["first_tokens"] for row in shown],
+                [row[field] for row in shown],
+                "o-",
+                label=f"{pace} tokens/s",
             )
         panel.set(xlabel="first_tokens", ylabel=label)
     panels[0].legend()

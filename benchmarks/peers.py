@@ -1,14 +1,17 @@
-"""Cost of a chunk in the decoders' own public code and here: the same random weights, tokens and cores, turn by turn.
+"""Cost of a chunk in the decoders' own public code and here: the same random weights, tokens and
+cores, turn by turn.
 
-A chunk is one second of audio. Public CosyVoice2 computes the utterance anew for each, Step-Audio2 keeps caches of its
-own, and Chatterbox has no streams: what stands there is a whole utterance of that length. With several streams public
-code takes one after the other. It runs in the environment that `scripts/public_families.py` describes; the plot, in
-that of this project:
+A chunk is one second of audio. Public CosyVoice2 computes the utterance anew for each, Step-Audio2
+keeps caches of its
+own, and Chatterbox has no streams: what stands there is a whole utterance of that length. With
+several streams public code takes one after the other. It runs in the environment that
+`scripts/public_families.py` describes; the plot, in that of this project:
 
     public/bin/python -m benchmarks.peers
     .venv/bin/python -m benchmarks.peers --plot
 
-`--windows` compares our own streams of Chatterbox with its whole utterances instead, and needs no public code.
+`--windows` compares our own streams of Chatterbox with its whole utterances instead, and needs no
+public code.
 """
 
 from __future__ import annotations
@@ -70,10 +73,15 @@ class Material:
     prompt: dict[str, torch.Tensor]
 
     def vocoded(self, mel: torch.Tensor, held: torch.Tensor | None) -> torch.Tensor:
-        """Vocodes a chunk behind the last frames of the one before, as both public loops do; returns those to hold."""
+        """Vocodes a chunk behind the last frames of the one before, as both public loops do;
+        returns those to hold.
+        """
         source = torch.zeros(1, 1, 0)
         if held is not None:
-            mel, source = torch.cat((held, mel), dim=2), torch.zeros(1, 1, _OVERLAP_FRAMES * _FRAME_SAMPLES)
+            mel, source = (
+                torch.cat((held, mel), dim=2),
+                torch.zeros(1, 1, _OVERLAP_FRAMES * _FRAME_SAMPLES),
+            )
         (getattr(self.hift, "inference", None) or self.hift)(mel, source)
         return mel[:, :, -_OVERLAP_FRAMES:]
 
@@ -86,7 +94,9 @@ class Material:
 
 
 class PublicCosyVoice2(Contestant):
-    """The loop of its `CosyVoice2Model`: all tokens so far go through the flow, and new mel through the vocoder."""
+    """The loop of its `CosyVoice2Model`: all tokens so far go through the flow, and new mel through
+    the vocoder.
+    """
 
     every_chunk = False
 
@@ -134,9 +144,13 @@ class PublicStepAudio2(Contestant):
     def start(self, streams: int) -> None:
         prompt = self._material.prompt
         tokens = torch.cat((prompt["prompt_token"], torch.full((1, _AHEAD), 4218)), dim=1)
-        cache = self._material.flow.setup_cache(tokens, prompt["prompt_feat"], prompt["embedding"], 10)
+        cache = self._material.flow.setup_cache(
+            tokens, prompt["prompt_feat"], prompt["embedding"], 10
+        )
         # Its networks return views of buffers that the next call writes to.
-        self._caches = [{name: value.clone() for name, value in cache.items()} for _ in range(streams)]
+        self._caches = [
+            {name: value.clone() for name, value in cache.items()} for _ in range(streams)
+        ]
         self._held = None
 
     def chunk(self, index: int) -> None:
@@ -144,11 +158,16 @@ class PublicStepAudio2(Contestant):
         tokens = material.tokens[:, _HOP * index : _HOP * (index + 1) + _AHEAD]
         held = self._held
         for stream, cache in enumerate(self._caches):
-            mel, cache = material.flow.inference_chunk(tokens, material.prompt["embedding"], cache, False, 10)
+            mel, cache = material.flow.inference_chunk(
+                tokens, material.prompt["embedding"], cache, False, 10
+            )
             for name, axis in (("estimator_att_cache", 4), ("conformer_att_cache", 3)):
                 kept = cache[name]
                 if kept.shape[axis] > frames + 100:
-                    ends = kept.narrow(axis, 0, frames), kept.narrow(axis, kept.shape[axis] - 100, 100)
+                    ends = (
+                        kept.narrow(axis, 0, frames),
+                        kept.narrow(axis, kept.shape[axis] - 100, 100),
+                    )
                     kept = torch.cat(ends, dim=axis)
                 cache[name] = kept.clone() if len(self._caches) > 1 else kept
             self._caches[stream] = cache
@@ -163,9 +182,13 @@ class Ours(Contestant):
 
     def __init__(self, folder: Path, material: Material, storage: str) -> None:
         runtime = RuntimeConfig(device="cpu", cache_storage=storage)  # type: ignore[arg-type]
-        self._model = Token2Wav.load(folder, stream=StreamConfig(first_tokens=0, max_hop_tokens=_HOP), runtime=runtime)
+        self._model = Token2Wav.load(
+            folder, stream=StreamConfig(first_tokens=0, max_hop_tokens=_HOP), runtime=runtime
+        )
         prompt, embedding = material.prompt, material.prompt["embedding"][0]
-        self._voice = Voice(prompt["prompt_token"][0].numpy(), prompt["prompt_feat"][0].numpy(), embedding.numpy())
+        self._voice = Voice(
+            prompt["prompt_token"][0].numpy(), prompt["prompt_feat"][0].numpy(), embedding.numpy()
+        )
         self._tokens, self._requests = material.tokens[0].numpy(), list[Any]()
 
     def start(self, streams: int) -> None:
@@ -202,14 +225,28 @@ def material_of(flow: Any, hift: Any, chunks: int) -> Material:
     return Material(fill(flow), fill(hift), tokens, prompt)
 
 
-def contestants(family: str, sizes: public.Sizes, folder: Path, chunks: int, storage: str) -> dict[str, Contestant]:
-    """Both decoders of a family. Ours reads the weights of the public one out of a folder like the published."""
+def contestants(
+    family: str, sizes: public.Sizes, folder: Path, chunks: int, storage: str
+) -> dict[str, Contestant]:
+    """Both decoders of a family.
+
+    Ours reads the weights of the public one out of a folder like the published.
+    """
     if family == "chatterbox":
-        sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8) if sizes is public.TINY else sizes
+        sizes = (
+            replace(sizes, heads=8, dim_head=sizes.channels // 8) if sizes is public.TINY else sizes
+        )
         material = material_of(public.chatterbox_flow(sizes), public.chatterbox_hift(sizes), chunks)
         parts = {"flow": material.flow, "mel2wav": material.hift}
-        state = {f"{part}.{name}": value for part, net in parts.items() for name, value in net.state_dict().items()}
-        save_file({name: value.contiguous() for name, value in state.items()}, folder / "s3gen.safetensors")
+        state = {
+            f"{part}.{name}": value
+            for part, net in parts.items()
+            for name, value in net.state_dict().items()
+        }
+        save_file(
+            {name: value.contiguous() for name, value in state.items()},
+            folder / "s3gen.safetensors",
+        )
         return {"public": PublicChatterbox(material), "ours": Ours(folder, material, storage)}
     if family == "stepaudio2":
         sizes = replace(sizes, channels=512, layers=(16, 0)) if sizes is not public.TINY else sizes
@@ -228,7 +265,9 @@ def contestants(family: str, sizes: public.Sizes, folder: Path, chunks: int, sto
 
 
 def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[str, float]:
-    """Computes a chunk with one after the other, whoever has to; the order changes from chunk to chunk."""
+    """Computes a chunk with one after the other, whoever has to; the order changes from chunk to
+    chunk.
+    """
     found = {}
     for name, contestant in sorted(both.items(), reverse=bool(index % 2)):
         if measured or contestant.every_chunk:
@@ -238,8 +277,12 @@ def seconds_of(both: dict[str, Contestant], index: int, measured: bool) -> dict[
     return found
 
 
-def rows(both: dict[str, Contestant], streams: int, seconds: list[int], repeats: int) -> Iterator[dict[str, Any]]:
-    """Times the first chunks of several streams, then `repeats` chunks in a row from each of some seconds on."""
+def rows(
+    both: dict[str, Contestant], streams: int, seconds: list[int], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Times the first chunks of several streams, then `repeats` chunks in a row from each of some
+    seconds on.
+    """
     firsts = []
     for _ in range(_REPEATS + (streams == 1)):  # one to warm up
         for contestant in both.values():
@@ -257,18 +300,24 @@ def rows(both: dict[str, Contestant], streams: int, seconds: list[int], repeats:
                 times = []
 
 
-def row(times: list[dict[str, float]], position: int, streams: int, both: dict[str, Contestant]) -> dict[str, Any]:
+def row(
+    times: list[dict[str, float]], position: int, streams: int, both: dict[str, Contestant]
+) -> dict[str, Any]:
     found: dict[str, Any] = {"streams": streams, "position_s": position}
     for name, contestant in both.items():
         own = [each[name] for each in times]
-        found[f"{name}_s"] = [round(value, 4) for value in (statistics.median(own), min(own), max(own))]
+        found[f"{name}_s"] = [
+            round(value, 4) for value in (statistics.median(own), min(own), max(own))
+        ]
         found[f"{name}_stream_mib"] = round(contestant.stream_bytes() / 2**20, 1)
     found["times_faster"] = round(found["public_s"][0] / found["ours_s"][0], 2)
     return found
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measures families one by one, each into a run of its own, which takes the place of an older one."""
+    """Measures families one by one, each into a run of its own, which takes the place of an older
+    one.
+    """
     public.prepare_imports()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     path = RESULTS / f"{options.out}.json"
@@ -283,7 +332,10 @@ def measure(options: argparse.Namespace) -> None:
             "cache_storage": options.storage,
             "rows": [],
         }
-        runs = sorted([*(other for other in runs if other["family"] != family), run], key=lambda each: each["family"])
+        runs = sorted(
+            [*(other for other in runs if other["family"] != family), run],
+            key=lambda each: each["family"],
+        )
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             chunks = max(options.seconds) + options.repeats
             both = contestants(family, _SIZES[options.sizes], Path(folder), chunks, options.storage)
@@ -298,7 +350,8 @@ def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
     """Compares the mel of 6 s of Chatterbox, block by block and in windows, with that of the whole.
 
     Returns:
-        Of each way the rms of the difference, as a part of the whole's, and the largest value of it.
+        Of each way the rms of the difference, as a part of the whole's, and the largest value of
+        it.
     """
     with tempfile.TemporaryDirectory() as folder:
         published: Any = SimpleNamespace(sizes=vars(public.Sizes()))
@@ -307,10 +360,15 @@ def windows(*, mean_flow: bool) -> dict[str, dict[str, float]]:
         voice, tokens, starts = a_voice(_PROMPT), some_tokens(6 * _HOP), range(0, 6 * _HOP, _HOP)
         whole = model.mel(tokens, voice, streaming=False)
         seen = [model.mel(tokens[: start + 2 * _HOP], voice, streaming=False) for start in starts]
-        cut = [mel[:, 2 * start : 2 * (start + _HOP)] for start, mel in zip(starts, seen, strict=True)]
+        cut = [
+            mel[:, 2 * start : 2 * (start + _HOP)] for start, mel in zip(starts, seen, strict=True)
+        ]
         ways = {"block mask": model.mel(tokens, voice), "windows": np.concatenate(cut, axis=1)}
     return {
-        way: {"rms": float((mel - whole).std() / whole.std()), "largest": float(np.abs(mel - whole).max())}
+        way: {
+            "rms": float((mel - whole).std() / whole.std()),
+            "largest": float(np.abs(mel - whole).max()),
+        }
         for way, mel in ways.items()
     }
 
@@ -322,34 +380,65 @@ def plot(name: str) -> None:
     from matplotlib import pyplot as plt
 
     result = json.loads((RESULTS / f"{name}.json").read_text())
-    figure, axes = plt.subplots(1, len(result["runs"]), figsize=(4 * len(result["runs"]), 3.2), squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(result["runs"]), figsize=(4 * len(result["runs"]), 3.2), squeeze=False
+    )
     for axis, run in zip(axes[0], result["runs"], strict=True):
         for streams, style in ((1, "-"), (4, "--")):
             of = [found for found in run["rows"] if found["streams"] == streams]
             of.sort(key=lambda found: found["position_s"])
             for who, colour in (("public", "tab:red"), ("ours", "tab:blue")):
-                label, medians = f"{who}, {streams} stream{'s' * (streams > 1)}", [found[f"{who}_s"][0] for found in of]
-                axis.plot([found["position_s"] for found in of], medians, style, color=colour, label=label, marker="o")
-        axis.set(title=run["family"], xlabel="spoken, s", ylabel="s for a second of audio of each stream", yscale="log")
+                label, medians = (
+                    f"{who}, {streams} stream{'s' * (streams > 1)}",
+                    [found[f"{who}_s"][0] for found in of],
+                )
+                axis.plot(
+                    [found["position_s"] for found in of],
+                    medians,
+                    style,
+                    color=colour,
+                    label=label,
+                    marker="o",
+                )
+        axis.set(
+            title=run["family"],
+            xlabel="spoken, s",
+            ylabel="s for a second of audio of each stream",
+            yscale="log",
+        )
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(RESULTS / f"{name}.png", dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", nargs="+", default=["cosyvoice2", "stepaudio2", "chatterbox"])
     parser.add_argument("--sizes", choices=_SIZES, default="public")
-    parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30], help="positions of chunks after the first")
-    parser.add_argument("--repeats", type=int, default=_REPEATS, help="chunks in a row that are timed there")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        nargs="+",
+        default=[10, 30],
+        help="positions of chunks after the first",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=_REPEATS, help="chunks in a row that are timed there"
+    )
     parser.add_argument("--many", type=int, default=1, help="how many of these four streams go to")
     parser.add_argument(
-        "--storage", default="float16", help="of our cache: four streams of CosyVoice2 take 0.5 GB a second"
+        "--storage",
+        default="float16",
+        help="of our cache: four streams of CosyVoice2 take 0.5 GB a second",
     )
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--out", default="peers", help="name of the result")
     parser.add_argument("--plot", action="store_true", help="only draw the result")
-    parser.add_argument("--windows", action="store_true", help="only compare ways to stream Chatterbox")
+    parser.add_argument(
+        "--windows", action="store_true", help="only compare ways to stream Chatterbox"
+    )
     options = parser.parse_args()
     if options.windows:
         kinds = {name: windows(mean_flow=name == "turbo") for name in ("chatterbox", "turbo")}

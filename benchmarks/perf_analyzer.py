@@ -1,10 +1,12 @@
-"""Load test with NVIDIA's perf_analyzer: it measures the server, beside our own benchmark under the same loads.
+"""Load test with NVIDIA's perf_analyzer: it measures the server, beside our own benchmark under the
+same loads.
 
-Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole utterances over streaming
-gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson). What listeners
-heard is derived from its profile export. The same loads, but for evenly spaced ones, are then put on by serving_load's
-client. Prints the time that it will take, the load in progress and a line of figures for each; writes JSON.
-docs/benchmarking.md explains the figures.
+Starts a real tritonserver, or takes one that runs, and has the real perf_analyzer send whole
+utterances over streaming
+gRPC: at several concurrencies, and at several request rates, evenly spaced and at random (Poisson).
+What listeners heard is derived from its profile export. The same loads, but for evenly spaced ones,
+are then put on by serving_load's client. Prints the time that it will take, the load in progress
+and a line of figures for each; writes JSON. docs/benchmarking.md explains the figures.
 
     .venv/bin/python -m benchmarks.perf_analyzer
 """
@@ -61,23 +63,38 @@ class PerfLoad:
 
     @property
     def label(self) -> str:
-        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate:g} per second, {self.distribution}"
+        return (
+            f"{self.concurrency} at once"
+            if self.concurrency
+            else f"{self.rate:g} per second, {self.distribution}"
+        )
 
     @property
     def options(self) -> list[str]:
-        """Returns options for one load a run: perf_analyzer's exports are large, and a request that fails ends it."""
+        """Returns options for one load a run: perf_analyzer's exports are large, and a request that
+        fails ends it.
+        """
         if self.concurrency:
             return ["--concurrency-range", str(self.concurrency)]
         # A start alone means up to 1, where it is less.
-        return ["--request-rate-range", f"{self.rate:g}:{self.rate:g}", "--request-distribution", self.distribution]
+        return [
+            "--request-rate-range",
+            f"{self.rate:g}:{self.rate:g}",
+            "--request-distribution",
+            self.distribution,
+        ]
 
     @property
     def own(self) -> Load | None:
         """Returns the same load for serving_load's client, which has no evenly spaced ones."""
-        return None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
+        return (
+            None if self.distribution == "constant" else Load(self.concurrency, self.rate, AT_ONCE)
+        )
 
     def seconds(self, requests: int, alone_s: float) -> float:
-        """Estimates the time of one load, both clients together, where an utterance alone takes `alone_s`."""
+        """Estimates the time of one load, both clients together, where an utterance alone takes
+        `alone_s`.
+        """
         once = requests / self.rate if self.rate else requests * alone_s
         return once * (1 if self.own is None else 2)
 
@@ -95,23 +112,34 @@ def run_perf_analyzer(
     """
     with tempfile.TemporaryDirectory() as temporary:
         export, report = Path(temporary) / "export.json", Path(temporary) / "report.csv"
-        command: list[str | Path] = [PERF_ANALYZER, *f"-m token2wav -u {url} -i grpc --async --streaming".split()]
+        command: list[str | Path] = [
+            PERF_ANALYZER,
+            *f"-m token2wav -u {url} -i grpc --async --streaming".split(),
+        ]
         # Fewer than it is to send in a second it refuses.
         count = max(requests, math.ceil(load.rate))
         command += ["--input-data", data, *load.options, "--request-count", str(count)]
         command += ["--profile-export-file", export, "-f", report]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=patience_s, check=False
+            )
         except subprocess.TimeoutExpired:
             # It waits without end for a server that died.
-            raise PerfError(f"{load.label}: perf_analyzer was not done after {patience_s:.0f} s") from None
+            raise PerfError(
+                f"{load.label}: perf_analyzer was not done after {patience_s:.0f} s"
+            ) from None
         if done.returncode:
-            raise PerfError(f"{load.label}: perf_analyzer ended with {done.returncode}: {_reason(done.stderr)}")
+            raise PerfError(
+                f"{load.label}: perf_analyzer ended with {done.returncode}: {_reason(done.stderr)}"
+            )
         return stripped(export), own_figures(report)
 
 
 def _reason(output: str) -> str:
-    """Returns what it complains of; after a wrong option there are hundreds of lines of help before that."""
+    """Returns what it complains of; after a wrong option there are hundreds of lines of help before
+    that.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()[:25]), " ".join(lines[-3:]))
 
@@ -138,9 +166,16 @@ def run_own(url: str, load: Load, utterances: Utterances, seconds: float) -> dic
 
 
 def measure(
-    url: str, load: PerfLoad, options: argparse.Namespace, buffer_s: float, data: Path, alone_s: float
+    url: str,
+    load: PerfLoad,
+    options: argparse.Namespace,
+    buffer_s: float,
+    data: Path,
+    alone_s: float,
 ) -> dict[str, Any]:
-    """Runs perf_analyzer and then our own client under one load; an utterance alone takes `alone_s`."""
+    """Runs perf_analyzer and then our own client under one load; an utterance alone takes
+    `alone_s`.
+    """
     row: dict[str, Any] = {"load": load.label, **asdict(load), "failed": None}
     patience_s = _START_S + 5 * options.requests * max(alone_s, 1 / load.rate if load.rate else 0.0)
     try:
@@ -156,7 +191,9 @@ def measure(
         last = heard[-1]
         # Not to its last response: utterances that are open at the end are waited for.
         seconds = last.sent_s - heard[0].sent_s
-        row["own"] = run_own(url, load.own, Utterances(options.seconds, _WHOLE, buffer_s), max(seconds, 1.0))
+        row["own"] = run_own(
+            url, load.own, Utterances(options.seconds, _WHOLE, buffer_s), max(seconds, 1.0)
+        )
     return row
 
 
@@ -165,9 +202,11 @@ def as_line(row: dict[str, Any]) -> str:
         return row["failed"]
     heard, own = row["heard"], row["own"]
     line = (
-        f"{row['load']:24} {heard['utterances']:4} utterances, first audio {_three(heard['first_audio_ms'])} ms, "
+        f"{row['load']:24} {heard['utterances']:4} utterances, first audio "
+        f"{_three(heard['first_audio_ms'])} ms, "
         f"gaps {_three(heard['gap_ms'])} ms, {heard['underruns']} underruns, "
-        f"real-time factor {heard['real_time_factor']['p50']:.3f}, {heard['audio_seconds_per_second']:.1f} s/s"
+        f"real-time factor {heard['real_time_factor']['p50']:.3f}, "
+        f"{heard['audio_seconds_per_second']:.1f} s/s"
     )
     if not own:
         return line
@@ -181,7 +220,9 @@ def _duration(seconds: float) -> str:
 
 
 def _three(values: dict[str, float] | None) -> str:
-    return "-" if values is None else "/".join(f"{values[name]:.0f}" for name in ("p50", "p90", "p99"))
+    return (
+        "-" if values is None else "/".join(f"{values[name]:.0f}" for name in ("p50", "p90", "p99"))
+    )
 
 
 @contextlib.contextmanager
@@ -192,41 +233,80 @@ def server(options: argparse.Namespace) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory() as temporary:
         known = options.model in SIZES
-        folder = random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        folder = (
+            random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        )
         OUT.mkdir(parents=True, exist_ok=True)
         log = OUT / "server.log"
-        with TritonServer(folder, config=options.config, ports=Ports.free(), log_file=log) as started:
+        with TritonServer(
+            folder, config=options.config, ports=Ports.free(), log_file=log
+        ) as started:
             yield started.grpc_url
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", metavar="HOST:PORT", help="gRPC of a server that runs, instead of starting one")
-    where.add_argument("--model", default="tests/data/tiny", help=f"folder, or random weights: {', '.join(SIZES)}")
+    where.add_argument(
+        "--url", metavar="HOST:PORT", help="gRPC of a server that runs, instead of starting one"
+    )
+    where.add_argument(
+        "--model", default="tests/data/tiny", help=f"folder, or random weights: {', '.join(SIZES)}"
+    )
     parser.add_argument(
-        "--config", help="settings file of the server; of one that runs, too: its player's buffer is used"
+        "--config",
+        help="settings file of the server; of one that runs, too: its player's buffer is used",
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--rates", type=float, nargs="*", default=[0.5, 1.0], help="requests per second")
-    parser.add_argument("--distributions", nargs="+", choices=("constant", "poisson"), default=["constant", "poisson"])
-    parser.add_argument("--requests", type=int, default=30, help="utterances of each load (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of audio in each (default: %(default)g)")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the reports (default: out/perf)")
-    parser.add_argument("--quick", action="store_true", help="fewer loads and utterances: about a minute")
+    parser.add_argument(
+        "--rates", type=float, nargs="*", default=[0.5, 1.0], help="requests per second"
+    )
+    parser.add_argument(
+        "--distributions",
+        nargs="+",
+        choices=("constant", "poisson"),
+        default=["constant", "poisson"],
+    )
+    parser.add_argument(
+        "--requests", type=int, default=30, help="utterances of each load (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="of audio in each (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=OUT, help="folder of the reports (default: out/perf)"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer loads and utterances: about a minute"
+    )
     options = parser.parse_args()
     if options.quick:
         parser.set_defaults(**QUICK)  # options that are given still count
         options = parser.parse_args()
-    buffer_s = load_server_config(Path(options.config) if options.config else None).limits.player_buffer_seconds
+    buffer_s = load_server_config(
+        Path(options.config) if options.config else None
+    ).limits.player_buffer_seconds
     loads = [PerfLoad(concurrency=concurrency) for concurrency in options.concurrency]
-    loads += [PerfLoad(rate=rate, distribution=kind) for kind in options.distributions for rate in options.rates]
+    loads += [
+        PerfLoad(rate=rate, distribution=kind)
+        for kind in options.distributions
+        for rate in options.rates
+    ]
     rows = []
     try:
         with server(options) as url, tempfile.TemporaryDirectory() as temporary:
             data = Path(temporary) / "data.json"
-            files = ["--tokens", str(DEMO / "tokens.npy"), "--voice", str(DEMO / "voice.safetensors")]
-            if status := cli.main(["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]):
+            files = [
+                "--tokens",
+                str(DEMO / "tokens.npy"),
+                "--voice",
+                str(DEMO / "voice.safetensors"),
+            ]
+            if status := cli.main(
+                ["perf-data", *files, "--out", str(data), "--seconds", str(options.seconds)]
+            ):
                 return status
             for _ in range(2):  # after the first one the voice is known, and its prompt computed
                 began = time.monotonic()
@@ -238,13 +318,20 @@ def main() -> int:
             many = f"{len(loads)} loads of {options.requests} utterances of {options.seconds:g} s"
             print(f"{many}, about {_duration(sum(expected_s))}", flush=True)
             for number, (load, seconds) in enumerate(zip(loads, expected_s, strict=True), start=1):
-                print(f"[{number}/{len(loads)}] {load.label}, about {_duration(seconds)}", flush=True)
+                print(
+                    f"[{number}/{len(loads)}] {load.label}, about {_duration(seconds)}", flush=True
+                )
                 rows.append(measure(url, load, options, buffer_s, data, alone_s))
                 print(as_line(rows[-1]), flush=True)
     except (ServerError, PerfError) as error:
         print(f"perf_analyzer: {error}", file=sys.stderr)
         return 1
-    facts = {**describe(), "model": options.url or options.model, "seconds": options.seconds, "buffer_s": buffer_s}
+    facts = {
+        **describe(),
+        "model": options.url or options.model,
+        "seconds": options.seconds,
+        "buffer_s": buffer_s,
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     written = options.out / "perf_analyzer.json"
     written.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")

@@ -1,8 +1,9 @@
 """Export of perf_analyzer (--profile-export-file): it is read for what listeners heard.
 
-perf_analyzer itself reports one latency per request, and for a model that sends many responses that is no latency a
-listener would know (docs/benchmarking.md). Its export has the time of every response, and everything that was sent and
-received: 4 MB for an utterance of 7 s. Only the sizes of tensors matter here.
+perf_analyzer itself reports one latency per request, and for a model that sends many responses that
+is no latency a listener would know (docs/benchmarking.md). Its export has the time of every
+response, and everything that was sent and received: 4 MB for an utterance of 7 s. Only the sizes of
+tensors matter here.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class HeardUtterance:
 
 
 def stripped(export: Path) -> bytes:
-    """Returns the export with the number of values in place of every tensor; a stripped one stays as it is."""
+    """Returns the export with the number of values in place of every tensor; a stripped one stays
+    as it is.
+    """
     if not export.stat().st_size:
         return b""
     with export.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -67,32 +70,41 @@ def read_export(export: Path) -> list[HeardUtterance]:
     """Reads the utterances of a run with one load, in the order in which they were sent.
 
     Raises:
-        ExportError: it is incomplete (perf_analyzer stops writing where it cannot write a value, and says nothing), has
-            more than one load, or no audio.
+        ExportError: it is incomplete (perf_analyzer stops writing where it cannot write a value,
+            and says nothing), has more than one load, or no audio.
     """
     try:
         [experiment] = json.loads(stripped(export))["experiments"]
         heard = [_heard(request) for request in experiment["requests"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"{export}: not a whole export of one load on token2wav ({error!r})") from error
+        raise ExportError(
+            f"{export}: not a whole export of one load on token2wav ({error!r})"
+        ) from error
     if not heard:
         raise ExportError(f"{export}: no requests; perf_analyzer measured none")
     return sorted(heard, key=lambda utterance: utterance.sent_s)
 
 
 def _heard(request: dict[str, Any]) -> HeardUtterance:
-    """Reads one utterance. Responses come in order; the last, which says that the request is finished, has no audio."""
+    """Reads one utterance.
+
+    Responses come in order; the last, which says that the request is finished, has no audio.
+    """
     responses = zip(request["response_timestamps"], request["response_outputs"], strict=True)
     chunks = [(time, output["audio"]) for time, output in responses if output.get("audio")]
     if not chunks:
         raise ValueError("a request without audio")
     times, samples = zip(*chunks, strict=True)
     sent = request["timestamp"]
-    return HeardUtterance(sent * _NANOSECONDS, tuple((time - sent) * _NANOSECONDS for time in times), samples)
+    return HeardUtterance(
+        sent * _NANOSECONDS, tuple((time - sent) * _NANOSECONDS for time in times), samples
+    )
 
 
 def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
-    """Computes the figures of one load, for a player that waits for so many seconds of audio before it starts."""
+    """Computes the figures of one load, for a player that waits for so many seconds of audio before
+    it starts.
+    """
     silences = [utterance.silences_s(buffer_s) for utterance in heard]
     ends_s = [utterance.sent_s + utterance.arrivals_s[-1] for utterance in heard]
     audio_s = sum(utterance.audio_s for utterance in heard)
@@ -102,7 +114,9 @@ def summary(heard: list[HeardUtterance], buffer_s: float) -> dict[str, Any]:
         "first_audio_ms": quantiles([1000 * utterance.arrivals_s[0] for utterance in heard]),
         "gap_ms": quantiles([1000 * gap for utterance in heard for gap in utterance.gaps_s]),
         "whole_ms": quantiles([1000 * utterance.arrivals_s[-1] for utterance in heard]),
-        "real_time_factor": quantiles([utterance.arrivals_s[-1] / utterance.audio_s for utterance in heard], digits=3),
+        "real_time_factor": quantiles(
+            [utterance.arrivals_s[-1] / utterance.audio_s for utterance in heard], digits=3
+        ),
         "underruns": sum(map(len, silences)),
         "share_without_underrun": round(sum(not each for each in silences) / len(heard), 3),
         "silent_seconds": round(sum(map(sum, silences), 0.0), 3),

@@ -1,12 +1,14 @@
-"""Quality of the demo voice: words understood, closeness to recordings, and whether chunks can be heard are measured.
+"""Quality of the demo voice: words understood, closeness to recordings, and whether chunks can be
+heard are measured.
 
-Records sentences that the model never heard, turns them into tokens, and speaks them in every way that the library
-has: all at once, as streams, with bounded history, with fewer ODE steps, with cheaper numbers; and once through a real
-server and the client. Prints a table; writes JSON.
+Records sentences that the model never heard, turns them into tokens, and speaks them in every way
+that the library
+has: all at once, as streams, with bounded history, with fewer ODE steps, with cheaper numbers; and
+once through a real server and the client. Prints a table; writes JSON.
 
-    .venv/bin/python -m benchmarks.quality
-    .venv/bin/python -m benchmarks.quality --text examples/demo_voice/unseen.txt --name quality_unseen
-    .venv/bin/python -m benchmarks.quality --first-audio --name quality_first_audio
+    .venv/bin/python -m benchmarks.quality .venv/bin/python -m benchmarks.quality --text
+    examples/demo_voice/unseen.txt --name quality_unseen .venv/bin/python -m benchmarks.quality
+    --first-audio --name quality_first_audio
 
 The recordings need `pip install -e '.[demo]'`.
 """
@@ -69,9 +71,18 @@ class Sentence:
 def main() -> None:
     """Measures all, prints a table, writes the results."""
     parser = argparse.ArgumentParser(description="Measure how well the demo voice speaks.")
-    parser.add_argument("--model", type=Path, default=MODEL, help="model folder (default: the demo's)")
-    parser.add_argument("--text", type=Path, default=HELD_OUT, help="one sentence a line (default: the held-out ones)")
-    parser.add_argument("--recordings", type=Path, default=RECORDINGS, help="where recordings are kept")
+    parser.add_argument(
+        "--model", type=Path, default=MODEL, help="model folder (default: the demo's)"
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=HELD_OUT,
+        help="one sentence a line (default: the held-out ones)",
+    )
+    parser.add_argument(
+        "--recordings", type=Path, default=RECORDINGS, help="where recordings are kept"
+    )
     parser.add_argument("--sentences", type=int, help="how many of the sentences (default: all)")
     parser.add_argument("--first-audio", action="store_true", help="only streams that speak early")
     parser.add_argument("--name", default="quality", help="of the results")
@@ -86,43 +97,67 @@ def main() -> None:
         for text, recording in zip(texts, recordings, strict=True)
     ]
     recogniser = Recogniser()
-    subject = {"model": _provenance(options.model), "text": options.text.name, "sentences": len(sentences)}
+    subject = {
+        "model": _provenance(options.model),
+        "text": options.text.name,
+        "sentences": len(sentences),
+    }
     rows: dict[str, dict[str, Any]] = {}
     print("mode | WER | STOI | PESQ | MCD dB | jump dB")
-    for name, speak in (early if options.first_audio else ways)(options.model, front_end.voice(Recording.load(PROMPT))):
+    for name, speak in (early if options.first_audio else ways)(
+        options.model, front_end.voice(Recording.load(PROMPT))
+    ):
         rows[name] = _measure(name, sentences, speak, recogniser)
         for other in (ORIGINAL, WHOLE, WHOLE_BLOCKS):
             if other in rows and other != name and len(texts) > 1:
-                rows[name][f"against {other}"] = resampled(texts, rows[name]["heard"], rows[other]["heard"])
-        save(options.name, {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows})
+                rows[name][f"against {other}"] = resampled(
+                    texts, rows[name]["heard"], rows[other]["heard"]
+                )
+        save(
+            options.name,
+            {"environment": describe("jiwer", "pocketsphinx", "pystoi"), **subject, "rows": rows},
+        )
         print(_line(name, rows[name]), flush=True)
 
 
 def ways(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
-    """Lists every row of the table, and what speaks it; a model is loaded when its row is asked for."""
+    """Lists every row of the table, and what speaks it; a model is loaded when its row is asked
+    for.
+    """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     own_steps, most = read_config(folder).ode_steps, max(STEPS)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     yield VOCODED, partial(_vocoded, _load(folder))
     yield WHOLE, partial(_whole, _load(folder), voice)
     if own_steps != most:
-        yield f"{WHOLE}, {most} steps", partial(_whole, _load(folder, StreamConfig(steps=(most,))), voice)
+        yield (
+            f"{WHOLE}, {most} steps",
+            partial(_whole, _load(folder, StreamConfig(steps=(most,))), voice),
+        )
     yield "streaming", partial(_streamed, _load(folder), voice)
     for blocks in WINDOWS:
         windowed = StreamConfig(max_hop_tokens=25, left_blocks=blocks)
         yield f"left_blocks {blocks}", partial(_streamed, _load(folder, windowed), voice)
     for steps in STEPS:
         if steps != own_steps:
-            yield f"{steps} steps", partial(_streamed, _load(folder, StreamConfig(steps=(steps,))), voice)
+            yield (
+                f"{steps} steps",
+                partial(_streamed, _load(folder, StreamConfig(steps=(steps,))), voice),
+            )
     yield "float16", partial(_streamed, _load(folder, precision="float16"), voice)
     yield "int8 cache", partial(_streamed, _load(folder, cache_storage="int8"), voice)
-    with TritonServer(folder, ports=Ports.free(), verbose=False) as server, Client(server.grpc_url) as client:
+    with (
+        TritonServer(folder, ports=Ports.free(), verbose=False) as server,
+        Client(server.grpc_url) as client,
+    ):
         served = ClientVoice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
         yield "through the server", partial(_served, client, served)
 
 
 def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
-    """Lists streams that speak before a block is complete; at the pace of speech they do so all the time."""
+    """Lists streams that speak before a block is complete; at the pace of speech they do so all the
+    time.
+    """
     voice = Voice(prompt.prompt_tokens, prompt.prompt_mel, prompt.speaker_embedding)
     yield ORIGINAL, lambda sentence: [sentence.recording]
     for pace in PACES:
@@ -132,7 +167,9 @@ def early(folder: Path, prompt: PromptVoice) -> Iterator[tuple[str, Speak]]:
 
 
 def _load(folder: Path, stream: StreamConfig | None = None, **runtime: Any) -> Token2Wav:
-    return Token2Wav.load(folder, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch", **runtime))
+    return Token2Wav.load(
+        folder, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch", **runtime)
+    )
 
 
 def _vocoded(model: Token2Wav, sentence: Sentence) -> list[Signal]:
@@ -149,7 +186,9 @@ def _streamed(model: Token2Wav, voice: Voice, sentence: Sentence) -> list[Signal
 
 
 def _paced(model: Token2Wav, voice: Voice, pace: float, sentence: Sentence) -> list[Signal]:
-    """Speaks at a pace of tokens, by a clock that is only counted on, with a player that holds 0.2 s."""
+    """Speaks at a pace of tokens, by a clock that is only counted on, with a player that holds 0.2
+    s.
+    """
     chunks, now = [], 0.0
     model.pipeline.clock = lambda: now
     with model.stream(voice) as stream:
@@ -163,7 +202,9 @@ def _served(client: Client, voice: ClientVoice, sentence: Sentence) -> list[Sign
     return [np.float32(chunk.audio) for chunk in client.synthesize([sentence.tokens], voice)]
 
 
-def _measure(name: str, sentences: Sequence[Sentence], speak: Speak, recogniser: Recogniser) -> dict[str, Any]:
+def _measure(
+    name: str, sentences: Sequence[Sentence], speak: Speak, recogniser: Recogniser
+) -> dict[str, Any]:
     heard: list[str] = []
     scores: list[dict[str, float | None]] = []
     borders, there = Borders(), Borders()
@@ -184,26 +225,42 @@ def _measure(name: str, sentences: Sequence[Sentence], speak: Speak, recogniser:
                     "mcd_db": mel_cepstral_distortion(original, result),
                 }
             )
-    row: dict[str, Any] = {"wer": round(word_error_rate([sentence.text for sentence in sentences], heard), 4)}
+    row: dict[str, Any] = {
+        "wer": round(word_error_rate([sentence.text for sentence in sentences], heard), 4)
+    }
     for key in scores[0] if scores else ():
         found = [value for score in scores if (value := score[key]) is not None]
         row[key] = round(sum(found) / len(found), 3) if found else None
-    # Sentences begin and end quietly, chunks end within them: what recordings have at the same places is no border.
+    # Sentences begin and end quietly, chunks end within them: what recordings have at the same
+    # places is no border.
     return {**row, "jumps": borders.report(), "recording_there": there.report(), "heard": heard}
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
     numbers = [row.get(key) for key in ("wer", "stoi", "pesq", "mcd_db")]
-    jump = f"{found['decibels']:+.1f} ± {found['standard_error']:.1f}" if (found := row["jumps"]) else "-"
-    return " | ".join([name, *("-" if number is None else f"{number:.3f}" for number in numbers), jump])
+    jump = (
+        f"{found['decibels']:+.1f} ± {found['standard_error']:.1f}"
+        if (found := row["jumps"])
+        else "-"
+    )
+    return " | ".join(
+        [name, *("-" if number is None else f"{number:.3f}" for number in numbers), jump]
+    )
 
 
 def _provenance(folder: Path) -> dict[str, Any]:
-    """Reads how long the model was trained, if its folder says so, and hashes that tell its weights from others."""
-    weights = sorted(path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}"))
+    """Reads how long the model was trained, if its folder says so, and hashes that tell its weights
+    from others.
+    """
+    weights = sorted(
+        path for suffix in ("pt", "safetensors") for path in folder.glob(f"*.{suffix}")
+    )
     hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in weights}
     training = folder / "training.json"
-    return {**(json.loads(training.read_text(encoding="utf-8")) if training.is_file() else {}), "sha256": hashes}
+    return {
+        **(json.loads(training.read_text(encoding="utf-8")) if training.is_file() else {}),
+        "sha256": hashes,
+    }
 
 
 if __name__ == "__main__":

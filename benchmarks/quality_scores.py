@@ -1,4 +1,6 @@
-"""Scores of speech against a recording of the same words: a recogniser and four comparisons of signals give them."""
+"""Scores of speech against a recording of the same words: a recogniser and four comparisons of
+signals give them.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,19 @@ Signal = NDArray[np.float32]
 
 
 class Recogniser:
-    """Recogniser with pocketsphinx's US English model, and narrower beams than its own: twice as fast, as good."""
+    """Recogniser with pocketsphinx's US English model, and narrower beams than its own: twice as
+    fast, as good.
+    """
 
     def __init__(self) -> None:
         self._decoder = Decoder(
-            samprate=_RECOGNISER_HZ, loglevel="FATAL", ds=2, topn=2, maxwpf=10, maxhmmpf=3000, pl_window=5
+            samprate=_RECOGNISER_HZ,
+            loglevel="FATAL",
+            ds=2,
+            topn=2,
+            maxwpf=10,
+            maxhmmpf=3000,
+            pl_window=5,
         )
 
     def __call__(self, signal: Signal) -> str:
@@ -55,23 +65,35 @@ def word_error_rate(sentences: Sequence[str], heard: Sequence[str]) -> float:
     return float(jiwer.wer([normal(sentence) for sentence in sentences], list(heard)))
 
 
-def resampled(sentences: Sequence[str], heard: Sequence[str], other: Sequence[str]) -> dict[str, list[float]]:
-    """Estimates how far chance moves a word error rate against another's, had sentences of the same kind been others.
+def resampled(
+    sentences: Sequence[str], heard: Sequence[str], other: Sequence[str]
+) -> dict[str, list[float]]:
+    """Estimates how far chance moves a word error rate against another's, had sentences of the same
+    kind been others.
 
     Returns:
-        `ratio` and `difference` of the two rates: 95 % of what sentences drawn again, with repeats, give (the paired
-        bootstrap of Bisani and Ney, 2004).
+        `ratio` and `difference` of the two rates: 95 % of what sentences drawn again, with repeats,
+        give (the paired bootstrap of Bisani and Ney, 2004).
     """
     words = [normal(sentence) for sentence in sentences]
     ours, theirs = (list(map(_wrong, words, texts)) for texts in (heard, other))
     counts = [len(sentence.split()) for sentence in words]
     measures: dict[str, Callable[..., NDArray[np.float64]]] = {
         "ratio": lambda ours, theirs, _, axis: ours.sum(axis) / np.maximum(theirs.sum(axis), 1),
-        "difference": lambda ours, theirs, counts, axis: (ours - theirs).sum(axis) / counts.sum(axis),
+        "difference": lambda ours, theirs, counts, axis: (
+            (ours - theirs).sum(axis) / counts.sum(axis)
+        ),
     }
     found = {}
     for name, measure in measures.items():
-        drawn = bootstrap((ours, theirs, counts), measure, paired=True, vectorized=True, method="percentile", rng=0)
+        drawn = bootstrap(
+            (ours, theirs, counts),
+            measure,
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            rng=0,
+        )
         found[name] = [round(float(value), 4) for value in drawn.confidence_interval]
     return found
 
@@ -82,11 +104,15 @@ def intelligibility(original: Signal, result: Signal) -> float:
 
 
 def perceptual(original: Signal, result: Signal) -> float | None:
-    """Computes wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is heard."""
+    """Computes wide-band PESQ, 1 to 4.6; None where the package is not installed or nothing is
+    heard.
+    """
     if pesq is None:
         return None
     try:
-        return float(pesq(_RECOGNISER_HZ, _recogniser_rate(original), _recogniser_rate(result), "wb"))
+        return float(
+            pesq(_RECOGNISER_HZ, _recogniser_rate(original), _recogniser_rate(result), "wb")
+        )
     except Exception:  # its errors have no base of their own; it finds no speech in noise
         return None
 
@@ -99,7 +125,8 @@ def mel_cepstral_distortion(original: Signal, result: Signal) -> float:
 
 @dataclass
 class Borders:
-    """Borders of chunks: the energy of the first difference in 8 samples tells whether there is a click.
+    """Borders of chunks: the energy of the first difference in 8 samples tells whether there is a
+    click.
 
     It is in decibels, compared with that in 8 frames around the place.
 
@@ -112,21 +139,28 @@ class Borders:
 
     def add(self, signal: Signal, ends: Sequence[int]) -> None:
         """Looks at one utterance (n,), whose chunks end at these samples, where it is not silent."""
-        # By what the vocoder holds back, all are as far from the start of a frame. Networks that overlap windows sound
-        # different there, borders or not.
+        # By what the vocoder holds back, all are as far from the start of a frame. Networks that
+        # overlap windows sound different there, borders or not.
         offset = ends[0] % FRAME if ends else 0
         frames = len(signal) // FRAME
         steps = np.square(np.diff(signal.astype(np.float64)))
-        loud = np.sqrt(np.square(signal[: frames * FRAME].reshape(-1, FRAME)).mean(axis=1)) > _SILENT_RMS
+        loud = (
+            np.sqrt(np.square(signal[: frames * FRAME].reshape(-1, FRAME)).mean(axis=1))
+            > _SILENT_RMS
+        )
         for frame in range(_AROUND, frames - _AROUND):
             if loud[frame - 1 : frame + 1].all():
                 at = frame * FRAME + offset
                 near = steps[at - _AROUND * FRAME : at + _AROUND * FRAME].mean()
                 energies = self.here if at in ends else self.elsewhere
-                energies.append(10 * float(np.log10(max(steps[at - 5 : at + 3].mean() / near, 1e-9))))
+                energies.append(
+                    10 * float(np.log10(max(steps[at - 5 : at + 3].mean() / near, 1e-9)))
+                )
 
     def report(self) -> dict[str, float]:
-        """Reports how much more energy there is at the ends of chunks; empty where there was one chunk in each."""
+        """Reports how much more energy there is at the ends of chunks; empty where there was one
+        chunk in each.
+        """
         if not self.here:
             return {}
         error = np.sqrt(sum(np.var(values) / len(values) for values in (self.here, self.elsewhere)))

@@ -1,11 +1,12 @@
-"""Load test of the server, as listeners hear it: first audio, gaps and throughput, with batching and without.
+"""Load test of the server, as listeners hear it: first audio, gaps and throughput, with batching
+and without.
 
-Starts real tritonservers on the same model, one after the other: with batching and without, with one lane, and the
-ensemble. Each gets the same loads:
+Starts real tritonservers on the same model, one after the other: with batching and without, with
+one lane, and the ensemble. Each gets the same loads:
   closed loop  N clients, each speaks one utterance after the other
   open loop    utterances start at random (Poisson), whether or not the server keeps up
-with tokens at the pace of a language model (25 a second) or as fast as the server takes them. Prints a line for each
-load; writes JSON and a plot.
+with tokens at the pace of a language model (25 a second) or as fast as the server takes them.
+Prints a line for each load; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.serving_load
 """
@@ -46,10 +47,16 @@ MODES: dict[str, tuple[dict[str, dict[str, int]], str]] = {
     "batching": ({}, "token2wav"),
     "batching, one lane": ({"runtime": {"lanes": 1}}, "token2wav"),
     "no batching": ({"limits": {"batch_streams": 1}}, "token2wav"),
-    "no batching, one lane": ({"limits": {"batch_streams": 1}, "runtime": {"lanes": 1}}, "token2wav"),
+    "no batching, one lane": (
+        {"limits": {"batch_streams": 1}, "runtime": {"lanes": 1}},
+        "token2wav",
+    ),
     "ensemble": ({}, "token2wav_ensemble"),
 }
-REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
+REPOSITORIES = {
+    "token2wav": ROOT / "model_repository",
+    "token2wav_ensemble": ROOT / "model_repository_ensemble",
+}
 GAPS_S = (0.05, 0.1, 0.2)
 AT_ONCE = 1e6
 _MOST_AT_ONCE = 1024  # utterances of an open loop; whoever comes then waits for another to end
@@ -71,7 +78,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Heard:
-    """Utterance as heard: latency of first audio, longest gap, and audio, in seconds; an error if it failed."""
+    """Utterance as heard: latency of first audio, longest gap, and audio, in seconds; an error if
+    it failed.
+    """
 
     first_s: float
     gap_s: float
@@ -99,11 +108,16 @@ class Utterances:
         except ClientError as error:
             return Heard(0.0, 0.0, 0.0, str(error))
         audio_s = sum(chunk.samples for chunk in chunks) / SAMPLE_RATE
-        gap_s = max(silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s), default=0.0)
+        gap_s = max(
+            silences(((chunk.arrival_s, chunk.duration_s) for chunk in chunks), self.buffer_s),
+            default=0.0,
+        )
         return Heard(chunks[0].latency_s, gap_s, audio_s)
 
 
-def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tuple[list[Heard], float]:
+def run_load(
+    url: str, load: Load, utterances: Utterances, seconds: float
+) -> tuple[list[Heard], float]:
     """Runs a load; returns all that was heard, and the time until the last one ended."""
     start, random = time.monotonic(), np.random.default_rng(0)
     heard: list[Heard] = []
@@ -131,7 +145,9 @@ def run_load(url: str, load: Load, utterances: Utterances, seconds: float) -> tu
 
 
 def batch_sizes(metrics: str) -> dict[str, float]:
-    """Reads the histogram of batch sizes (the flow's, of an ensemble): counts by upper bound, and their sum."""
+    """Reads the histogram of batch sizes (the flow's, of an ensemble): counts by upper bound, and
+    their sum.
+    """
     counts = {
         bound: float(value)
         for bound, value in re.findall(
@@ -139,12 +155,16 @@ def batch_sizes(metrics: str) -> dict[str, float]:
         )
     }
     for name in ("sum", "count"):
-        values = re.findall(rf'token2wav_batch_streams_{name}(?:\{{model="flow"\}})? (\S+)', metrics)
+        values = re.findall(
+            rf'token2wav_batch_streams_{name}(?:\{{model="flow"\}})? (\S+)', metrics
+        )
         counts[name] = sum(map(float, values))
     return counts
 
 
-def row(mode: str, load: Load, heard: list[Heard], seconds: float, batches: dict[str, float]) -> dict[str, Any]:
+def row(
+    mode: str, load: Load, heard: list[Heard], seconds: float, batches: dict[str, float]
+) -> dict[str, Any]:
     good = [one for one in heard if one.error is None]
     return {
         "mode": mode,
@@ -168,7 +188,8 @@ def as_line(result: dict[str, Any]) -> str:
     first, gaps = result["first_audio_ms"], result["share_without_gaps"]
     return (
         f"{result['mode']:21} {result['load']:28} {result['utterances']:4} utterances, first audio "
-        f"{first['p50']:6.0f} {first['p90']:6.0f} {first['p99']:6.0f} ms, without gaps {gaps['0.1 s']:5.0%}, "
+        f"{first['p50']:6.0f} {first['p90']:6.0f} {first['p99']:6.0f} ms, without gaps "
+        f"{gaps['0.1 s']:5.0%}, "
         f"{result['audio_seconds_per_second']:5.1f} s/s, batches of {result['mean_batch']}"
     )
 
@@ -180,7 +201,8 @@ def measure(
     options: argparse.Namespace,
     common: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Measures all loads on one server in a mode, each when the row of the one before has been used.
+    """Measures all loads on one server in a mode, each when the row of the one before has been
+    used.
 
     Args:
         folder: model folder.
@@ -193,13 +215,22 @@ def measure(
     limits = {"player_buffer_seconds": options.buffer_seconds}
     layers: list[Mapping[str, Mapping[str, Any]]] = [{"limits": limits}, common or {}, own]
     parts = dict.fromkeys(part for layer in layers for part in layer)
-    settings = {part: {key: value for layer in layers for key, value in layer.get(part, {}).items()} for part in parts}
-    utterances = Utterances(options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model)
+    settings = {
+        part: {key: value for layer in layers for key, value in layer.get(part, {}).items()}
+        for part in parts
+    }
+    utterances = Utterances(
+        options.utterance_seconds, options.tokens_per_request, options.buffer_seconds, model
+    )
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "server.yaml"
         config.write_text(yaml.safe_dump(settings))
         with TritonServer(
-            folder, config=config, model_repository=REPOSITORIES[model], ports=Ports.free(), verbose=False
+            folder,
+            config=config,
+            model_repository=REPOSITORIES[model],
+            ports=Ports.free(),
+            verbose=False,
         ) as server:
             utterances.speak(server.grpc_url, AT_ONCE)  # the voice is known from now on
             for load in loads:
@@ -217,17 +248,33 @@ def scrape(url: str) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Draws first audio, throughput and continuity over the number of clients: above paced tokens, below unpaced."""
+    """Draws first audio, throughput and continuity over the number of clients: above paced tokens,
+    below unpaced.
+    """
     figure, axes = plt.subplots(2, 3, figsize=(14, 7), layout="constrained", sharex=True)
     paces = {PACE: "25 tokens/s", AT_ONCE: "unpaced"}
     for (rate, pace), (first, audio, continuity) in zip(paces.items(), axes, strict=True):
         for mode in dict.fromkeys(row["mode"] for row in rows):
-            own = [row for row in rows if row["mode"] == mode and row["rate"] == rate and row["clients"]]
+            own = [
+                row
+                for row in rows
+                if row["mode"] == mode and row["rate"] == rate and row["clients"]
+            ]
             clients = [row["clients"] for row in own]
-            [line] = first.plot(clients, [row["first_audio_ms"]["p50"] for row in own], marker="o", label=mode)
-            first.plot(clients, [row["first_audio_ms"]["p99"] for row in own], "--", marker="^", color=line.get_color())
+            [line] = first.plot(
+                clients, [row["first_audio_ms"]["p50"] for row in own], marker="o", label=mode
+            )
+            first.plot(
+                clients,
+                [row["first_audio_ms"]["p99"] for row in own],
+                "--",
+                marker="^",
+                color=line.get_color(),
+            )
             audio.plot(clients, [row["audio_seconds_per_second"] for row in own], marker="o")
-            continuity.plot(clients, [row["share_without_gaps"]["0.1 s"] for row in own], marker="o")
+            continuity.plot(
+                clients, [row["share_without_gaps"]["0.1 s"] for row in own], marker="o"
+            )
         first.set_yscale("log")
         first.set_ylabel(f"{pace}\nfirst audio after its tokens (ms)\nsolid p50, dashed p99")
         audio.set_ylabel("audio per second (s)")
@@ -236,21 +283,38 @@ def plot(rows: list[dict[str, Any]], path: Path, title: str) -> None:
             axis.set_ylim(bottom=0)
     for axis in axes[-1]:
         axis.set_xlabel("clients")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9
+    )
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=100)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", help=f"folder, or random weights of a size: {', '.join(SIZES)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default="tiny", help=f"folder, or random weights of a size: {', '.join(SIZES)}"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of the closed loop")
-    parser.add_argument("--arrivals", type=float, nargs="*", default=[1.0], help="per second, of the open loop")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for which a load starts utterances")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="of the closed loop"
+    )
+    parser.add_argument(
+        "--arrivals", type=float, nargs="*", default=[1.0], help="per second, of the open loop"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="for which a load starts utterances"
+    )
     parser.add_argument("--utterance-seconds", type=float, default=8.0)
     parser.add_argument("--tokens-per-request", type=int, default=5)
-    parser.add_argument("--buffer-seconds", type=float, default=0.5, help="that a player waits after the first audio")
+    parser.add_argument(
+        "--buffer-seconds",
+        type=float,
+        default=0.5,
+        help="that a player waits after the first audio",
+    )
     parser.add_argument("--name", default="serving_load", help="of the result files")
     options = parser.parse_args()
     rates = (PACE, AT_ONCE)
@@ -259,7 +323,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         known = options.model in SIZES
-        folder = random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        folder = (
+            random_model(Path(temporary), SIZES[options.model]) if known else Path(options.model)
+        )
         for mode in options.modes:
             for result in measure(folder, mode, loads, options):
                 rows.append(result)

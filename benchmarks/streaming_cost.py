@@ -1,7 +1,9 @@
-"""Cost of a chunk: computing it from the cache is compared with recomputing the whole history, on the same weights.
+"""Cost of a chunk: computing it from the cache is compared with recomputing the whole history, on
+the same weights.
 
-Streams of several lengths run through both, each in a process of its own so that its peak memory is its own. One more,
-windowed stream is very long, to show that nothing grows. Prints a line for each as it is done; writes JSON and a plot.
+Streams of several lengths run through both, each in a process of its own so that its peak memory is
+its own. One more, windowed stream is very long, to show that nothing grows. Prints a line for each
+as it is done; writes JSON and a plot.
 
     .venv/bin/python -m benchmarks.streaming_cost
 """
@@ -86,7 +88,8 @@ def run_stream(folder: Path, name: str, mode: str, seconds: int) -> Run:
     model = Token2Wav.load(folder, stream=MODES[mode])
     voice = a_voice(model.config)
     tokens = np.random.default_rng(0).integers(0, 6561, 25 * seconds)
-    model.synthesize(tokens[:128], voice)  # warm-up: every chunk size once; the prompt is known from now on
+    # warm-up: every chunk size once; the prompt is known from now on
+    model.synthesize(tokens[:128], voice)
     before, run, samples = rss_mib(), Run(name, mode, seconds), 0
     flow_s, vocoder_s = timed(model.pipeline.flow), timed(model.pipeline.vocoder)
     with model.stream(voice) as stream:
@@ -119,19 +122,27 @@ HEAD = f"{'model':13} {'mode':27} {'audio s':>7} {'flow s':>8} {'vocoder s':>9} 
 def row(run: Run) -> str:
     last = 1000 * (run.flow_s[-2] + run.vocoder_s[-2])  # the very last one is shorter
     return (
-        f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} {sum(run.vocoder_s):9.2f} "
+        f"{run.model:13} {run.mode:27} {run.seconds:7} {sum(run.flow_s):8.2f} "
+        f"{sum(run.vocoder_s):9.2f} "
         f"{last:13.0f} {run.peak_mib:8.0f}"
     )
 
 
 def plot(runs: list[Run], path: Path) -> None:
-    """Draws compute per second of audio over position, for the longest streams; then cost and memory of the endless."""
+    """Draws compute per second of audio over position, for the longest streams; then cost and
+    memory of the endless.
+    """
     *finite, endless = runs
     models = list(dict.fromkeys(run.model for run in finite))
-    figure, axes = plt.subplots(1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained")
+    figure, axes = plt.subplots(
+        1, len(models) + 1, figsize=(5 * len(models) + 5, 4), layout="constrained"
+    )
     for axis, model in zip(axes, models, strict=False):
         for mode in MODES:
-            run = max((run for run in finite if (run.model, run.mode) == (model, mode)), key=lambda run: run.seconds)
+            run = max(
+                (run for run in finite if (run.model, run.mode) == (model, mode)),
+                key=lambda run: run.seconds,
+            )
             axis.plot(run.position_s[1:-1], cost(run)[1:-1], label=mode)
         axis.set_title(f"{model} model", fontsize=10)
         axis.legend()
@@ -154,21 +165,35 @@ def cost(run: Run) -> NDArray[np.float64]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams")
-    parser.add_argument(
-        "--endless", type=int, default=1200, help="length of one more, windowed stream of the first model"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=1, help="of every stream; the median by flow time is kept")
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument(
+        "--seconds", type=int, nargs="+", default=[10, 30, 60, 120], help="lengths of streams"
+    )
+    parser.add_argument(
+        "--endless",
+        type=int,
+        default=1200,
+        help="length of one more, windowed stream of the first model",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="of every stream; the median by flow time is kept"
+    )
     parser.add_argument("--name", default="streaming_cost", help="of the result files")
     options = parser.parse_args()
     if min(options.endless, *options.seconds) < 1:
         parser.error("--seconds and --endless: streams last at least 1 second")
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models}
+        folders = {
+            name: random_model(Path(temporary) / name, SIZES[name]) for name in options.models
+        }
         jobs = [
-            (folders[name], name, mode, seconds) for name in folders for seconds in options.seconds for mode in MODES
+            (folders[name], name, mode, seconds)
+            for name in folders
+            for seconds in options.seconds
+            for mode in MODES
         ]
         first = options.models[0]
         jobs.append((folders[first], f"{first}, endless", WINDOWED, options.endless))

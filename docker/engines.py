@@ -1,10 +1,12 @@
-"""Engine folder of this machine, which no other kind of machine shares: engines are found and built for it.
+"""Engine folder of this machine, which no other kind of machine shares: engines are found and built
+for it.
 
     engines.py folder ROOT
     engines.py build ROOT --model FOLDER [--config FILE]
 
-An engine runs only on the GPU it was built for and with the TensorRT that built it. A volume may serve several machines
-and outlives updates of both; so each combination has a folder of its own below ROOT.
+An engine runs only on the GPU it was built for and with the TensorRT that built it. A volume may
+serve several machines and outlives updates of both; so each combination has a folder of its own
+below ROOT.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from token2wav_export import cli
 from token2wav_export.engines import build_target, load_package, own_target, version_of
 
 UNUSABLE = 2
-# What a server captures: batches of at most so many streams (it runs larger ones in parts), and so much of the past.
-# An engine for more costs memory and is never asked; one for less leaves chunks to torch.
+# What a server captures: batches of at most so many streams (it runs larger ones in parts), and so
+# much of the past. An engine for more costs memory and is never asked; one for less leaves chunks
+# to torch.
 CAPTURED_STREAMS = 4
 CAPTURED_SECONDS = 64
 
@@ -66,10 +69,15 @@ class Machine:
         """Name of a folder, such as `nvidia-l4_8.9_tensorrt_rtx-1.7.1.116`."""
         gpu = self.target.get("gpu", f"cpu {platform.machine()}")
         parts = [gpu, self.target.get("compute_capability", ""), f"{self.backend}-{self.version}"]
-        return "_".join(re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part)
+        return "_".join(
+            re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-") for part in parts if part
+        )
 
     def wanted(self, runtime: RuntimeConfig) -> dict[Graph, Precision]:
-        """Returns a server's graphs with the precisions that it asks for. With TensorRT, torch is the vocoder."""
+        """Returns a server's graphs with the precisions that it asks for.
+
+        With TensorRT, torch is the vocoder.
+        """
         auto: Precision = "float16" if self.target else "float32"
         step: Precision = auto if runtime.precision == "auto" else runtime.precision
         return {"step": step, "vocoder": "float32"} if self.backend == "onnx" else {"step": step}
@@ -80,7 +88,12 @@ class Machine:
             return ["onnx"]
         most_streams = min(config.limits.batch_streams, CAPTURED_STREAMS)
         arguments = ["tensorrt", "--package", self.backend]
-        arguments += ["--max-streams", str(most_streams), "--history-seconds", str(CAPTURED_SECONDS)]
+        arguments += [
+            "--max-streams",
+            str(most_streams),
+            "--history-seconds",
+            str(CAPTURED_SECONDS),
+        ]
         if self.backend == "tensorrt_rtx":
             arguments += ["--compute-capability", self.target["compute_capability"]]
         return arguments
@@ -127,10 +140,14 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
     if not missing:
         return _nothing(f"{place} is up to date")
     for graph, precision in missing:
-        print(f"engines: building {graph} in {precision} for {machine.backend} in {place}", flush=True)
+        print(
+            f"engines: building {graph} in {precision} for {machine.backend} in {place}", flush=True
+        )
         folders = ["--model", str(model), "--out", str(place)]
         what = ["--graphs", graph, "--precision", precision]
-        settings = ["--config", str(config_file)] if config_file and machine.backend != "onnx" else []
+        settings = (
+            ["--config", str(config_file)] if config_file and machine.backend != "onnx" else []
+        )
         task, *details = machine.command(config)
         if code := cli.main([task, *folders, *what, *details, *settings]):
             return code
@@ -138,10 +155,21 @@ def build(root: Path, model: Path, config_file: Path | None) -> int:
     return cli.DONE
 
 
-def _usable(machine: Machine, engines: EngineFolder, graph: Graph, precision: Precision, model: Path) -> bool:
-    versions: dict[str, str] = {} if machine.backend == "onnx" else {machine.backend: machine.version}
+def _usable(
+    machine: Machine, engines: EngineFolder, graph: Graph, precision: Precision, model: Path
+) -> bool:
+    versions: dict[str, str] = (
+        {} if machine.backend == "onnx" else {machine.backend: machine.version}
+    )
     try:
-        engines.find(graph, precision, machine.backend, model_folder=model, versions=versions, target=machine.target)
+        engines.find(
+            graph,
+            precision,
+            machine.backend,
+            model_folder=model,
+            versions=versions,
+            target=machine.target,
+        )
     except ArtifactError:
         return False
     return True
@@ -156,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="engines.py", description="Engines of this machine.")
     tasks = parser.add_subparsers(dest="task", required=True)
     show = tasks.add_parser("folder", help="print the folder of this machine's engines")
-    make = tasks.add_parser("build", help="build what this machine's server would use and is not there")
+    make = tasks.add_parser(
+        "build", help="build what this machine's server would use and is not there"
+    )
     for task in (show, make):
         task.add_argument("root", type=Path, metavar="ROOT", help="folder of all engines")
     make.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")

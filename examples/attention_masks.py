@@ -1,8 +1,10 @@
-"""Pictures of attention masks: this program draws all kinds there are, or those that a model is served with.
+"""Pictures of attention masks: this program draws all kinds there are, or those that a model is
+served with.
 
     python examples/attention_masks.py --save masks.png --model path/to/model --config server.yaml
 
-Every mask comes from the very function that serving uses. A model's weights are not needed, matplotlib is.
+Every mask comes from the very function that serving uses. A model's weights are not needed,
+matplotlib is.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from token2wav.networks.masks import BlockMask, guided_mask
 SIZE = 4  # frames of a block where there is no model
 PROMPT_BLOCKS = 2  # in pictures of windows that keep the prompt
 
-Pictures = dict[str, torch.Tensor]  # by title: masks (frames, frames), True where the frame of a row sees a column's
+# by title: masks (frames, frames), True where the frame of a row sees a column's
+Pictures = dict[str, torch.Tensor]
 
 
 def every_mask(blocks: int) -> Pictures:
@@ -34,7 +37,9 @@ def every_mask(blocks: int) -> Pictures:
         "full attention: not streaming": torch.ones(frames, frames, dtype=torch.bool),
         "static chunks": BlockMask(SIZE).whole(frames),
         "2 left chunks": BlockMask(SIZE, left_blocks=2).whole(frames),
-        f"2 left chunks and a prompt of {PROMPT_BLOCKS}": BlockMask(SIZE, 2, PROMPT_BLOCKS).whole(frames),
+        f"2 left chunks and a prompt of {PROMPT_BLOCKS}": BlockMask(SIZE, 2, PROMPT_BLOCKS).whole(
+            frames
+        ),
         "chunks of twice the size": BlockMask(2 * SIZE).whole(frames),
         "guided: block": guided_mask("block", frames, SIZE),
         "guided: backward": guided_mask("backward", frames, SIZE),
@@ -55,7 +60,10 @@ def masks_of(estimator: EstimatorConfig, left_blocks: int, blocks: int) -> Pictu
         streaming = BlockMask(size, left_blocks, kept).whole(frames)
         return {f"streaming, a prompt of {kept} blocks" if kept else "streaming": streaming}
     counts = {mask: guided.layers.count(mask) for mask in sorted(set(guided.layers))}
-    pictures = {f"{mask}: {count} of the layers": guided_mask(mask, frames, size) for mask, count in counts.items()}
+    pictures = {
+        f"{mask}: {count} of the layers": guided_mask(mask, frames, size)
+        for mask, count in counts.items()
+    }
     return pictures | {"all layers: one evaluation": dependence(guided, frames, size)}
 
 
@@ -73,7 +81,9 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
     rows = -(-len(pictures) // columns)
     figure = Figure(figsize=(3.1 * columns, 3.4 * rows), layout="constrained")
     for place, (title, mask) in enumerate(pictures.items(), start=1):
-        axis = figure.add_subplot(rows, columns, place, title=title, xlabel="sees frame", ylabel="frame")
+        axis = figure.add_subplot(
+            rows, columns, place, title=title, xlabel="sees frame", ylabel="frame"
+        )
         axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.6, interpolation="nearest")
         edges = [edge - 0.5 for edge in range(0, len(mask) + 1, block_frames)]
         axis.set_xticks(edges, labels=[])
@@ -84,11 +94,21 @@ def draw(pictures: Pictures, block_frames: int, path: Path) -> None:
 
 def main() -> None:
     """Runs the example; ends with status 1 and a message where it cannot draw."""
-    parser = argparse.ArgumentParser(description="Draw attention masks: all kinds, or those of a model.")
-    parser.add_argument("--save", type=Path, required=True, metavar="PNG", help="file to write; also .pdf, .svg")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="model folder; without it all kinds are drawn")
-    parser.add_argument("--config", type=Path, metavar="YAML", help="settings that the server has, with --model")
-    parser.add_argument("--blocks", type=number(int, 2, 40), default=8, metavar="N", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description="Draw attention masks: all kinds, or those of a model."
+    )
+    parser.add_argument(
+        "--save", type=Path, required=True, metavar="PNG", help="file to write; also .pdf, .svg"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="model folder; without it all kinds are drawn"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="YAML", help="settings that the server has, with --model"
+    )
+    parser.add_argument(
+        "--blocks", type=number(int, 2, 40), default=8, metavar="N", help="default: %(default)s"
+    )
     options = parser.parse_args()
     try:
         if options.model is None:
@@ -96,10 +116,17 @@ def main() -> None:
         config = read_config(options.model)
         estimator = getattr(config.stage_config("flow"), "estimator", None)
         if not isinstance(estimator, EstimatorConfig):
-            raise ConfigError(f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only")
+            raise ConfigError(
+                f"{options.model}: masks are drawn of flows of CosyVoice3 and StreamFlow only"
+            )
         left_blocks = config.window(load_server_config(options.config).stream)
-        draw(masks_of(estimator, left_blocks, options.blocks), estimator.static_chunk_size, options.save)
-    except (Token2WavError, OSError, ValueError) as error:  # matplotlib raises the last for an unknown kind of file
+        draw(
+            masks_of(estimator, left_blocks, options.blocks),
+            estimator.static_chunk_size,
+            options.save,
+        )
+    # matplotlib raises the last for an unknown kind of file
+    except (Token2WavError, OSError, ValueError) as error:
         sys.exit(f"attention_masks: {error}")
 
 

@@ -1,7 +1,8 @@
-"""Demo on any machine: it turns a recording into tokens, and through a real Triton server back into speech.
+"""Demo on any machine: it turns a recording into tokens, and through a real Triton server back into
+speech.
 
-The tokens of a sentence that the demo model never heard arrive at the pace of a language model, and the audio comes
-back while they still do. A picture shows both, one above the other.
+The tokens of a sentence that the demo model never heard arrive at the pace of a language model, and
+the audio comes back while they still do. A picture shows both, one above the other.
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ FRAMES_PER_SECOND = 50
 def main() -> None:
     """Runs the demo; ends with status 1 and a sentence if anything is not as it should be."""
     parser = argparse.ArgumentParser(description="Speak a recording through a real Triton server.")
-    parser.add_argument("wav", nargs="?", type=Path, default=SENTENCE, help="recording (default: a bundled sentence)")
+    parser.add_argument(
+        "wav",
+        nargs="?",
+        type=Path,
+        default=SENTENCE,
+        help="recording (default: a bundled sentence)",
+    )
     wav: Path = parser.parse_args().wav
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
     OUT.mkdir(exist_ok=True)
@@ -51,8 +58,20 @@ def main() -> None:
         _run("token2wav-voice", "create", "--model", MODEL, "--wav", PROMPT, "--out", VOICE)
         print("demo: starting a Triton server with the demo voice", flush=True)
         with TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
-            print(f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second", flush=True)
-            synth = ("--tokens", TOKENS, "--voice", VOICE, "--out", WAV, "--rate", TOKENS_PER_SECOND)
+            print(
+                f"demo: ready at {server.grpc_url}; sending {TOKENS_PER_SECOND} tokens per second",
+                flush=True,
+            )
+            synth = (
+                "--tokens",
+                TOKENS,
+                "--voice",
+                VOICE,
+                "--out",
+                WAV,
+                "--rate",
+                TOKENS_PER_SECOND,
+            )
             _run("token2wav-client", "synth", "--url", server.grpc_url, *synth)
     except ServerError as error:
         sys.exit(f"demo: {error}")
@@ -60,13 +79,19 @@ def main() -> None:
         sys.exit("demo: interrupted")
     _check()
     draw(wav, WAV, PICTURE)
-    print(f"demo: {PICTURE.relative_to(ROOT)} shows the recording above what was made of its tokens")
+    print(
+        f"demo: {PICTURE.relative_to(ROOT)} shows the recording above what was made of its tokens"
+    )
 
 
 def draw(original: Path, result: Path, picture: Path) -> None:
     """Draws the log-mels of two recordings, one above the other, on one scale of time."""
-    figure, panels = plt.subplots(2, 1, figsize=(10, 5), sharex=True, sharey=True, layout="constrained")
-    for panel, path, title in zip(panels, (original, result), ("recording", "through tokens"), strict=True):
+    figure, panels = plt.subplots(
+        2, 1, figsize=(10, 5), sharex=True, sharey=True, layout="constrained"
+    )
+    for panel, path, title in zip(
+        panels, (original, result), ("recording", "through tokens"), strict=True
+    ):
         mel = prompt_mel(Recording.load(path).at(PROMPT_RATE_HZ))
         extent = (0.0, len(mel) / FRAMES_PER_SECOND, 0.0, float(mel.shape[1]))
         panel.imshow(mel.T, origin="lower", aspect="auto", extent=extent, vmin=-11, vmax=2)
@@ -77,7 +102,9 @@ def draw(original: Path, result: Path, picture: Path) -> None:
 
 
 def _run(program: str, *arguments: object) -> None:
-    done = subprocess.run([Path(sys.executable).with_name(program), *map(str, arguments)], check=False)
+    done = subprocess.run(
+        [Path(sys.executable).with_name(program), *map(str, arguments)], check=False
+    )
     if done.returncode != 0:
         sys.exit(f"demo: {program} failed with status {done.returncode}")
 
@@ -86,8 +113,14 @@ def _check() -> None:
     tokens = len(np.load(TOKENS))
     samples = soundfile.info(WAV).frames
     if samples != tokens * SAMPLES_PER_TOKEN:
-        sys.exit(f"demo: {WAV} has {samples} samples, but {tokens} tokens make {tokens * SAMPLES_PER_TOKEN}")
-    print(f"demo: {WAV.relative_to(ROOT)} has {samples} samples, {SAMPLES_PER_TOKEN} for each of {tokens} tokens")
+        sys.exit(
+            f"demo: {WAV} has {samples} samples, but {tokens} tokens make "
+            f"{tokens * SAMPLES_PER_TOKEN}"
+        )
+    print(
+        f"demo: {WAV.relative_to(ROOT)} has {samples} samples, {SAMPLES_PER_TOKEN} for each of "
+        f"{tokens} tokens"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Reader of a speech language model: it speaks what the model prints, while it prints it.
 
-    my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out out.wav
+    my_llm | python examples/llm_stream.py --family stepaudio2 --voice voice.safetensors --out
+    out.wav
 
-Such models print tokens as text, `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>` (Step-Audio2), between other
-text that is not meant to be heard; or they give numbers alone, which a line of code prints with something between
-them (MiniCPM-o, Chatterbox). Pieces of text end anywhere, in the middle of a token too.
+Such models print tokens as text, `<|speech_17|>` or `<|s_17|>` (CosyVoice), `<audio_17>`
+(Step-Audio2), between other text that is not meant to be heard; or they give numbers alone, which a
+line of code prints with something between them (MiniCPM-o, Chatterbox). Pieces of text end
+anywhere, in the middle of a token too.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from token2wav_client.writer import AudioWriter
 _NAMES = re.compile(r"<(?:\|(?:s|speech)_|audio_)(\d{1,9})\|?>")
 _NUMBERS = re.compile(r"(?<!\d)(\d{1,9})(?=\D)")
 TOKENS = {"cosyvoice": _NAMES, "stepaudio2": _NAMES, "minicpmo": _NUMBERS, "chatterbox": _NUMBERS}
-NOT_SPEECH = {6561, 6562}  # Step-Audio2's padding; where MiniCPM-o ends; where Chatterbox begins and ends
+# Step-Audio2's padding; where MiniCPM-o ends; where Chatterbox begins and ends
+NOT_SPEECH = {6561, 6562}
 LONGEST_TOKEN = len("<|speech_123456789|>")
 
 
 def tokens_in(pieces: Iterable[str], family: str = "cosyvoice") -> Iterator[list[int]]:
-    """Finds the tokens in text that comes in pieces; yields those that each piece completes, if any."""
+    """Finds the tokens in text that comes in pieces; yields those that each piece completes, if
+    any.
+    """
     text = ""
     for piece in chain(pieces, ["\n"]):  # with which a last number ends
         text += piece
@@ -48,18 +53,28 @@ def standard_input() -> Iterator[str]:
 
 def main() -> None:
     """Runs the example."""
-    parser = argparse.ArgumentParser(description="Speak the speech tokens in a text on standard input.")
-    parser.add_argument("--family", choices=TOKENS, default="cosyvoice", help="of the model (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Speak the speech tokens in a text on standard input."
+    )
+    parser.add_argument(
+        "--family", choices=TOKENS, default="cosyvoice", help="of the model (default: %(default)s)"
+    )
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
-    parser.add_argument("--out", required=True, help="file to write; a WAV file grows while the audio arrives")
+    parser.add_argument(
+        "--out", required=True, help="file to write; a WAV file grows while the audio arrives"
+    )
     parser.add_argument("--url", default="localhost:8001")
     options = parser.parse_args()
     try:
         voice = ClientVoice.load(options.voice)
         with AudioWriter(options.out, "int16") as writer, Client(options.url, retries=5) as client:
-            for chunk in client.synthesize(tokens_in(standard_input(), options.family), voice, audio_format="int16"):
+            for chunk in client.synthesize(
+                tokens_in(standard_input(), options.family), voice, audio_format="int16"
+            ):
                 writer.write(chunk.audio, chunk.sample_rate)
-                print(f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr)
+                print(
+                    f"{chunk.arrival_s:7.2f} s: {chunk.duration_s:.2f} s of audio", file=sys.stderr
+                )
     except ClientError as error:
         sys.exit(f"llm_stream: {error}")
 

@@ -1,4 +1,5 @@
-"""Batch job that speaks every token file of a folder, several at a time, and goes on where it was interrupted.
+"""Batch job that speaks every token file of a folder, several at a time, and goes on where it was
+interrupted.
 
 python examples/synthesize_folder.py tokens/ wavs/ --voice voice.safetensors
 """
@@ -24,7 +25,9 @@ async def synthesize(client: AsyncClient, tokens: Path, voice: ClientVoice, out:
     unfinished = out.with_suffix(".part.wav")
     writer = AudioWriter(unfinished, "int16")
     seconds = 0.0
-    async for chunk in client.synthesize(open_tokens(str(tokens)).pieces, voice, audio_format="int16"):
+    async for chunk in client.synthesize(
+        open_tokens(str(tokens)).pieces, voice, audio_format="int16"
+    ):
         writer.write(chunk.audio, chunk.sample_rate)
         seconds += chunk.duration_s
     unfinished.replace(out)
@@ -36,7 +39,10 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
     voice = ClientVoice.load(options.voice)
     files = [file for file in sorted(options.tokens.iterdir()) if file.suffix in SUFFIXES]
     if len({file.stem for file in files}) < len(files):
-        raise InputError(f"{options.tokens}: two files differ in their endings alone, but would have the same WAV")
+        raise InputError(
+            f"{options.tokens}: two files differ in their endings alone, but would have the same "
+            f"WAV"
+        )
     todo = {file: out for file in files if not (out := options.out / f"{file.stem}.wav").exists()}
     options.out.mkdir(parents=True, exist_ok=True)
     failures: list[str] = []
@@ -47,9 +53,12 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
             async def one(file: Path, out: Path) -> None:
                 async with slots:
                     try:
-                        bar.set_postfix_str(f"{file.stem}: {await synthesize(client, file, voice, out):.1f} s")
+                        bar.set_postfix_str(
+                            f"{file.stem}: {await synthesize(client, file, voice, out):.1f} s"
+                        )
                         bar.update()
-                    except (InputError, ServerError) as error:  # of this file; without a server all of them would fail
+                    # of this file; without a server all of them would fail
+                    except (InputError, ServerError) as error:
                         failures.append(f"{file.name}: {error}")
 
             await asyncio.gather(*(one(file, out) for file, out in todo.items()))
@@ -58,12 +67,16 @@ async def synthesize_all(options: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Runs the example; ends with status 1 if a file could not be spoken."""
-    parser = argparse.ArgumentParser(description="Speak a folder of .npy, .json and .txt files of tokens.")
+    parser = argparse.ArgumentParser(
+        description="Speak a folder of .npy, .json and .txt files of tokens."
+    )
     parser.add_argument("tokens", type=Path, help="folder to read")
     parser.add_argument("out", type=Path, help="folder for WAV files")
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
     parser.add_argument("--url", default="localhost:8001")
-    parser.add_argument("--streams", type=int, default=8, help="files at a time (default: %(default)s)")
+    parser.add_argument(
+        "--streams", type=int, default=8, help="files at a time (default: %(default)s)"
+    )
     options = parser.parse_args()
     try:
         failures = asyncio.run(synthesize_all(options))

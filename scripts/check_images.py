@@ -1,10 +1,13 @@
-"""Check of the images: they are built on stand-ins for their bases, run as docker-compose.yml says, and measured.
+"""Check of the images: they are built on stand-ins for their bases, run as docker-compose.yml says,
+and measured.
 
     .venv/bin/python -m scripts.check_images [--folder FOLDER]
 
-It needs root, and buildah and debootstrap of Debian or Ubuntu; no daemon, no registry. The stand-ins have the layout of
-the real bases: Debian 12 with its Python 3.11 for python:slim, the same with /opt/tritonserver for NVIDIA's. In all
-images torch is the one for the CPU. What pip is configured with here, indexes and certificates, holds for the builds.
+It needs root, and buildah and debootstrap of Debian or Ubuntu; no daemon, no registry. The
+stand-ins have the layout of
+the real bases: Debian 12 with its Python 3.11 for python:slim, the same with /opt/tritonserver for
+NVIDIA's. In all images torch is the one for the CPU. What pip is configured with here, indexes and
+certificates, holds for the builds.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ TORCH, TRITON = "torch==2.13.0+cpu", "nvidia-pytriton==0.7.0"
 USER = 10001
 TOKENS_PER_SECOND = 25
 WAV_HEADER_BYTES = 1000  # far more than there are before the first sample
-MIN_SNR_DB = 40.0  # of a stream against the library's: batches differ in the order of sums, and F0 adds up to phase
+# of a stream against the library's: batches differ in the order of sums, and F0 adds up to phase
+MIN_SNR_DB = 40.0
 PATIENCE_SECONDS = 300.0
 STAND_INS = f"""
 FROM scratch AS python
@@ -55,7 +59,8 @@ RUN python3 -m pip install --no-deps --no-cache-dir --target /tmp/wheel {TRITON}
     && rm -r /tmp/wheel
 ENV LD_LIBRARY_PATH=/opt/tritonserver/lib
 """
-# What no image may have: pip and its caches, sources, lists of packages, and where torch is for the CPU, CUDA.
+# What no image may have: pip and its caches, sources, lists of packages, and where torch is for the
+# CPU, CUDA.
 WASTE = [
     "opt/token2wav/venv/bin/pip*",
     "root/.cache",
@@ -65,7 +70,10 @@ WASTE = [
     "var/lib/apt/lists/*_*",
     "wheels",
 ]
-CUDA = ["opt/token2wav/venv/lib/*/site-packages/nvidia", "opt/token2wav/venv/lib/*/site-packages/triton"]
+CUDA = [
+    "opt/token2wav/venv/lib/*/site-packages/nvidia",
+    "opt/token2wav/venv/lib/*/site-packages/triton",
+]
 # Only which GPU this is has to be made up: everything else runs as it would there.
 ENGINES_FOR_L4 = """
 import sys
@@ -80,8 +88,16 @@ def missing() -> str:
     """Says what this machine lacks for the check; empty if nothing."""
     if os.geteuid() != 0:
         return "needs root"
-    programs = [name for name in ("buildah", "debootstrap", "unshare", "setpriv") if shutil.which(name) is None]
-    return f"needs {', '.join(programs)}: apt-get install buildah debootstrap util-linux" if programs else ""
+    programs = [
+        name
+        for name in ("buildah", "debootstrap", "unshare", "setpriv")
+        if shutil.which(name) is None
+    ]
+    return (
+        f"needs {', '.join(programs)}: apt-get install buildah debootstrap util-linux"
+        if programs
+        else ""
+    )
 
 
 def say(text: str) -> None:
@@ -90,9 +106,17 @@ def say(text: str) -> None:
 
 def choose_storage(folder: Path) -> str:
     """Puts buildah's storage into a folder, for all commands from now on, and returns its driver."""
-    os.environ |= {"BUILDAH_ISOLATION": "chroot", "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
-    for driver in ("overlay", "vfs"):  # the latter copies the whole image for every layer, but works everywhere
-        lines = [f'driver = "{driver}"', f'graphroot = "{folder / driver}"', f'runroot = "{folder / "run"}"']
+    os.environ |= {
+        "BUILDAH_ISOLATION": "chroot",
+        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }
+    # the latter copies the whole image for every layer, but works everywhere
+    for driver in ("overlay", "vfs"):
+        lines = [
+            f'driver = "{driver}"',
+            f'graphroot = "{folder / driver}"',
+            f'runroot = "{folder / "run"}"',
+        ]
         (folder / "storage.conf").write_text("\n".join(["[storage]", *lines, ""]))
         if subprocess.run(["buildah", "info"], capture_output=True, check=False).returncode == 0:
             return driver
@@ -100,7 +124,9 @@ def choose_storage(folder: Path) -> str:
 
 
 def pip_mounts(folder: Path) -> list[str]:
-    """Returns options of buildah that give the builds what pip is configured with here, and torch for the CPU."""
+    """Returns options of buildah that give the builds what pip is configured with here, and torch
+    for the CPU.
+    """
     wheels = folder / "wheels"
     if not wheels.exists():
         target = ["--python-version", PYTHON, "--only-binary", ":all:", "--dest", str(wheels)]
@@ -113,13 +139,19 @@ def pip_mounts(folder: Path) -> list[str]:
         settings[name.rpartition(".")[2]] = shlex.split(value)[0].split()
     settings["find-links"].append(str(wheels))
     (folder / "pip.conf").write_text(
-        "\n".join(["[global]", *(f"{name} = {' '.join(values)}" for name, values in settings.items()), ""])
+        "\n".join(
+            ["[global]", *(f"{name} = {' '.join(values)}" for name, values in settings.items()), ""]
+        )
     )
-    paths = {Path(value) for values in settings.values() for value in values if value.startswith("/")}
+    paths = {
+        Path(value) for values in settings.values() for value in values if value.startswith("/")
+    }
     for value in settings.get("index-url", []) + settings.get("extra-index-url", []):
         if value.startswith("file:"):  # its pages name files beside it
             paths.add(Path(urllib.parse.urlparse(value).path).parent)
-    mounts = {path: path for path in paths if path.exists()} | {folder / "pip.conf": Path("/etc/pip.conf")}
+    mounts = {path: path for path in paths if path.exists()} | {
+        folder / "pip.conf": Path("/etc/pip.conf")
+    }
     return [f"--volume={source}:{target}:ro" for source, target in mounts.items()]
 
 
@@ -153,27 +185,43 @@ def build_stand_ins(folder: Path, options: list[str]) -> None:
 
 def build(options: list[str]) -> None:
     """Builds all images by the script that `make images` runs."""
-    bases = {"PYTHON_IMAGE": "localhost/stand-in:python", "TRITON_IMAGE": "localhost/stand-in:triton"}
+    bases = {
+        "PYTHON_IMAGE": "localhost/stand-in:python",
+        "TRITON_IMAGE": "localhost/stand-in:triton",
+    }
     arguments = [f"--build-arg={name}={value}" for name, value in bases.items()]
     # Nothing of that index is needed: the wheel lies beside the others.
     arguments.append("--build-arg=CPU_TORCH_INDEX=file:///nowhere")
-    # From the cache, buildah 1.28 mounts an earlier layer of a stage than the one that is asked for.
+    # From the cache, buildah 1.28 mounts an earlier layer of a stage than the one that is asked
+    # for.
     arguments += ["--layers", "--no-cache", "--pull-never"]
     call(ROOT / "scripts" / "images.sh", *arguments, *options, stderr=subprocess.STDOUT)
 
 
 @contextmanager
-def serving(image: Image, binds: dict[str, Path], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
+def serving(
+    image: Image, binds: dict[str, Path], log: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Ports]]:
     """Runs the server of an image until it is ready, and to the end of the block."""
     ports = Ports.free()
-    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    numbers = [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
     command = image.command([*image.service["command"], *numbers], binds)
-    with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process,
+    ):
         try:
             deadline = time.monotonic() + PATIENCE_SECONDS
             while "token2wav: ready, " not in log.read_text():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"check: the server of {image.name} does not start\n{log.read_text()[-4000:]}")
+                    sys.exit(
+                        f"check: the server of {image.name} does not "
+                        f"start\n{log.read_text()[-4000:]}"
+                    )
                 time.sleep(0.2)
             yield process, ports
         finally:
@@ -181,10 +229,15 @@ def serving(image: Image, binds: dict[str, Path], log: Path) -> Iterator[tuple[s
 
 
 def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path]) -> None:
-    """Runs the server of an image with the client's: health check, a stream, and a stream through a drain."""
+    """Runs the server of an image with the client's: health check, a stream, and a stream through a
+    drain.
+    """
     settings = files / "server.yaml"
-    # What is spoken before a block is complete depends on the pace of tokens, and could not be compared.
-    settings.write_text((ROOT / "docker" / "server.yaml").read_text() + "stream: {first_tokens: 0}\n")
+    # What is spoken before a block is complete depends on the pace of tokens, and could not be
+    # compared.
+    settings.write_text(
+        (ROOT / "docker" / "server.yaml").read_text() + "stream: {first_tokens: 0}\n"
+    )
     binds = {"/model": MODEL, "/opt/token2wav/docker/server.yaml": settings, **binds}
     log = files / "server.log"
     with serving(image, binds, log) as (process, ports):
@@ -197,24 +250,45 @@ def check_server(image: Image, client: Image, files: Path, binds: dict[str, Path
         if program is None:
             sys.exit(f"check: {health[0]} is not in {image.name}")
         inside = "/" + str(Path(program).relative_to(image.root))
-        call(*image.command([inside, *(url if word.endswith(":8001") else word for word in health[1:])], binds))
+        call(
+            *image.command(
+                [inside, *(url if word.endswith(":8001") else word for word in health[1:])], binds
+            )
+        )
         say(f"{image.name}: serves as user {USER}, its root read-only; the health check passes")
-        speak = ["synth", "--url", url, "--tokens", "tokens.npy", "--voice", "voice.safetensors", "--quiet"]
+        speak = [
+            "synth",
+            "--url",
+            url,
+            "--tokens",
+            "tokens.npy",
+            "--voice",
+            "voice.safetensors",
+            "--quiet",
+        ]
         speak += ["--audio-format", "float32"]
         mounts = {"/files": files}
         call(*client.command(["health", "--url", url], mounts, ["/files"]))
         call(*client.command([*speak, "--out", "out.wav"], mounts, ["/files"]))
-        say(f"{image.name}: a stream to {client.name} equals the library's, {snr_db(files / 'out.wav'):.0f} dB")
+        say(
+            f"{image.name}: a stream to {client.name} equals the library's, "
+            f"{snr_db(files / 'out.wav'):.0f} dB"
+        )
         paced = [*speak, "--out", "drained.wav", "--rate", str(TOKENS_PER_SECOND)]
         drained = files / "drained.wav"
         drained.unlink(missing_ok=True)
         with subprocess.Popen(client.command(paced, mounts, ["/files"])) as speaker:
-            while speaker.poll() is None and not (drained.exists() and drained.stat().st_size > WAV_HEADER_BYTES):
+            while speaker.poll() is None and not (
+                drained.exists() and drained.stat().st_size > WAV_HEADER_BYTES
+            ):
                 time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
             codes = speaker.wait(PATIENCE_SECONDS), process.wait(PATIENCE_SECONDS)
         if codes != (0, 0) or "draining" not in log.read_text():
-            sys.exit(f"check: client and server ended with {codes} after SIGTERM\n{log.read_text()[-4000:]}")
+            sys.exit(
+                f"check: client and server ended with {codes} after "
+                f"SIGTERM\n{log.read_text()[-4000:]}"
+            )
         say(f"{image.name}: SIGTERM lets a stream end, {snr_db(drained):.0f} dB")
 
 
@@ -236,7 +310,10 @@ def snr_db(wav: Path) -> float:
     noise = np.square(heard - wanted, dtype=np.float64).sum()
     found = float(10 * np.log10(np.square(wanted, dtype=np.float64).sum() / max(noise, 1e-30)))
     if found < MIN_SNR_DB:
-        sys.exit(f"check: {wav.name} is {found:.1f} dB from the library's audio, at least {MIN_SNR_DB} dB is wanted")
+        sys.exit(
+            f"check: {wav.name} is {found:.1f} dB from the library's audio, at least {MIN_SNR_DB} "
+            f"dB is wanted"
+        )
     return found
 
 
@@ -249,7 +326,9 @@ def check_engines(image: Image, volume: Path) -> None:
     script = [python, "-c", ENGINES_FOR_L4, "build", "/engines", *settings]
     call(*image.command(script, binds, ["/engines"]), stderr=subprocess.STDOUT)
     for folder in sorted(volume.iterdir()):
-        files = ", ".join(f"{file.name} {file.stat().st_size / 1e6:.0f} MB" for file in sorted(folder.iterdir()))
+        files = ", ".join(
+            f"{file.name} {file.stat().st_size / 1e6:.0f} MB" for file in sorted(folder.iterdir())
+        )
         say(f"{image.name}: engines in {folder.name}: {files}")
 
 
@@ -266,13 +345,19 @@ def layers(folder: Path, driver: str) -> Iterator[str]:
 
     images = json.loads((folder / driver / f"{driver}-images" / "images.json").read_text())
     named = {
-        name.removeprefix("localhost/"): chain(image["layer"]) for image in images for name in image.get("names", [])
+        name.removeprefix("localhost/"): chain(image["layer"])
+        for image in images
+        for name in image.get("names", [])
     }
     bases = {layer for name, ids in named.items() if name.startswith("stand-in:") for layer in ids}
     for name, ids in sorted(named.items()):
         if not name.startswith("stand-in:"):
             base = sum(megabytes(layer) for layer in ids if layer in bases)
-            own = [f"{size:.1f}" for layer in ids if layer not in bases and (size := megabytes(layer)) >= 0.05]
+            own = [
+                f"{size:.1f}"
+                for layer in ids
+                if layer not in bases and (size := megabytes(layer)) >= 0.05
+            ]
             yield f"| `{name}` | {base:.0f} | {' + '.join(own)} |"
 
 
@@ -300,13 +385,19 @@ def run(folder: Path) -> None:
             check_contents(image)
             check_engines(image, volume)
             check_server(image, client, files, {"/engines": volume})
-    print("\n| image | base, MB | layers, MB |\n|---|---|---|\n" + "\n".join(layers(folder, driver)))
+    print(
+        "\n| image | base, MB | layers, MB |\n|---|---|---|\n" + "\n".join(layers(folder, driver))
+    )
 
 
 def main() -> None:
     """Runs the check; ends with status 1 and a sentence if anything is not as it should be."""
-    parser = argparse.ArgumentParser(description="Build the images on stand-ins for their bases, and run them.")
-    parser.add_argument("--folder", type=Path, help="to keep bases and images in, for next time (default: none)")
+    parser = argparse.ArgumentParser(
+        description="Build the images on stand-ins for their bases, and run them."
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="to keep bases and images in, for next time (default: none)"
+    )
     options = parser.parse_args()
     if reason := missing():
         sys.exit(f"check: {reason}")
@@ -317,7 +408,8 @@ def main() -> None:
         try:
             run(folder.resolve())
         finally:
-            mounts = folder.resolve() / "overlay" / "overlay"  # all that buildah leaves lie below this one
+            # all that buildah leaves lie below this one
+            mounts = folder.resolve() / "overlay" / "overlay"
             subprocess.run(["umount", "--recursive", "--quiet", mounts], check=False)
 
 

@@ -1,7 +1,9 @@
 """Hooks of MkDocs (mkdocs.yml) that bring into the site what lies outside docs/.
 
-Pages are written to be read in the repository. Here their links out of docs/ are turned to where the site has what they
-lead to: README is a page, and other files are copied. The API reference is made from each package's `__all__`.
+Pages are written to be read in the repository. Here their links out of docs/ are turned to where
+the site has what they
+lead to: README is a page, and other files are copied. The API reference is made from each package's
+`__all__`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, README, content=readme))
     texts = {"README.md": readme}
-    texts |= {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages() if file.abs_src_path}
+    texts |= {
+        f"docs/{file.src_uri}": file.content_string
+        for file in files.documentation_pages()
+        if file.abs_src_path
+    }
     for path in sorted({target for page, text in texts.items() for target in _outside(page, text)}):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     for package, source in PACKAGES.items():
-        files.append(File.generated(config, f"api/{package}.md", content=_reference(package, ROOT / source)))
+        files.append(
+            File.generated(config, f"api/{package}.md", content=_reference(package, ROOT / source))
+        )
     return files
 
 
@@ -70,7 +78,8 @@ def _reference(package: str, source: Path) -> str:
     listed = next(
         node.value
         for node in module.body
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
     )
     summary = (ast.get_docstring(module) or "").partition("\n")[0]
     names = "".join(f"\n::: {package}.{name}\n" for name in ast.literal_eval(listed))

@@ -1,6 +1,8 @@
-"""Golden tensors of other families: what their public code computes with random weights at two small sizes.
+"""Golden tensors of other families: what their public code computes with random weights at two
+small sizes.
 
-Run it in the environment that `public_families.py` describes; tests read what it writes and need no package:
+Run it in the environment that `public_families.py` describes; tests read what it writes and need no
+package:
 
     public/bin/python -m scripts.golden_families tests/data/families
 """
@@ -26,7 +28,8 @@ from tests.support.random_weights import SEED, fill
 
 Golden = dict[str, torch.Tensor]
 
-_TIME, _END = 0.3, 0.8  # ODE time of the estimator's evaluation; for MeanFlow the end of its step too
+# ODE time of the estimator's evaluation; for MeanFlow the end of its step too
+_TIME, _END = 0.3, 0.8
 _VOCODED = 40  # frames that become audio
 _STEPS = 10
 
@@ -44,8 +47,8 @@ def flow_noise(frames: int) -> torch.Tensor:
 def drawn_source() -> Iterator[None]:
     """Replaces the random numbers of a harmonic source, so that tests can draw them as well.
 
-    Phases and noise are (rows, harmonics, ...) or (rows, samples, harmonics) as each source asks for them: uniform
-    numbers of `default_rng([SEED, 5])`, normal ones of `default_rng([SEED, 6])`.
+    Phases and noise are (rows, harmonics, ...) or (rows, samples, harmonics) as each source asks
+    for them: uniform numbers of `default_rng([SEED, 5])`, normal ones of `default_rng([SEED, 6])`.
     """
 
     def rand(*shape: Any, **_: Any) -> torch.Tensor:
@@ -74,7 +77,9 @@ def inputs(prompt: int, tokens: int) -> Golden:
 def conditions(flow: Any) -> Iterator[list[torch.Tensor]]:
     """Conditions `mu` (1, 80, frames) of every call of a flow."""
     seen: list[torch.Tensor] = []
-    hook = flow.encoder_proj.register_forward_hook(lambda *call: seen.append(call[2].transpose(1, 2).clone()))
+    hook = flow.encoder_proj.register_forward_hook(
+        lambda *call: seen.append(call[2].transpose(1, 2).clone())
+    )
     yield seen
     hook.remove()
 
@@ -86,12 +91,18 @@ def velocities(flow: Any, mu: torch.Tensor, given: Golden, **more: Any) -> torch
     cond[:, :, :prompt] = given["prompt_feat"].transpose(1, 2)
     speaker = flow.spk_embed_affine_layer(nn.functional.normalize(given["embedding"], dim=1))
     both = [torch.cat((value, torch.zeros_like(value))) for value in (mu, speaker, cond)]
-    x, mask, t = flow_noise(frames).repeat(2, 1, 1), torch.ones(2, 1, frames), torch.full((2,), _TIME)
+    x, mask, t = (
+        flow_noise(frames).repeat(2, 1, 1),
+        torch.ones(2, 1, frames),
+        torch.full((2,), _TIME),
+    )
     return flow.decoder.estimator(x, mask, both[0], t, both[1], both[2], **more)
 
 
 def vocoded(hift: Any, mel: torch.Tensor) -> Golden:
-    """Computes a vocoder's audio of the first frames of a mel, in double precision: its phase has 1e4 rad soon."""
+    """Computes a vocoder's audio of the first frames of a mel, in double precision: its phase has
+    1e4 rad soon.
+    """
     mel = mel[:, :, :_VOCODED].contiguous()
     hift.double().stft_window = hift.stft_window.double()
     torch.set_default_dtype(torch.float64)
@@ -111,7 +122,9 @@ def _lengths(given: Golden) -> dict[str, torch.Tensor]:
 
 
 def cosyvoice2(sizes: public.Sizes, prompt: int) -> Golden:
-    """mu and mel under the full mask and the streaming one; mel of chunks as the public loop cuts them."""
+    """mu and mel under the full mask and the streaming one; mel of chunks as the public loop cuts
+    them.
+    """
     flow, given = fill(public.cosyvoice2_flow(sizes)), inputs(prompt, 60)
     call = {**given, **_lengths(given)}
     golden: Golden = {}
@@ -128,7 +141,9 @@ def cosyvoice2(sizes: public.Sizes, prompt: int) -> Golden:
 
 
 def stepaudio2(sizes: public.Sizes, prompt: int) -> Golden:
-    """mu and mel of the whole, under the full mask, and of chunks; mel of chunks with the public window as well."""
+    """mu and mel of the whole, under the full mask, and of chunks; mel of chunks with the public
+    window as well.
+    """
     flow, given = fill(public.stepaudio2_flow(sizes)), inputs(prompt, 115)
     flow.decoder.rand_noise = flow_noise(15000)
     golden: Golden = {}
@@ -145,14 +160,21 @@ def stepaudio2(sizes: public.Sizes, prompt: int) -> Golden:
 
 
 def _chunks(flow: Any, given: Golden, window: bool) -> Iterator[torch.Tensor]:
-    """Mel of chunks of 25 tokens; with the window caches are cut as the public `Token2wav.stream` cuts them."""
+    """Mel of chunks of 25 tokens; with the window caches are cut as the public `Token2wav.stream`
+    cuts them.
+    """
     silence, token, prompt = torch.full((1, 3), 4218), given["token"], given["prompt_feat"].shape[1]
     cache = flow.setup_cache(
-        torch.cat((given["prompt_token"], silence), dim=1), given["prompt_feat"], given["embedding"], _STEPS
+        torch.cat((given["prompt_token"], silence), dim=1),
+        given["prompt_feat"],
+        given["embedding"],
+        _STEPS,
     )
     for start in range(0, token.shape[1], 25):
         last = start + 25 >= token.shape[1]
-        mel, cache = flow.inference_chunk(token[:, start : start + 28], given["embedding"], cache, last, _STEPS)
+        mel, cache = flow.inference_chunk(
+            token[:, start : start + 28], given["embedding"], cache, last, _STEPS
+        )
         for name, axis in (("estimator_att_cache", 4), ("conformer_att_cache", 3)):
             kept = cache[name]
             if window and kept.shape[axis] > prompt + 100:
@@ -169,10 +191,16 @@ def chatterbox(sizes: public.Sizes, prompt: int) -> Golden:
     for name, meanflow in (("full", False), ("meanflow", True)):
         flow = fill(public.chatterbox_flow(sizes, meanflow=meanflow))
         steps = 2 if meanflow else _STEPS
-        with conditions(flow) as seen, patch("torch.randn_like", lambda mu: flow_noise(mu.shape[2])):
+        with (
+            conditions(flow) as seen,
+            patch("torch.randn_like", lambda mu: flow_noise(mu.shape[2])),
+        ):
             mel = flow.inference(**call, finalize=True, n_timesteps=steps, meanflow=meanflow)[0]
         more = {"r": torch.full((2,), _END)} if meanflow else {}
-        golden |= {f"mel_{name}": mel, f"velocity_{name}": velocities(flow, seen[-1], given, **more)}
+        golden |= {
+            f"mel_{name}": mel,
+            f"velocity_{name}": velocities(flow, seen[-1], given, **more),
+        }
         golden[f"mu_{name}"] = seen[-1]
     hift = fill(public.chatterbox_hift(sizes))
     return {**given, **golden, **vocoded(hift, golden["mel_full"])}
@@ -187,7 +215,9 @@ _PROMPTS = {"tiny": 25, "small": 32}  # tokens: whole blocks, and not
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     public.prepare_imports()
@@ -197,11 +227,18 @@ def main() -> None:
             for size, sizes in public.SIZES.items():
                 if family == "chatterbox":  # whose sizes are in code: 8 heads always
                     sizes = replace(sizes, heads=8, dim_head=sizes.channels // 8)
-                golden = {name: value.squeeze(0).contiguous() for name, value in make(sizes, _PROMPTS[size]).items()}
+                golden = {
+                    name: value.squeeze(0).contiguous()
+                    for name, value in make(sizes, _PROMPTS[size]).items()
+                }
                 (folder / family).mkdir(parents=True, exist_ok=True)
                 path = folder / family / f"{size}.safetensors"
                 save_file(golden, path, {"sizes": json.dumps(asdict(sizes)), "seed": str(SEED)})
-                print(path, path.stat().st_size, {name: tuple(value.shape) for name, value in golden.items()})
+                print(
+                    path,
+                    path.stat().st_size,
+                    {name: tuple(value.shape) for name, value in golden.items()},
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Image run without an engine: a command in its file system, confined as docker confines it by docker-compose.yml."""
+"""Image run without an engine: a command in its file system, confined as docker confines it by
+docker-compose.yml.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ class Image:
         config = json.loads(call("buildah", "inspect", "--type", "image", name))["OCIv1"]["config"]
         container = call("buildah", "from", "--pull-never", name).strip()
         try:
-            yield cls(name, Path(call("buildah", "mount", container).strip()), config, services[service])
+            yield cls(
+                name, Path(call("buildah", "mount", container).strip()), config, services[service]
+            )
         finally:
             call("buildah", "rm", container)
 
-    def command(self, words: Sequence[str], binds: dict[str, Path], writable: Sequence[str] = ()) -> list[str]:
+    def command(
+        self, words: Sequence[str], binds: dict[str, Path], writable: Sequence[str] = ()
+    ) -> list[str]:
         """Returns a command that runs the image's entry point as docker would by the compose file.
 
         Its root can only be read; the network is this machine's.
@@ -56,32 +62,83 @@ class Image:
             writable: those of them that can be written.
         """
         root = shlex.quote(str(self.root))
-        binds = {"/etc/resolv.conf": Path("/etc/resolv.conf"), "/etc/hosts": Path("/etc/hosts"), **binds}
-        lines = [f"mount --bind {root} {root}", f"cd {root}", "mount --rbind /proc proc", "mount --bind /sys sys"]
-        lines += ["mount -t tmpfs -o mode=755 tmpfs dev", "mkdir dev/shm", "ln -s /proc/self/fd dev/fd"]
-        lines += [f"touch dev/{node}; mount --bind /dev/{node} dev/{node}" for node in ("null", "zero", "urandom")]
+        binds = {
+            "/etc/resolv.conf": Path("/etc/resolv.conf"),
+            "/etc/hosts": Path("/etc/hosts"),
+            **binds,
+        }
+        lines = [
+            f"mount --bind {root} {root}",
+            f"cd {root}",
+            "mount --rbind /proc proc",
+            "mount --bind /sys sys",
+        ]
+        lines += [
+            "mount -t tmpfs -o mode=755 tmpfs dev",
+            "mkdir dev/shm",
+            "ln -s /proc/self/fd dev/fd",
+        ]
+        lines += [
+            f"touch dev/{node}; mount --bind /dev/{node} dev/{node}"
+            for node in ("null", "zero", "urandom")
+        ]
         shared = str(self.service.get("shm_size", "64m")).rpartition("-")[2].rstrip("}")
-        for mount in [f"/dev/shm:size={shared},mode=1777,noexec,nosuid,nodev", *self.service.get("tmpfs", [])]:
+        for mount in [
+            f"/dev/shm:size={shared},mode=1777,noexec,nosuid,nodev",
+            *self.service.get("tmpfs", []),
+        ]:
             path, _, options = mount.partition(":")
             lines += [f"mkdir -p .{path}", f"mount -t tmpfs -o {options} tmpfs .{path}"]
         for path, source in binds.items():
-            lines.append(f"mkdir -p .{path}" if source.is_dir() else f"mkdir -p $(dirname .{path}); touch .{path}")
+            lines.append(
+                f"mkdir -p .{path}"
+                if source.is_dir()
+                else f"mkdir -p $(dirname .{path}); touch .{path}"
+            )
             lines.append(f"mount --bind {shlex.quote(str(source))} .{path}")
             if path not in writable:
                 lines.append(f"mount -o remount,bind,ro .{path}")
         lines += ["mount -o remount,bind,ro .", 'exec "$@"']
         program = [] if words and words[0].startswith("/") else self.config["Entrypoint"]
-        environment = ["env", "--ignore-environment", f"--chdir={self.config['WorkingDir']}", *self.config["Env"]]
+        environment = [
+            "env",
+            "--ignore-environment",
+            f"--chdir={self.config['WorkingDir']}",
+            *self.config["Env"],
+        ]
         user = self.config["User"].split(":")
         without = ["--clear-groups", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-        confined = ["setpriv", f"--reuid={user[0]}", f"--regid={user[1]}", *without, *program, *words]
+        confined = [
+            "setpriv",
+            f"--reuid={user[0]}",
+            f"--regid={user[1]}",
+            *without,
+            *program,
+            *words,
+        ]
         script = "set -e\n" + "\n".join(lines)
-        return ["unshare", "--mount", "sh", "-c", script, "sh", "chroot", str(self.root), *environment, *confined]
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            "chroot",
+            str(self.root),
+            *environment,
+            *confined,
+        ]
 
 
 def call(*command: str | Path, **options: Any) -> str:
     """Runs a command whose failure is that of the check, and returns what it printed."""
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False, **options)
+    done = subprocess.run(
+        [str(word) for word in command], stdout=subprocess.PIPE, text=True, check=False, **options
+    )
     if done.returncode != 0:
-        sys.exit(f"check: {shlex.join(map(str, command))} ended with {done.returncode}\n{done.stdout[-4000:]}")
+        sys.exit(
+            f"check: {shlex.join(map(str, command))} ended with "
+            f"{done.returncode}\n{done.stdout[-4000:]}"
+        )
     return str(done.stdout)

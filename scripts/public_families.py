@@ -1,14 +1,17 @@
-"""Public decoders of other families, built at any size from the packages that their authors' code is in.
+"""Public decoders of other families, built at any size from the packages that their authors' code
+is in.
 
-The packages ask for much that decoding never uses. So they are installed without their dependencies, in an environment
-of their own, and what they import and never call is replaced by empty modules:
+The packages ask for much that decoding never uses. So they are installed without their
+dependencies, in an environment of their own, and what they import and never call is replaced by
+empty modules:
 
-    python -m venv public && public/bin/pip install torch numpy scipy einops librosa transformers diffusers conformer \\
-        hyperpyyaml omegaconf onnxruntime safetensors
-    public/bin/pip install --no-deps cosyvoice-minicpmo==0.1.0 stepaudio2-minicpmo==0.1.1 chatterbox-tts==0.1.7 \\
-        s3tokenizer
+    python -m venv public && public/bin/pip install torch numpy scipy einops librosa transformers
+        diffusers conformer \\ hyperpyyaml omegaconf onnxruntime safetensors
+    public/bin/pip install --no-deps cosyvoice-minicpmo==0.1.0 stepaudio2-minicpmo==0.1.1
+        chatterbox-tts==0.1.7 \\ s3tokenizer
 
-`golden_families.py` makes the golden data of tests with it, and `benchmarks/peers.py` compares speed.
+`golden_families.py` makes the golden data of tests with it, and `benchmarks/peers.py` compares
+speed.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Sizes:
         encoder_layers: before the upsampling, and after it.
         channels: width of the U-Net or of the DiT.
         heads, dim_head: of the estimator.
-        layers: of the DiT; of the U-Net the middle blocks, and the transformer layers of each block.
+        layers: of the DiT; of the U-Net the middle blocks, and the transformer layers of each
+            block.
         vocoder: channels of HiFT's first convolution, and of its F0 predictor.
     """
 
@@ -69,12 +73,27 @@ class _Empty(types.ModuleType):
 
 
 def prepare_imports() -> None:
-    """Makes the packages' modules importable. What they import and need comes first: it looks for what is installed."""
+    """Makes the packages' modules importable.
+
+    What they import and need comes first: it looks for what is installed.
+    """
     import diffusers.models.lora  # noqa: F401
     import transformers  # noqa: F401
 
-    empty = ["torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "onnx", "whisper"]
-    empty += ["matcha.utils", "matcha.utils.pylogger", "cosyvoice.llm.llm", "cosyvoice.cli.model", "s3tokenizer"]
+    empty = [
+        "torchaudio",
+        "torchaudio.compliance",
+        "torchaudio.compliance.kaldi",
+        "onnx",
+        "whisper",
+    ]
+    empty += [
+        "matcha.utils",
+        "matcha.utils.pylogger",
+        "cosyvoice.llm.llm",
+        "cosyvoice.cli.model",
+        "s3tokenizer",
+    ]
     empty += ["s3tokenizer.utils", "s3tokenizer.model_v2", "chatterbox.models.s3tokenizer"]
     for name in empty:
         module = sys.modules[name] = _Empty(name)
@@ -90,7 +109,9 @@ def prepare_imports() -> None:
 
 
 def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
-    """Encoder of CosyVoice2 and Chatterbox, with the two layers whose width is fixed there as wide as the others."""
+    """Encoder of CosyVoice2 and Chatterbox, with the two layers whose width is fixed there as wide
+    as the others.
+    """
     source = importlib.import_module(module)
     encoder = source.UpsampleConformerEncoder(
         output_size=sizes.encoder,
@@ -106,7 +127,9 @@ def _conformer(module: str, sizes: Sizes, **more: Any) -> Any:
         **more,
     )
     encoder.pre_lookahead_layer = source.PreLookaheadLayer(sizes.encoder, 3)
-    encoder.up_layer = source.Upsample1D(channels=sizes.encoder, out_channels=sizes.encoder, stride=2)
+    encoder.up_layer = source.Upsample1D(
+        channels=sizes.encoder, out_channels=sizes.encoder, stride=2
+    )
     encoder.up_encoders = encoder.up_encoders[: sizes.encoder_layers[1]]
     return encoder
 
@@ -133,16 +156,27 @@ def cosyvoice2_flow(sizes: Sizes) -> Any:
     from cosyvoice.flow.flow_matching import CausalConditionalCFM
     from omegaconf import DictConfig
 
-    params = {"sigma_min": 1e-6, "solver": "euler", "t_scheduler": "cosine", "training_cfg_rate": 0.2}
+    params = {
+        "sigma_min": 1e-6,
+        "solver": "euler",
+        "t_scheduler": "cosine",
+        "training_cfg_rate": 0.2,
+    }
     decoder = CausalConditionalCFM(
         in_channels=240,
         cfm_params=DictConfig({**params, "inference_cfg_rate": 0.7, "reg_loss_type": "l1"}),
         spk_emb_dim=80,
-        estimator=CausalConditionalDecoder(**_estimator(sizes), static_chunk_size=50, num_decoding_left_chunks=-1),
+        estimator=CausalConditionalDecoder(
+            **_estimator(sizes), static_chunk_size=50, num_decoding_left_chunks=-1
+        ),
     )
     encoder = _conformer("cosyvoice.transformer.upsample_encoder", sizes, static_chunk_size=25)
     return CausalMaskedDiffWithXvec(
-        input_size=sizes.encoder, vocab_size=6561, input_frame_rate=25, encoder=encoder, decoder=decoder
+        input_size=sizes.encoder,
+        vocab_size=6561,
+        input_frame_rate=25,
+        encoder=encoder,
+        decoder=decoder,
     )
 
 
@@ -171,7 +205,10 @@ def cosyvoice2_hift(sizes: Sizes) -> Any:
 
 
 def stepaudio2_flow(sizes: Sizes) -> Any:
-    """Flow of Step-Audio2 mini and MiniCPM-o 4.5, without weights. Its caches' sizes are fixed there: put in again."""
+    """Flow of Step-Audio2 mini and MiniCPM-o 4.5, without weights.
+
+    Its caches' sizes are fixed there: put in again.
+    """
     from stepaudio2.cosyvoice2.flow.decoder_dit import DiT
     from stepaudio2.cosyvoice2.flow.flow import CausalMaskedDiffWithXvec
     from stepaudio2.cosyvoice2.flow.flow_matching import CausalConditionalCFM
@@ -192,7 +229,9 @@ def stepaudio2_flow(sizes: Sizes) -> Any:
     estimator.cnn_cache_buffer = torch.zeros(depth, 2, 2 * sizes.channels, 2)
     decoder.att_cache_buffer = torch.zeros(10, depth, 2, heads, 2000, width)
     decoder.cnn_cache_buffer = torch.zeros(10, depth, 2, 2 * sizes.channels, 2)
-    return CausalMaskedDiffWithXvec(input_size=sizes.encoder, vocab_size=6561, encoder=encoder, decoder=decoder)
+    return CausalMaskedDiffWithXvec(
+        input_size=sizes.encoder, vocab_size=6561, encoder=encoder, decoder=decoder
+    )
 
 
 def stepaudio2_hift(sizes: Sizes) -> Any:
@@ -207,7 +246,9 @@ def chatterbox_flow(sizes: Sizes, *, meanflow: bool = False) -> Any:
     from chatterbox.models.s3gen.flow import CausalMaskedDiffWithXvec
     from chatterbox.models.s3gen.flow_matching import CausalConditionalCFM
 
-    decoder = CausalConditionalCFM(estimator=ConditionalDecoder(**_estimator(sizes), meanflow=meanflow))
+    decoder = CausalConditionalCFM(
+        estimator=ConditionalDecoder(**_estimator(sizes), meanflow=meanflow)
+    )
     encoder = _conformer("chatterbox.models.s3gen.transformer.upsample_encoder", sizes)
     return CausalMaskedDiffWithXvec(input_size=sizes.encoder, encoder=encoder, decoder=decoder)
 

@@ -3,19 +3,21 @@
 
 The pages are README.md, CONTRIBUTING.md and docs/*.md.
 
-A line before each block of shell commands says whether it can run; it is not visible when the page is rendered:
+A line before each block of shell commands says whether it can run; it is not visible when the page
+is rendered:
 
-    <!-- runnable -->               run it, and expect exit status 0
-    <!-- runnable: server -->       start it, wait until Triton is ready on port 8000, leave it running until the next
+    <!-- runnable -->               run it, and expect exit status 0 <!-- runnable: server -->
+    start it, wait until Triton is ready on port 8000, leave it running until the next
                                     such block or the end of the page, then stop it as Ctrl-C does
-    <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if none is running
-    <!-- not runnable: REASON -->   do not run it
+    <!-- runnable: with server -->  the same as the first, but start a server with the tiny model if
+    none is running <!-- not runnable: REASON -->   do not run it
 
 Blocks of Python may have such a line, those of other languages have none.
 
-Each page has a copy of its own, in which stand-ins have the names that pages use: `path/to/Fun-CosyVoice3-0.5B` is the
-tiny model, `server.yaml` a file of settings, `out/demo_tokens.npy` and `out/demo_voice.safetensors` are made for the
-tests, and `my_llm` is a program that prints these tokens. `.venv/bin` is not on PATH, as in a reader's shell.
+Each page has a copy of its own, in which stand-ins have the names that pages use:
+`path/to/Fun-CosyVoice3-0.5B` is the tiny model, `server.yaml` a file of settings,
+`out/demo_tokens.npy` and `out/demo_voice.safetensors` are made for the tests, and `my_llm` is a
+program that prints these tokens. `.venv/bin` is not on PATH, as in a reader's shell.
 """
 
 from __future__ import annotations
@@ -43,10 +45,13 @@ PORTS = (8000, 8001, 8002)
 DEFAULT_SERVER = "make serve MODEL=tests/data/tiny"
 STARTING_SECONDS = 180.0
 STOPPING_SECONDS = 60.0
-STAMPED = ("pyproject.toml", "constraints.txt", "scripts/setup.sh")  # by which setup.sh knows that .venv is up to date
+# by which setup.sh knows that .venv is up to date
+STAMPED = ("pyproject.toml", "constraints.txt", "scripts/setup.sh")
 
 _ANY_MARK = re.compile(r"<!-- (?:not )?runnable")
-_MARK = re.compile(r"<!-- (?:runnable(?:: (?P<kind>server|with server))?|(?P<skipped>not) runnable: \S.*) -->")
+_MARK = re.compile(
+    r"<!-- (?:runnable(?:: (?P<kind>server|with server))?|(?P<skipped>not) runnable: \S.*) -->"
+)
 _MARKS = "runnable, runnable: server, runnable: with server, and not runnable: REASON"
 _FENCE = re.compile(r"(?P<fence>```+)(?P<language>\w*)$")
 _SHELL = ("", "bash", "sh", "console")
@@ -56,7 +61,9 @@ _SHOWN_LINES = 30
 
 @dataclass(frozen=True)
 class Block:
-    """Block of commands in a page: it knows its place, its language, and what it does with a server."""
+    """Block of commands in a page: it knows its place, its language, and what it does with a
+    server.
+    """
 
     page: Path
     line: int
@@ -76,14 +83,17 @@ class Block:
 
 
 class MarkError(ValueError):
-    """Mark that is misspelt, stands before nothing that can run, or is missing before shell commands."""
+    """Mark that is misspelt, stands before nothing that can run, or is missing before shell
+    commands.
+    """
 
 
 def blocks(page: Path) -> list[Block]:
     """Returns the blocks of a page that are marked as runnable, in order.
 
     Raises:
-        MarkError: a mark is misspelt, stands before nothing that can run, or is missing before shell commands.
+        MarkError: a mark is misspelt, stands before nothing that can run, or is missing before
+            shell commands.
     """
     lines = page.read_text(encoding="utf-8").splitlines()
     marks = {number: line for number, line in enumerate(lines) if _ANY_MARK.match(line)}
@@ -97,21 +107,30 @@ def blocks(page: Path) -> list[Block]:
         if line is not None and mark is None:
             raise MarkError(f"{page.name}:{number + 1}: {line!r} is no mark; known are {_MARKS}")
         if mark is None and language in _SHELL:
-            raise MarkError(f"{page.name}:{start + 1}: these commands have no mark; known are {_MARKS}")
+            raise MarkError(
+                f"{page.name}:{start + 1}: these commands have no mark; known are {_MARKS}"
+            )
         if mark is not None and not mark["skipped"]:
             found.append(Block(page, start + 1, language, text, mark["kind"]))
     if marks:
-        raise MarkError(f"{page.name}:{min(marks) + 1}: no block of shell commands or Python follows the mark")
+        raise MarkError(
+            f"{page.name}:{min(marks) + 1}: no block of shell commands or Python follows the mark"
+        )
     return found
 
 
 def _code(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yields the first line, the language and the text of each block of code; an indented one has no language."""
+    """Yields the first line, the language and the text of each block of code; an indented one has
+    no language.
+    """
     number = 0
     while number < len(lines):
         start, inside = number, []
         if fence := _FENCE.match(lines[start]):
-            number = next(n for n in range(start + 1, len(lines)) if lines[n].startswith(fence["fence"])) + 1
+            number = (
+                next(n for n in range(start + 1, len(lines)) if lines[n].startswith(fence["fence"]))
+                + 1
+            )
             yield start, fence["language"], "\n".join(lines[start + 1 : number - 1])
         elif lines[start].startswith(_INDENT):
             while number < len(lines) and (not lines[number] or lines[number].startswith(_INDENT)):
@@ -144,7 +163,9 @@ def scratch(environment: Path) -> Iterator[Path]:
 
 
 def _link_environment(environment: Path, tree: Path) -> None:
-    """Links what is in the environment, never the folder itself: `scripts/setup.sh` may clear .venv."""
+    """Links what is in the environment, never the folder itself: `scripts/setup.sh` may clear
+    .venv.
+    """
     target = tree / ".venv"
     target.mkdir()
     for item in environment.iterdir():
@@ -182,8 +203,15 @@ class Page:
         self._limit_s = limit_s
         self._log = tree.parent / "server.log"
         self._server: subprocess.Popen[bytes] | None = None
-        inherited = [each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != environment / "bin"]
-        self._variables = {**os.environ, "PATH": os.pathsep.join([str(tree / "stand-ins"), *inherited])}
+        inherited = [
+            each
+            for each in os.environ["PATH"].split(os.pathsep)
+            if Path(each) != environment / "bin"
+        ]
+        self._variables = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(tree / "stand-ins"), *inherited]),
+        }
 
     def run(self, block: Block) -> str:
         """Runs a block; returns what went wrong, empty if nothing did."""
@@ -203,7 +231,9 @@ class Page:
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-        return "" if process.returncode == 0 else f"exit status {process.returncode}\n{_tail(output)}"
+        return (
+            "" if process.returncode == 0 else f"exit status {process.returncode}\n{_tail(output)}"
+        )
 
     def stop(self) -> None:
         """Stops the page's server, if it has one."""
@@ -233,7 +263,9 @@ class Page:
             time.sleep(0.5)
         ended = self._server.poll()
         self.stop()
-        what = f"not ready after {STARTING_SECONDS:g} s" if ended is None else f"exit status {ended}"
+        what = (
+            f"not ready after {STARTING_SECONDS:g} s" if ended is None else f"exit status {ended}"
+        )
         return f"{what}\n{_tail(self._log.read_bytes())}"
 
     def _start(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
@@ -271,7 +303,10 @@ def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) ->
             begun = time.monotonic()
             problem = page.run(block)
             failed += bool(problem)
-            print(f"{'FAILED' if problem else 'ok':<7}{time.monotonic() - begun:6.1f} s  {block}", flush=True)
+            print(
+                f"{'FAILED' if problem else 'ok':<7}{time.monotonic() - begun:6.1f} s  {block}",
+                flush=True,
+            )
             if problem:
                 print(f"    {problem.rstrip()}", flush=True)
     return failed
@@ -280,12 +315,22 @@ def run_page(page_blocks: Sequence[Block], environment: Path, limit_s: float) ->
 def main() -> int:
     """Runs what the arguments say; returns 1 if a block failed, 2 if a mark cannot be read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("pages", nargs="*", type=Path, help="default: README.md, CONTRIBUTING.md and docs/*.md")
-    parser.add_argument("--environment", type=Path, default=ROOT / ".venv", help="virtual environment to run them in")
-    parser.add_argument("--seconds", type=float, default=900.0, help="limit of a block (default: %(default)g)")
+    parser.add_argument(
+        "pages", nargs="*", type=Path, help="default: README.md, CONTRIBUTING.md and docs/*.md"
+    )
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        default=ROOT / ".venv",
+        help="virtual environment to run them in",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=900.0, help="limit of a block (default: %(default)g)"
+    )
     parser.add_argument("--list", action="store_true", help="print the blocks and run none")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))  # so that servers are stopped
+    # so that servers are stopped
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run_docs: terminated"))
     try:
         pages = [blocks(page) for page in options.pages or PAGES]
     except MarkError as error:
@@ -294,7 +339,9 @@ def main() -> int:
     if options.list:
         print(*(block for page in pages for block in page), sep="\n")
         return 0
-    failed = sum(run_page(page, options.environment.absolute(), options.seconds) for page in pages if page)
+    failed = sum(
+        run_page(page, options.environment.absolute(), options.seconds) for page in pages if page
+    )
     print(f"run_docs: {sum(map(len, pages))} blocks, {failed} failed")
     return 1 if failed else 0
 

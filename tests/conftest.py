@@ -16,18 +16,23 @@ from xdist.scheduler import LoadScopeScheduling
 
 from token2wav_server import PortInUseError, Ports
 
-# Before torch is imported, and inherited by servers that tests start: threads of several processes on few cores wait
-# for one another far longer than the small models of these tests take, and sums are only equal with equal threads.
+# Before torch is imported, and inherited by servers that tests start: threads of several processes
+# on few cores wait for one another far longer than the small models of these tests take, and sums
+# are only equal with equal threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
-# Before triton is imported, by whichever test comes first: without a GPU its kernels are interpreted.
+# Before triton is imported, by whichever test comes first: without a GPU its kernels are
+# interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from token2wav.serving.pipeline import Pipeline
 
-# No test asserts speed, which on a busy machine depends on all others, and every run tries the same examples.
-settings.register_profile("patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# No test asserts speed, which on a busy machine depends on all others, and every run tries the same
+# examples.
+settings.register_profile(
+    "patient", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +43,9 @@ _FIRST_PORT, _PORTS_OF_A_WORKER = 10_000, 2_000  # below those that the kernel g
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives workers whole files, and in one piece those that share servers or exports that take long."""
+    """Gives workers whole files, and in one piece those that share servers or exports that take
+    long.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return _scope(nodeid.partition("::")[0])
@@ -52,7 +59,8 @@ def _scope(file: str) -> str:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    config.option.loadscopereorder = False  # not by the number of tests, which says nothing of their time
+    # not by the number of tests, which says nothing of their time
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
@@ -71,7 +79,8 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_listener_runs_dry() -> Iterator[None]:
-    """Stops the clock of the library's listeners: a slow machine would cut hops short, and sums be in another order.
+    """Stops the clock of the library's listeners: a slow machine would cut hops short, and sums be
+    in another order.
 
     Workers have a clock of their own, which goes on.
     """
@@ -88,7 +97,9 @@ def _no_listener_runs_dry() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ports_of_its_own() -> Iterator[None]:
-    """Keeps workers from choosing the same ports for servers, which begin to listen on them seconds later."""
+    """Keeps workers from choosing the same ports for servers, which begin to listen on them seconds
+    later.
+    """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     start = _FIRST_PORT + worker % 10 * _PORTS_OF_A_WORKER
     begin = random.randrange(_PORTS_OF_A_WORKER)  # elsewhere than another session on this machine

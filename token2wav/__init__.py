@@ -1,4 +1,5 @@
-"""Streaming token-to-speech: it turns discrete speech tokens into 24 kHz audio while they still arrive.
+"""Streaming token-to-speech: it turns discrete speech tokens into 24 kHz audio while they still
+arrive.
 
 model = Token2Wav.load("CosyVoice3-folder")
 stream = model.stream(Voice(prompt_tokens, prompt_mel, speaker_embedding))

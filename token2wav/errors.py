@@ -1,7 +1,8 @@
 """Errors that a user can cause: there is one class per kind, and one sentence per message.
 
-A message says what is wrong, what was found and what is allowed. The server maps these classes to status codes in one
-table (`token2wav_server.protocol`); nothing else in the project raises to a user.
+A message says what is wrong, what was found and what is allowed. The server maps these classes to
+status codes in one table (`token2wav_server.protocol`); nothing else in the project raises to a
+user.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ class ConfigError(Token2WavError):
 
 
 class ArtifactError(ConfigError):
-    """An exported graph or engine is missing, damaged, or does not belong to the model, software or GPU."""
+    """An exported graph or engine is missing, damaged, or does not belong to the model, software or
+    GPU.
+    """
 
 
 class CheckpointError(Token2WavError):
@@ -40,7 +43,9 @@ class InputError(Token2WavError):
         self._problem = problem
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str]]:
-        """Pickles both arguments, for other processes: an exception alone would be made anew of its message."""
+        """Pickles both arguments, for other processes: an exception alone would be made anew of its
+        message.
+        """
         return type(self), (self.field, self._problem)
 
 
@@ -65,4 +70,6 @@ class EngineError(Token2WavError):
 
 
 class DeviceLostError(EngineError):
-    """The GPU refuses all further work of this process; every stream is lost, and only a new process can go on."""
+    """The GPU refuses all further work of this process; every stream is lost, and only a new
+    process can go on.
+    """

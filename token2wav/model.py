@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class Token2Wav:
-    """Loaded model, which opens streams and synthesises whole utterances. `Token2Wav.load` makes one.
+    """Loaded model, which opens streams and synthesises whole utterances. `Token2Wav.load` makes
+    one.
 
     `print(model)` shows a summary of three lines: model, device and backend.
 
@@ -35,7 +36,9 @@ class Token2Wav:
         name: model folder and family, for the summary.
     """
 
-    def __init__(self, config: ModelConfig, stages: Stages, stream: StreamConfig, name: str = "unnamed") -> None:
+    def __init__(
+        self, config: ModelConfig, stages: Stages, stream: StreamConfig, name: str = "unnamed"
+    ) -> None:
         self.config = config
         self.engine = stages.summary
         self.name = name
@@ -43,7 +46,11 @@ class Token2Wav:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, stream: StreamConfig | None = None, runtime: RuntimeConfig | None = None
+        cls,
+        folder: str | Path,
+        *,
+        stream: StreamConfig | None = None,
+        runtime: RuntimeConfig | None = None,
     ) -> Token2Wav:
         """Loads a model folder of any family, as its authors published it.
 
@@ -60,7 +67,9 @@ class Token2Wav:
         config = _config_under(folder, stream)
         stages = assemble(folder, config, stream, runtime)
         family = family_of(folder).__name__.rpartition(".")[2]
-        log.info("configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream)
+        log.info(
+            "configuration %s of %s: %s %s", config_hash(config, stream), folder, config, stream
+        )
         return cls(config, stages, stream, f"{folder} ({family})")
 
     def __str__(self) -> str:
@@ -76,7 +85,8 @@ class Token2Wav:
         )
 
     def probe(self) -> None:
-        """Speaks for a moment, so that an engine that does not work is found before anybody listens.
+        """Speaks for a moment, so that an engine that does not work is found before anybody
+        listens.
 
         Raises:
             EngineError: it fails, or gives NaN or infinite numbers.
@@ -108,7 +118,8 @@ class Token2Wav:
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
         """Synthesises a whole utterance, (samples_per_token * tokens,) float32.
 
-        The samples are those of `vocode(mel(tokens, voice))` up to float rounding: nothing is spoken early.
+        The samples are those of `vocode(mel(tokens, voice))` up to float rounding: nothing is
+        spoken early.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
@@ -116,14 +127,18 @@ class Token2Wav:
             steps: number of ODE steps, as for `stream`.
 
         Raises:
-            InputError: a token or the voice does not fit the model, there are no tokens, or steps are not allowed.
+            InputError: a token or the voice does not fit the model, there are no tokens, or steps
+                are not allowed.
         """
         with self.stream(voice, steps=steps) as stream:
             chunks = stream.finish(tokens)
         return np.concatenate([chunk.audio for chunk in chunks])
 
-    def mel(self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0) -> NDArray[np.float32]:
-        """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the reference for streams.
+    def mel(
+        self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0
+    ) -> NDArray[np.float32]:
+        """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the
+        reference for streams.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
@@ -140,7 +155,11 @@ class Token2Wav:
             raise InputError("tokens", "empty; at least 1 is needed")
         check_steps(steps, self.pipeline.steps)
         with self.pipeline.running():
-            return self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps).cpu().numpy()
+            return (
+                self.pipeline.flow.whole(array, voice, streaming=streaming, steps=steps)
+                .cpu()
+                .numpy()
+            )
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
         """Computes the audio of a whole mel: (80, frames) to (480 * frames,) float32.
@@ -151,22 +170,28 @@ class Token2Wav:
         array = float_array("mel", mel, 2)
         bands = self.config.mel_bands
         if array.shape[0] != bands or not array.shape[1]:
-            raise InputError("mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame")
+            raise InputError(
+                "mel", f"shape {array.shape}, expected ({bands}, frames) with at least 1 frame"
+            )
         with self.pipeline.running():
             return self.pipeline.vocoder.whole(torch.from_numpy(array)).cpu().numpy()
 
 
 def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> None:
-    """Checks, without loading weights, that settings go with a model folder and that this machine has what they name.
+    """Checks, without loading weights, that settings go with a model folder and that this machine
+    has what they name.
 
     Raises:
-        ConfigError: a setting that does not go with the model, or a device, engine or memory that is not there.
+        ConfigError: a setting that does not go with the model, or a device, engine or memory that
+            is not there.
     """
     check_runtime(folder, _config_under(folder, stream), stream, runtime)
 
 
 def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
-    """Reads the configuration of a model folder under settings of streams, and refuses settings that do not fit."""
+    """Reads the configuration of a model folder under settings of streams, and refuses settings
+    that do not fit.
+    """
     config = read_config(folder).under(stream)
     config.check(stream)
     HopSchedule.of(stream, config)

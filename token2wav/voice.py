@@ -1,4 +1,6 @@
-"""Voice of a speaker: it gives the prompt that every utterance starts from, and is checked against the model."""
+"""Voice of a speaker: it gives the prompt that every utterance starts from, and is checked against
+the model.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,37 @@ from token2wav.model_config import ModelConfig
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 
-# Far beyond what is real, and far below what overflows on the way through a network. The model's log-mel is the natural
-# logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in decibels stays within this bound as well.
-# Speaker embeddings are normalised before use; those of the public encoder reach to about 10.
+# Far beyond what is real, and far below what overflows on the way through a network. The model's
+# log-mel is the natural logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in
+# decibels stays within this bound as well. Speaker embeddings are normalised before use; those of
+# the public encoder reach to about 10.
 MEL_BOUND = 100.0
 EMBEDDING_BOUND = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """Voice of an utterance: prompt and speaker embedding. It keeps read-only copies of the arguments.
+    """Voice of an utterance: prompt and speaker embedding. It keeps read-only copies of the
+    arguments.
 
     Attributes:
-        prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0 for a speaker without
-            one.
+        prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0
+            for a speaker without one.
         prompt_mel: (ratio * P, bands) float32, its log-mel; (2 * P, 80) for CosyVoice3.
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
-        InputError: a wrong number of dimensions, a non-integer token, or a number beyond its bound or not finite.
+        InputError: a wrong number of dimensions, a non-integer token, or a number beyond its bound
+            or not finite.
     """
 
     prompt_tokens: NDArray[np.int32]
     prompt_mel: NDArray[np.float32]
     speaker_embedding: NDArray[np.float32]
 
-    def __init__(self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike) -> None:
+    def __init__(
+        self, prompt_tokens: ArrayLike, prompt_mel: ArrayLike, speaker_embedding: ArrayLike
+    ) -> None:
         tokens, mel, embedding = FIELDS
         for field, array in (
             (tokens, token_array(tokens, prompt_tokens, None)),
@@ -53,7 +60,8 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file that `token2wav-voice create` wrote, or a `conds.pt` of Chatterbox.
+        """Reads a voice from a `.safetensors` file that `token2wav-voice create` wrote, or a
+        `conds.pt` of Chatterbox.
 
         Raises:
             InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
@@ -69,11 +77,15 @@ class Voice:
         except InputError as error:
             raise InputError(str(path), str(error)) from error
         except (OSError, KeyError, SafetensorError) as error:
-            raise InputError(str(path), f"cannot be read as a voice ({_one_line(error)})") from error
+            raise InputError(
+                str(path), f"cannot be read as a voice ({_one_line(error)})"
+            ) from error
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of 64 hexadecimal digits, equal for equal voices, whatever they are called (docs/architecture.md)."""
+        """Hash of 64 hexadecimal digits, equal for equal voices, whatever they are called
+        (docs/architecture.md).
+        """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
         digest.update(self.prompt_tokens.astype("<i4").tobytes())
@@ -88,14 +100,19 @@ class Voice:
     def check(self, config: ModelConfig) -> None:
         """Raises InputError if this voice does not fit a model."""
         if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
-            raise InputError("prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed")
+            raise InputError(
+                "prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed"
+            )
         if self.prompt_tokens.shape[1:] != config.token_shape:
-            raise InputError("prompt_tokens", _shape_problem(self.prompt_tokens.shape, config.token_shape))
+            raise InputError(
+                "prompt_tokens", _shape_problem(self.prompt_tokens.shape, config.token_shape)
+            )
         check_vocabulary("prompt_tokens", self.prompt_tokens, config.vocab_size)
         if not config.takes_prompt and len(self.prompt_tokens):
             raise InputError(
                 "prompt_tokens",
-                f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker embedding and no prompt",
+                f"{len(self.prompt_tokens)} tokens, expected none: this model takes a speaker "
+                f"embedding and no prompt",
             )
         ratio, bands = config.token_mel_ratio, config.mel_bands
         frames = ratio * len(self.prompt_tokens)
@@ -107,14 +124,16 @@ class Voice:
             )
         if self.speaker_embedding.shape != (config.speaker_size,):
             raise InputError(
-                "speaker_embedding", f"shape {self.speaker_embedding.shape}, expected ({config.speaker_size},)"
+                "speaker_embedding",
+                f"shape {self.speaker_embedding.shape}, expected ({config.speaker_size},)",
             )
         if not self.speaker_embedding.any():
             raise InputError("speaker_embedding", "all zeros; it has no direction to normalise")
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Reads the part of Chatterbox's conditionals that its decoder takes. Nothing in the file is executed.
+    """Reads the part of Chatterbox's conditionals that its decoder takes. Nothing in the file is
+    executed.
 
     Raises:
         InputError: unreadable, or without that part.
@@ -125,16 +144,28 @@ def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
         given = read_state(path).get("gen")
     except CheckpointError as error:
         raise InputError(str(path), str(error)) from error
-    if not isinstance(given, dict) or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys():
+    if (
+        not isinstance(given, dict)
+        or not {"prompt_token", "prompt_feat", "embedding"} <= given.keys()
+    ):
         raise InputError("gen", "missing, or without prompt_token, prompt_feat and embedding")
-    tokens, mel = given["prompt_token"].reshape(-1).numpy(), given["prompt_feat"].squeeze(0).float().numpy()
+    tokens, mel = (
+        given["prompt_token"].reshape(-1).numpy(),
+        given["prompt_feat"].squeeze(0).float().numpy(),
+    )
     count = min(len(tokens), len(mel) // 2)  # public code cuts tokens to the mel as well
     return dict(
-        zip(FIELDS, (tokens[:count], mel[: 2 * count], given["embedding"].reshape(-1).float().numpy()), strict=True)
+        zip(
+            FIELDS,
+            (tokens[:count], mel[: 2 * count], given["embedding"].reshape(-1).float().numpy()),
+            strict=True,
+        )
     )
 
 
-def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()) -> NDArray[np.int32]:
+def token_array(
+    field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | None = ()
+) -> NDArray[np.int32]:
     """Converts the tokens of a call to (n, *token_shape) int32.
 
     Args:
@@ -147,7 +178,8 @@ def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | No
     """
     try:
         array = np.asarray(tokens)
-    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists; tensors of torch elsewhere than on the CPU
+    # ragged lists; tensors of torch elsewhere than on the CPU
+    except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(field, f"not an array: {_one_line(error)}") from error
     if token_shape is None:
         if array.ndim not in (1, 2):
@@ -161,7 +193,9 @@ def token_array(field: str, tokens: ArrayLike, token_shape: tuple[int, ...] | No
         raise InputError(field, f"type {array.dtype}, expected integers")
     limits = np.iinfo(np.int32)
     if array.min() < limits.min or array.max() > limits.max:
-        raise InputError(field, f"a value does not fit 32 bits, found {array.min()} to {array.max()}")
+        raise InputError(
+            field, f"a value does not fit 32 bits, found {array.min()} to {array.max()}"
+        )
     return array.astype(np.int32)
 
 
@@ -171,26 +205,36 @@ def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> 
     if bad.size:
         at = tuple(bad[0].tolist())
         where = str(at[0]) if len(at) == 1 else f"{at[0]}, codebook {at[1]},"
-        raise InputError(field, f"{tokens[at]} at index {where} is outside the vocabulary 0 to {vocab_size - 1}")
+        raise InputError(
+            field, f"{tokens[at]} at index {where} is outside the vocabulary 0 to {vocab_size - 1}"
+        )
 
 
 def _shape_problem(found: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
-    wanted = f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each" if token_shape else "one dimension"
+    wanted = (
+        f"(tokens, {token_shape[0]}), {token_shape[0]} codes for each"
+        if token_shape
+        else "one dimension"
+    )
     return f"shape {found}, expected {wanted}"
 
 
 def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
-    """Raises InputError if an utterance may not have a number of ODE steps; 0 stands for the usual one."""
+    """Raises InputError if an utterance may not have a number of ODE steps; 0 stands for the usual
+    one.
+    """
     if steps and steps not in allowed:
         raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
 
 
-def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = np.inf) -> NDArray[np.float32]:
+def float_array(
+    field: str, values: ArrayLike, dimensions: int, bound: float = np.inf
+) -> NDArray[np.float32]:
     """Copies an argument to float32; `field` is its name for messages.
 
     Raises:
-        InputError: not numbers, another number of dimensions, or a value that is not finite or of a larger magnitude
-            than the bound.
+        InputError: not numbers, another number of dimensions, or a value that is not finite or of a
+            larger magnitude than the bound.
     """
     try:
         with np.errstate(over="ignore"):
@@ -198,13 +242,17 @@ def float_array(field: str, values: ArrayLike, dimensions: int, bound: float = n
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(field, f"not an array of numbers: {_one_line(error)}") from error
     if array.ndim != dimensions:
-        raise InputError(field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
+        raise InputError(
+            field, f"shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
+        )
     if not np.isfinite(array).all():
         raise InputError(field, "holds NaN or infinite values")
     if array.size and max(-array.min(), array.max()) > bound:
         at = tuple(np.argwhere(np.abs(array) > bound)[0].tolist())
         where = ", ".join(map(str, at))
-        raise InputError(field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}")
+        raise InputError(
+            field, f"{array[at]:g} at index {where} is outside {-bound:g} to {bound:g}"
+        )
     return array
 
 

@@ -1,4 +1,6 @@
-"""Sections chunks, drift and recompute: how long a chunk takes, by batch, history and length, and where time goes."""
+"""Sections chunks, drift and recompute: how long a chunk takes, by batch, history and length, and
+where time goes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ from benchmarks.models import a_voice
 from token2wav import StreamConfig, Token2Wav
 
 
-def load(folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any) -> tuple[Token2Wav, Row]:
-    """The model as sections run it, and what loading took: seconds, captured graphs included, and the cache."""
+def load(
+    folder: Path, settings: Settings, stream: StreamConfig | None = None, **runtime: Any
+) -> tuple[Token2Wav, Row]:
+    """The model as sections run it, and what loading took: seconds, captured graphs included, and
+    the cache.
+    """
     began = time.monotonic()
     model = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(**runtime))
     usage = model.pipeline.flow.usage()
@@ -29,21 +35,31 @@ def load(folder: Path, settings: Settings, stream: StreamConfig | None = None, *
 
 
 def chunks(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Chunks from the cache, in one batch; a profile of the first chunk of one stream, and of the largest batch."""
+    """Chunks from the cache, in one batch; a profile of the first chunk of one stream, and of the
+    largest batch.
+    """
     model, loaded = load(folder, settings)
     yield "the model", lambda: loaded
     for streams in settings.batches:
         places = [(spoken_s, hop) for spoken_s in settings.histories for hop in settings.hops]
         for number, (spoken_s, hop) in enumerate([(0.0, settings.hops[0]), *places]):
-            yield chunk_key(streams, hop, spoken_s), partial(chunk, model, settings.repeats, streams, hop, spoken_s)
+            yield (
+                chunk_key(streams, hop, spoken_s),
+                partial(chunk, model, settings.repeats, streams, hop, spoken_s),
+            )
             if not number and streams in (1, max(settings.batches)):
                 at = 0.0 if streams == 1 else settings.histories[0]
-                yield f"profile of {streams} streams after {at:g} s", partial(profiled, model, settings, streams, at)
+                yield (
+                    f"profile of {streams} streams after {at:g} s",
+                    partial(profiled, model, settings, streams, at),
+                )
 
 
 def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Chunks of one stream under a window, from the third to the last; medians of several streams."""
-    model, _ = load(folder, settings, StreamConfig(first_tokens=0, left_blocks=settings.drift_window))
+    model, _ = load(
+        folder, settings, StreamConfig(first_tokens=0, left_blocks=settings.drift_window)
+    )
 
     def measure() -> Row:
         times = []
@@ -52,7 +68,12 @@ def drift(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
                 times.append([1000 * sum(batch.advance(25)) for _ in range(settings.drift_chunks)])
         medians = np.median(times[1:], axis=0).round(3).tolist()
         third, last = medians[2], medians[-1]  # what comes before has another length, or warms up
-        values = {"third_ms": third, "last_ms": last, "drift": round(last / third - 1, 4), "chunk_ms": medians}
+        values = {
+            "third_ms": third,
+            "last_ms": last,
+            "drift": round(last / third - 1, 4),
+            "chunk_ms": medians,
+        }
         return {"chunks": len(medians), **values}
 
     yield "chunks of 25 tokens", measure
@@ -69,20 +90,31 @@ def recompute(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows
 def profiled(model: Token2Wav, settings: Settings, streams: int, spoken_s: float) -> Row:
     """Kernels of one chunk (on a CPU operators) by their time; writes a trace beside the results."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if settings.on_gpu else [])]
-    with spoken(model, streams, round(25 * spoken_s), 25) as batch, profile(activities=activities) as profiler:
+    with (
+        spoken(model, streams, round(25 * spoken_s), 25) as batch,
+        profile(activities=activities) as profiler,
+    ):
         wall_ms = 1000 * sum(batch.advance(25))
     trace = settings.out / f"trace-{streams}.json.gz"
     profiler.export_chrome_trace(str(trace))
     if trace.stat().st_size > 4_000_000:  # more than is carried away
         trace.unlink()
     kind = "CUDA" if settings.on_gpu else "CPU"
-    events = [each for each in profiler.events() or [] if each.device_type.name == kind and not each.is_user_annotation]
-    spans = [(each.name, each.time_range.start / 1000, each.time_range.end / 1000) for each in events]
+    events = [
+        each
+        for each in profiler.events() or []
+        if each.device_type.name == kind and not each.is_user_annotation
+    ]
+    spans = [
+        (each.name, each.time_range.start / 1000, each.time_range.end / 1000) for each in events
+    ]
     return {"streams": streams, "spoken_s": spoken_s, "wall_ms": round(wall_ms, 3)} | summary(spans)
 
 
 def summary(spans: Iterable[tuple[str, float, float]]) -> Row:
-    """Longest kernels of spans (name, begin, end in ms), their sum, and the time between them in which none runs."""
+    """Longest kernels of spans (name, begin, end in ms), their sum, and the time between them in
+    which none runs.
+    """
     calls, by_name = Counter[str](), defaultdict[str, float](float)
     idle_ms, until = 0.0, None
     for name, begin, end in sorted(spans, key=itemgetter(1)):
@@ -95,5 +127,7 @@ def summary(spans: Iterable[tuple[str, float, float]]) -> Row:
         "kernels_ms": round(sum(by_name.values()), 3),
         "idle_ms": round(idle_ms, 3),
         "calls": calls.total(),
-        "kernels": [{"name": name[:120], "ms": round(ms, 4), "calls": calls[name]} for name, ms in longest],
+        "kernels": [
+            {"name": name[:120], "ms": round(ms, 4), "calls": calls[name]} for name, ms in longest
+        ],
     }

@@ -1,9 +1,10 @@
 """Section floor: rates of this device; and from them the least that a chunk can cost.
 
-Weights are read once per ODE step (they do not fit a GPU's on-chip memory), or once per call for what is outside the
-loop; keys and values of all that a chunk sees are read once per step, its own are written. Products, convolutions and
-attention count as arithmetic, and nothing that goes element by element. Reading and computing can overlap: the longer
-of both counts; flow and vocoder follow each other.
+Weights are read once per ODE step (they do not fit a GPU's on-chip memory), or once per call for
+what is outside the loop; keys and values of all that a chunk sees are read once per step, its own
+are written. Products, convolutions and attention count as arithmetic, and nothing that goes element
+by element. Reading and computing can overlap: the longer of both counts; flow and vocoder follow
+each other.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _COUNTED_FRAMES = 50
 
 @dataclass(frozen=True)
 class Work:
-    """Least cost of one batch: bytes read and written, and operations in float16, float32 and float64."""
+    """Least cost of one batch: bytes read and written, and operations in float16, float32 and
+    float64.
+    """
 
     bytes: float = 0.0
     half: float = 0.0
@@ -40,15 +43,25 @@ class Work:
 
     def ms(self, rates: Mapping[str, float]) -> float:
         """The longer of reading and computing at the rates of section floor."""
-        arithmetic = self.half / rates["float16"] + self.single / rates["float32"] + self.double / rates["float64"]
+        arithmetic = (
+            self.half / rates["float16"]
+            + self.single / rates["float32"]
+            + self.double / rates["float64"]
+        )
         return 1000 * max(self.bytes / max(rates["copy"], rates["triad"]), arithmetic)
 
 
 def floor(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Bytes and operations per second, the best of several calls each, for a floor is beaten by nothing."""
+    """Bytes and operations per second, the best of several calls each, for a floor is beaten by
+    nothing.
+    """
 
     def measure() -> Row:
-        device, size, elements = torch.device(settings.device), settings.matrix, (settings.copy_mib << 20) // 4
+        device, size, elements = (
+            torch.device(settings.device),
+            settings.matrix,
+            (settings.copy_mib << 20) // 4,
+        )
         a, b, c = (torch.ones(elements, device=device) for _ in range(3))
         rates = {"copy": 8 * elements / _best_seconds(lambda: b.copy_(a))}
         rates["triad"] = 12 * elements / _best_seconds(lambda: torch.add(a, b, alpha=2.0, out=c))
@@ -56,60 +69,93 @@ def floor(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
             dtype = getattr(torch, name.replace("tf32", "float32"))
             x, y = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
             torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-            rates[name] = 2.0 * size**3 / _best_seconds(partial(torch.mm, x, y, out=torch.empty_like(x)))
+            rates[name] = (
+                2.0 * size**3 / _best_seconds(partial(torch.mm, x, y, out=torch.empty_like(x)))
+            )
         return {"rates": rates, "copy_mib": settings.copy_mib, "matrix": size}
 
     yield "rates", measure
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
-    return min(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=_SECONDS).times)
+    return min(
+        Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=_SECONDS).times
+    )
 
 
-def floor_ms(config: CosyVoice3Config, precision: Precision, rates: Mapping[str, float], row: Row) -> float:
+def floor_ms(
+    config: CosyVoice3Config, precision: Precision, rates: Mapping[str, float], row: Row
+) -> float:
     """Floor of a row of section chunks."""
     ratio, streams, vocoder = config.token_mel_ratio, row["streams"], config.vocoder
     assert isinstance(vocoder, HiFTConfig)  # as all models of the report have
-    past = round(25 * row["spoken_s"]) + PROMPT_TOKENS if row["spoken_s"] else config.prefix_tokens(PROMPT_TOKENS)
+    past = (
+        round(25 * row["spoken_s"]) + PROMPT_TOKENS
+        if row["spoken_s"]
+        else config.prefix_tokens(PROMPT_TOKENS)
+    )
     flow = flow_work(config, precision, streams, ratio * row["computed_tokens"], ratio * past)
     return flow.ms(rates) + vocoder_work(vocoder, streams, ratio * row["hop_tokens"]).ms(rates)
 
 
-def flow_work(model: CosyVoice3Config, precision: Precision, streams: int, frames: int, past: int) -> Work:
+def flow_work(
+    model: CosyVoice3Config, precision: Precision, streams: int, frames: int, past: int
+) -> Work:
     """Work of all ODE steps for chunks of mel frames after others, the prompt's included.
 
-    The input of the estimator stays in float32, whatever the precision of its layers and of its cache.
+    The input of the estimator stays in float32, whatever the precision of its layers and of its
+    cache.
     """
     config, (layout, layers, given, once) = model.flow, estimator_sizes(model, precision)
     rows = streams * layout.branches * frames
     pairs = streams * layout.branches * attended_pairs(frames, past, layout.block_frames)
-    product = 2.0 * layout.steps * (rows * layers + 2 * layout.layers * pairs * layout.heads * layout.dim_head)
+    product = (
+        2.0
+        * layout.steps
+        * (rows * layers + 2 * layout.layers * pairs * layout.heads * layout.dim_head)
+    )
     tokens = streams * frames / config.token_mel_ratio
-    ahead = config.pre_lookahead_channels * config.input_size * (config.pre_lookahead_len + config.lookbehind_len + 2)
+    ahead = (
+        config.pre_lookahead_channels
+        * config.input_size
+        * (config.pre_lookahead_len + config.lookbehind_len + 2)
+    )
     outside = 2.0 * (rows * (layout.steps * given + once) + tokens * ahead)
     half = precision == "float16"
     weights = layout.steps * (layers * (2 if half else 4) + given * 4) + 4 * (once + ahead)
     pages = streams * (past + frames) / layout.block_frames
-    return Work(weights + pages * layout.page_bytes, product if half else 0.0, outside + (0.0 if half else product))
+    return Work(
+        weights + pages * layout.page_bytes,
+        product if half else 0.0,
+        outside + (0.0 if half else product),
+    )
 
 
 def attended_pairs(frames: int, past: int, block: int) -> int:
-    """Queries times the keys that they see, of a chunk of new frames after `past` frames: a block sees none later."""
+    """Queries times the keys that they see, of a chunk of new frames after `past` frames: a block
+    sees none later.
+    """
     ends = range(block, frames + block, block)
     return sum((min(end, frames) - (end - block)) * (past + min(end, frames)) for end in ends)
 
 
 @cache
-def estimator_sizes(config: CosyVoice3Config, storage: Precision) -> tuple[CacheLayout, int, int, int]:
+def estimator_sizes(
+    config: CosyVoice3Config, storage: Precision
+) -> tuple[CacheLayout, int, int, int]:
     """Layout of the cache, and numbers of weights without biases and without the weights of time.
 
-    Every step reads the weights of the layers, and of the input but for the conditions. The weights that project the
-    conditions are read once for all steps.
+    Every step reads the weights of the layers, and of the input but for the conditions. The weights
+    that project the conditions are read once for all steps.
     """
     with torch.device("meta"):
         made = flow_networks(config, storage)
     made.flow.estimator.drop_time_weights()
-    count = {name: weight.numel() for name, weight in made.flow.estimator.named_parameters() if weight.dim() > 1}
+    count = {
+        name: weight.numel()
+        for name, weight in made.flow.estimator.named_parameters()
+        if weight.dim() > 1
+    }
     given = sum(number for name, number in count.items() if name.startswith("input_embed"))
     projected = count["input_embed.proj.weight"]
     once = projected - config.flow.estimator.dim * config.mel_bands
@@ -118,7 +164,9 @@ def estimator_sizes(config: CosyVoice3Config, storage: Precision) -> tuple[Cache
 
 @cache
 def vocoder_work(config: HiFTConfig, streams: int, frames: int) -> Work:
-    """Work of HiFT in float32, with its F0 in float64, for the new frames alone: no window needs to be repeated."""
+    """Work of HiFT in float32, with its F0 in float64, for the new frames alone: no window needs to
+    be repeated.
+    """
     counted = _COUNTED_FRAMES
     with torch.device("meta"):
         hift = HiFT(config)

@@ -1,8 +1,10 @@
-"""Section parity: batches as they are served, against each stream alone on torch in float32 without graphs.
+"""Section parity: batches as they are served, against each stream alone on torch in float32 without
+graphs.
 
-Streams of a batch have prompts and chunks of different length, and end with a chunk that is no whole block. The longest
-chunks of their rounds have 1, 2, 4 and 5 blocks, which with the sizes of the batches runs nearly all captured shapes.
-The vocoders get the same mels, because from mel to audio errors of F0 add up.
+Streams of a batch have prompts and chunks of different length, and end with a chunk that is no
+whole block. The longest chunks of their rounds have 1, 2, 4 and 5 blocks, which with the sizes of
+the batches runs nearly all captured shapes. The vocoders get the same mels, because from mel to
+audio errors of F0 add up.
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ from token2wav.families import read_config
 from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-# Of the mel's largest error of root mean square relative to its spread, and of the audio of one and the same mel: those
-# of `token2wav-export verify`, the mel's as ratios.
+# Of the mel's largest error of root mean square relative to its spread, and of the audio of one and
+# the same mel: those of `token2wav-export verify`, the mel's as ratios.
 MEL = {"float32": 10 ** (-90 / 20), "float16": 10 ** (-45 / 20)}
 AUDIO = 1e-3
 # Tokens of prompts and utterances: each of the one meets each of the other.
 _PROMPTS, _LENGTHS = (75, 30, 0), (302, 126, 130, 157)
 _BLOCKS = (1, 2, 4)
 _PAGES = 20  # that one stream has room in
-_UTTERANCES = 13  # streams k and k + 13 speak the same: no power of two, which mixed-up rows would differ by
+# streams k and k + 13 speak the same: no power of two, which mixed-up rows would differ by
+_UTTERANCES = 13
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ class _Rounds(HopSchedule):
 
 
 class Utterance(NamedTuple):
-    """Tokens in a voice, the turn of its rounds, and once it has been spoken its mel (bands, frames) and audio."""
+    """Tokens in a voice, the turn of its rounds, and once it has been spoken its mel (bands,
+    frames) and audio.
+    """
 
     voice: Voice
     tokens: NDArray[np.int64]
@@ -63,12 +68,17 @@ class Utterance(NamedTuple):
 
 
 def parity(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its size."""
+    """The largest errors of mel (relative) and audio (absolute) of any stream of a batch, by its
+    size.
+    """
     config, (stream, storage) = read_config(folder), SETTINGS[settings.setting]
-    stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)  # the default hop fills more shapes
+    # the default hop fills more shapes
+    stream = StreamConfig(first_tokens=0, left_blocks=stream.left_blocks)
     with patch.dict(os.environ, {SWITCH: "0"}):
         mib = 1 + (_PAGES * estimator_sizes(config, "float32")[0].page_bytes >> 20)
-        alone = Token2Wav.load(folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib))
+        alone = Token2Wav.load(
+            folder, stream=stream, runtime=settings.runtime(precision="float32", cache_mib=mib)
+        )
     count = min(_UTTERANCES, max(settings.parity_batches))
     expected = [speak(alone, [utterance(config, index)])[0] for index in range(count)]
     del alone
@@ -86,11 +96,15 @@ def utterance(config: ModelConfig, index: int) -> Utterance:
     """Utterance of one stream of a batch, not yet spoken."""
     prompt, length = _PROMPTS[index % len(_PROMPTS)], _LENGTHS[index % len(_LENGTHS)]
     tokens = np.random.default_rng(index).integers(0, config.vocab_size, length)
-    return Utterance(a_voice(config, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0))
+    return Utterance(
+        a_voice(config, index, prompt), tokens, index // 2, torch.empty(0), torch.empty(0)
+    )
 
 
 def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: float) -> Row:
-    """Compares one batch; `problem` says what is beyond its bound, of which that of the mel is given."""
+    """Compares one batch; `problem` says what is beyond its bound, of which that of the mel is
+    given.
+    """
     wanted = [expected[index % len(expected)] for index in range(streams)]
     block, capacity = model.config.block_tokens, model.pipeline.flow.usage().capacity
     # Prompts are shared, but for a rest of a block.
@@ -98,7 +112,10 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
     if 0 < capacity < needed:
         raise LeftOut(f"needs {needed} pages, and the cache has {capacity}")
     pairs = list(zip(speak(model, wanted), wanted, strict=True))
-    errors = [float((one.mel - other.mel).square().mean().sqrt() / other.mel.std()) for one, other in pairs]
+    errors = [
+        float((one.mel - other.mel).square().mean().sqrt() / other.mel.std())
+        for one, other in pairs
+    ]
     mel = float(np.max(errors))  # NaN stays NaN
     audio = float(np.max([float((one.audio - other.audio).abs().max()) for one, other in pairs]))
     problems = [f"mel {mel:.1e}, at most {bound:.1e}"] if not mel <= bound else []
@@ -107,23 +124,35 @@ def check(model: Token2Wav, streams: int, expected: Sequence[Utterance], bound: 
 
 
 def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
-    """Takes utterances through the engines in one batch; the vocoder gets their mels where these are known."""
+    """Takes utterances through the engines in one batch; the vocoder gets their mels where these
+    are known.
+    """
     flow, vocoder, config = model.pipeline.flow, model.pipeline.vocoder, model.config
     block, ratio = config.block_tokens, config.token_mel_ratio
-    chunkers, mels, audio = [], [torch.empty(0)] * len(utterances), [torch.empty(0)] * len(utterances)
+    chunkers, mels, audio = (
+        [],
+        [torch.empty(0)] * len(utterances),
+        [torch.empty(0)] * len(utterances),
+    )
     handles = [(flow.open(one.voice), vocoder.open(one.voice)) for one in utterances]
     for one in utterances:
         schedule = _Rounds(block, block, block, turn=one.turn)
         chunkers.append(chunker := Chunker(one.voice.prompt_tokens, config, schedule))
         chunker.push(one.tokens.astype(np.int32), end=True)
-    while ready := [(index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)]:
+    while ready := [
+        (index, chunk) for index, each in enumerate(chunkers) if (chunk := each.next_chunk)
+    ]:
         made = flow.advance([(handles[index][0], chunk) for index, chunk in ready])
         batch = []
         for (index, chunk), mel in zip(ready, made, strict=True):
             known = utterances[index].mel
             new = mel[:, ratio * max(0, chunkers[index].prompt_tokens - chunk.start) :]
             mels[index] = torch.cat((mels[index].to(new.device), new), dim=-1)
-            heard = known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]] if known.numel() else new
+            heard = (
+                known[:, mels[index].shape[1] - new.shape[1] : mels[index].shape[1]]
+                if known.numel()
+                else new
+            )
             batch.append((handles[index][1], FrameChunk(heard, chunk.last)))
             chunkers[index].computed()
         for (index, _), samples in zip(ready, vocoder.advance(batch), strict=True):
@@ -131,4 +160,6 @@ def speak(model: Token2Wav, utterances: Sequence[Utterance]) -> list[Utterance]:
     for flow_handle, vocoder_handle in handles:
         flow.close(flow_handle)
         vocoder.close(vocoder_handle)
-    return [one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)]
+    return [
+        one._replace(mel=mels[index], audio=audio[index]) for index, one in enumerate(utterances)
+    ]

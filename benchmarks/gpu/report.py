@@ -1,4 +1,6 @@
-"""The report of one or several slices: whether the project's aims are met, what is wrong, and every row in a table."""
+"""The report of one or several slices: whether the project's aims are met, what is wrong, and every
+row in a table.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _COMMON = ("section", "key", "problem", "left_out", "took_s")  # of all rows
 
 
 class Verdict(NamedTuple):
-    """One aim with its bound, what was measured, and whether that meets it; None where it was not shown."""
+    """One aim with its bound, what was measured, and whether that meets it; None where it was not
+    shown.
+    """
 
     aim: str
     measured: str
@@ -35,10 +39,12 @@ class Verdict(NamedTuple):
 
 
 def merge(folders: Sequence[Path]) -> dict[str, Any]:
-    """Results of several slices as one. Of rows measured twice the later counts, unless it was left out.
+    """Results of several slices as one. Of rows measured twice the later counts, unless it was left
+    out.
 
     Raises:
-        ValueError: a folder has no results, or they are of another GPU, model or precision than those before.
+        ValueError: a folder has no results, or they are of another GPU, model or precision than
+            those before.
     """
     rows: dict[tuple[str, str], Row] = {}
     whole: dict[str, Any] = {"facts": {}, "runs": [], "sections": []}
@@ -49,9 +55,14 @@ def merge(folders: Sequence[Path]) -> dict[str, Any]:
         for name in ("gpu", "size", "precision", "graphs"):
             before, now = whole["facts"].get(name), content["facts"].get(name)
             if whole["runs"] and before != now:
-                raise ValueError(f"{folder}: {name} is {now}, and in the folders before {before}: merge them apart")
+                raise ValueError(
+                    f"{folder}: {name} is {now}, and in the folders before {before}: merge them "
+                    f"apart"
+                )
         whole["facts"] |= content["facts"]
-        whole["runs"].append({name: content["facts"].get(name) for name in ("date", "commit", "command")})
+        whole["runs"].append(
+            {name: content["facts"].get(name) for name in ("date", "commit", "command")}
+        )
         whole["sections"] += content["sections"]
         for row in content["rows"]:
             if not row["left_out"] or (row["section"], row["key"]) not in rows:
@@ -60,8 +71,17 @@ def merge(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def verdicts(content: Content) -> list[Verdict]:
-    """Verdict on every aim for one data-centre GPU. Figures of a CPU or of a smaller model meet nothing."""
-    found = [_parity(content), _first_chunk(content), _drift(content), _peer(content), *_real_time(content)]
+    """Verdict on every aim for one data-centre GPU.
+
+    Figures of a CPU or of a smaller model meet nothing.
+    """
+    found = [
+        _parity(content),
+        _first_chunk(content),
+        _drift(content),
+        _peer(content),
+        *_real_time(content),
+    ]
     if rehearsed(content):
         return [Verdict(each.aim, f"in a rehearsal: {each.measured}", None) for each in found]
     return found
@@ -74,11 +94,17 @@ def rehearsed(content: Content) -> bool:
 
 def rows_of(content: Content, section: str) -> dict[str, Row]:
     """Rows of a section that have values, whether within their bounds or not, by their keys."""
-    return {row["key"]: row for row in content["rows"] if row["section"] == section and row.keys() - _COMMON}
+    return {
+        row["key"]: row
+        for row in content["rows"]
+        if row["section"] == section and row.keys() - _COMMON
+    }
 
 
 def faults(content: Content) -> list[str]:
-    """Faults, which are not only slow: failed tests, results beyond their bounds, what crashed or ended early."""
+    """Faults, which are not only slow: failed tests, results beyond their bounds, what crashed or
+    ended early.
+    """
     rows = [row for row in content["rows"] if row["key"] != ON_PURPOSE]
     found = [(f"{row['section']}: {row['key']}", row["problem"]) for row in rows]
     found += [(each["section"], each["problem"]) for each in content["sections"]]
@@ -87,18 +113,31 @@ def faults(content: Content) -> list[str]:
 
 def _parity(content: Content) -> Verdict:
     aim = "batches of any size equal each of their streams alone on torch in float32, within the bounds of an engine"
-    rows, ways = rows_of(content, "parity"), [changes for name, _, changes in SLICES[2] if name == "parity"]
-    planned = {parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches}
+    rows, ways = (
+        rows_of(content, "parity"),
+        [changes for name, _, changes in SLICES[2] if name == "parity"],
+    )
+    planned = {
+        parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches
+    }
     beyond, shown = sum(bool(row["problem"]) for row in rows.values()), len(planned & rows.keys())
     measured = f"{shown} of {len(planned)} batches were compared, {beyond} are beyond their bounds"
     return Verdict(aim, measured, False if beyond else True if shown == len(planned) else None)
 
 
 def _first_chunk(content: Content) -> Verdict:
-    key, bound = chunk_key(1, 25, 0.0), f"in at most {FIRST_CHUNK_MS:g} ms for flow and vocoder, at the median"
-    aim, row = f"first chunk (25 tokens, cached voice, one stream) {bound}", rows_of(content, "chunks").get(key)
+    key, bound = (
+        chunk_key(1, 25, 0.0),
+        f"in at most {FIRST_CHUNK_MS:g} ms for flow and vocoder, at the median",
+    )
+    aim, row = (
+        f"first chunk (25 tokens, cached voice, one stream) {bound}",
+        rows_of(content, "chunks").get(key),
+    )
     median, least, most = row["total_ms"] if row else (0.0, 0.0, 0.0)
-    measured = f"{median:.2f} ms ({least:.2f} to {most:.2f})" if row else _why(content, "chunks", key)
+    measured = (
+        f"{median:.2f} ms ({least:.2f} to {most:.2f})" if row else _why(content, "chunks", key)
+    )
     return Verdict(aim, measured, median <= FIRST_CHUNK_MS if row else None)
 
 
@@ -115,20 +154,30 @@ def _peer(content: Content) -> Verdict:
     ratios = {row["after (s)"]: row["times as many"] for row in peer_rows(content)}
     for spoken_s, ratio in ratios.items():
         why = "" if ratio else _why(content, "chunks", chunk_key(PEER_STREAMS, hop, spoken_s))
-        shown.append(f"{ratio:.1f} after {spoken_s:g} s" if ratio else f"not shown after {spoken_s:g} s ({why})")
+        shown.append(
+            f"{ratio:.1f} after {spoken_s:g} s"
+            if ratio
+            else f"not shown after {spoken_s:g} s ({why})"
+        )
     aim = (
-        f"{hop}-token chunks of {PEER_STREAMS} streams in one batch: at least {PEER_RATIO:g} times as many as "
+        f"{hop}-token chunks of {PEER_STREAMS} streams in one batch: at least {PEER_RATIO:g} "
+        f"times as many as "
         f"recomputed one by one, after {', '.join(f'{spoken_s:g}' for spoken_s in ratios)} s each"
     )
     missed = any(ratio and ratio < PEER_RATIO for ratio in ratios.values())
-    return Verdict(aim, "; ".join(shown), False if missed else True if all(ratios.values()) else None)
+    return Verdict(
+        aim, "; ".join(shown), False if missed else True if all(ratios.values()) else None
+    )
 
 
 def peer_rows(content: Content) -> Iterator[Row]:
     """Chunks recomputed alone and in one batch from the cache, by history."""
     ours, theirs, hop = rows_of(content, "chunks"), rows_of(content, "recompute"), PLANNED.hops[-1]
     for spoken_s in PLANNED.histories:
-        batch, alone = ours.get(chunk_key(PEER_STREAMS, hop, spoken_s)), theirs.get(chunk_key(1, hop, spoken_s))
+        batch, alone = (
+            ours.get(chunk_key(PEER_STREAMS, hop, spoken_s)),
+            theirs.get(chunk_key(1, hop, spoken_s)),
+        )
         batch_ms, alone_ms = (row["total_ms"][0] if row else None for row in (batch, alone))
         ratio = PEER_STREAMS * alone_ms / batch_ms if alone_ms and batch_ms else None
         times = {"one, recomputed (ms)": alone_ms, f"{PEER_STREAMS} in a batch (ms)": batch_ms}
@@ -136,26 +185,46 @@ def peer_rows(content: Content) -> Iterator[Row]:
 
 
 def _real_time(content: Content) -> Iterator[Verdict]:
-    """Streams at the engine, and clients of the server: not met is only what the leanest setting fails."""
+    """Streams at the engine, and clients of the server: not met is only what the leanest setting
+    fails.
+    """
     trials = [row for row in rows_of(content, "streams").values() if "unbroken" in row]
     streams = [(row["streams"], row["setting"], row["unbroken"] >= UNBROKEN) for row in trials]
     rows = [row for row in rows_of(content, "server").values() if row["rate"] == PACE]
     shares = [row["share_without_gaps"]["0.05 s"] * (not row["failed"]) for row in rows]
-    clients = [(row["clients"], "lean", share >= UNBROKEN) for row, share in zip(rows, shares, strict=True)]
+    clients = [
+        (row["clients"], "lean", share >= UNBROKEN) for row, share in zip(rows, shares, strict=True)
+    ]
     for section, what, held in (
-        ("streams", f"{STREAMS} streams of 20 s in real time, {UNBROKEN:.0%} of them unbroken, at the engine", streams),
-        ("server", f"{STREAMS} clients at the pace of a language model through the server", clients),
+        (
+            "streams",
+            f"{STREAMS} streams of 20 s in real time, {UNBROKEN:.0%} of them unbroken, at the "
+            f"engine",
+            streams,
+        ),
+        (
+            "server",
+            f"{STREAMS} clients at the pace of a language model through the server",
+            clients,
+        ),
     ):
         best = max((each for each in held if each[2]), default=(0, "no number was held", True))
-        missed = min((number for number, setting, well in held if setting == "lean" and not well), default=None)
-        measured = f"{best[0]} ({best[1]}); too many, with the leanest setting: {missed or 'not shown'}"
+        missed = min(
+            (number for number, setting, well in held if setting == "lean" and not well),
+            default=None,
+        )
+        measured = (
+            f"{best[0]} ({best[1]}); too many, with the leanest setting: {missed or 'not shown'}"
+        )
         met = best[0] >= STREAMS or (False if missed and missed <= STREAMS else None)
         yield Verdict(f"at least {what}", measured if held else _why(content, section), met)
 
 
 def _why(content: Content, section: str, key: str | None = None) -> str:
     """Reason why there is no such row, as far as the results tell."""
-    rows = [row for row in content["rows"] if row["section"] == section and key in (row["key"], None)]
+    rows = [
+        row for row in content["rows"] if row["section"] == section and key in (row["key"], None)
+    ]
     reasons = [row["left_out"] or row["problem"] for row in rows]
     reasons += [each["problem"] for each in content["sections"] if each["section"] == section]
     return next(filter(None, reasons), "did not run")
@@ -164,12 +233,19 @@ def _why(content: Content, section: str, key: str | None = None) -> str:
 def markdown(content: Content) -> str:
     """The whole page."""
     facts, small = content["facts"], rehearsed(content)
-    left_out = [{name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]]
+    left_out = [
+        {name: row[name] for name in _COMMON[:4]} for row in content["rows"] if row["left_out"]
+    ]
     parts = [
         f"# {'Rehearsal: ' if small else ''}{facts.get('gpu') or 'no GPU'}",
-        "These figures say that the report works, and nothing about the speed of any GPU." if small else "",
+        "These figures say that the report works, and nothing about the speed of any GPU."
+        if small
+        else "",
         "; ".join(f"{name} {_cell(value)}" for name, value in facts.items() if value is not None),
-        table({"aim": each.aim, "measured": each.measured, "": WORDS[each.met]} for each in verdicts(content)),
+        table(
+            {"aim": each.aim, "measured": each.measured, "": WORDS[each.met]}
+            for each in verdicts(content)
+        ),
         "## Faults\n\n" + ("\n".join(f"- {fault}" for fault in faults(content)) or "None."),
         f"## Left out\n\n{table(left_out)}",
         f"## Sections\n\n{table(content['sections'])}",
@@ -182,10 +258,14 @@ def markdown(content: Content) -> str:
 
 
 def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """Rows with the same values as one table each, with their floor, and their long lists after them."""
+    """Rows with the same values as one table each, with their floor, and their long lists after
+    them.
+    """
     groups: dict[tuple[str, ...], list[Row]] = {}
     rates = next((row["rates"] for row in rows_of(content, "floor").values()), None)
-    config = CosyVoice3Config.read((FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent)
+    config = CosyVoice3Config.read(
+        (FULL_YAML if content["facts"]["size"] == "full" else TEMPLATE).parent
+    )
     for key, row in rows.items():
         shown = {"": key} | {each: value for each, value in row.items() if each not in _COMMON[:4]}
         if name == "chunks" and "total_ms" in row and rates:
@@ -194,10 +274,16 @@ def _tables(content: Content, name: str, rows: Mapping[str, Row]) -> Iterator[st
         groups.setdefault(tuple(shown), []).append(shown)
     for group in groups.values():
         long = [each for each in ("kernels", "lines", "chunk_ms") if each in group[0]]
-        yield table({each: value for each, value in row.items() if each not in long} for row in group)
+        yield table(
+            {each: value for each, value in row.items() if each not in long} for row in group
+        )
         for row, each in ((row, each) for row in group for each in long):
             yield f"{row['']}, {each}:"
-            yield table(row[each]) if each == "kernels" else "\n".join(f"    {line}" for line in row[each])
+            yield (
+                table(row[each])
+                if each == "kernels"
+                else "\n".join(f"    {line}" for line in row[each])
+            )
     if name == "recompute":
         yield table(peer_rows(content))
 
@@ -206,13 +292,19 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows with the same keys, which head the columns."""
     if not (rows := list(rows)):
         return "Nothing."
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    lines = [
+        list(rows[0]),
+        ["---"] * len(rows[0]),
+        *([_cell(value) for value in row.values()] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_cell(each)}" for name, each in value.items() if each is not None)
+        return ", ".join(
+            f"{name} {_cell(each)}" for name, each in value.items() if each is not None
+        )
     if isinstance(value, list):
         return ", ".join(map(_cell, value))
     if isinstance(value, float):
@@ -225,6 +317,10 @@ def write_report(content: Content, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     timed = [row for row in rows_of(content, "chunks").values() if "total_ms" in row]
     (out / "report.md").write_text(markdown(content))
-    case = {"engine": "torch", "precision": content["facts"]["precision"], "graphs": content["facts"]["graphs"]}
+    case = {
+        "engine": "torch",
+        "precision": content["facts"]["precision"],
+        "graphs": content["facts"]["graphs"],
+    }
     results = [{"model": content["facts"]["size"], "case": case, "rows": timed}]
     write_json(out / "report.json", {**content["facts"], "results": results, **content})

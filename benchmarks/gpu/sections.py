@@ -1,4 +1,6 @@
-"""The sections of a report by name, and those of them that run something else: tests, compiler, exporter, server."""
+"""The sections of a report by name, and those of them that run something else: tests, compiler,
+exporter, server.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ON_PURPOSE = "an error on purpose"
 
 
 def optional(module: str) -> Any:
-    """A module that needs packages which may be missing, or `LeftOut` with the name of the first that is."""
+    """A module that needs packages which may be missing, or `LeftOut` with the name of the first
+    that is.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -45,7 +49,9 @@ def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     def poison() -> Row:
         if not settings.on_gpu:
             os.kill(os.getpid(), signal.SIGKILL)
-        torch.zeros(1, device=settings.device)[torch.tensor([1 << 40], device=settings.device)] = 1.0
+        torch.zeros(1, device=settings.device)[torch.tensor([1 << 40], device=settings.device)] = (
+            1.0
+        )
         synchronize(torch.device(settings.device))
         return {}
 
@@ -55,15 +61,33 @@ def recovery(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 def tests(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     """Files of tests with the mark `gpu`, each in a process of its own, all at the same time."""
-    found = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()]
+    found = [
+        path for path in sorted((ROOT / "tests").rglob("*.py")) if "mark.gpu" in path.read_text()
+    ]
     # A mark in a conftest.py is that of its folder's tests.
-    paths = [path if path.name.startswith("test_") else path.parent for path in found][: settings.test_files or None]
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--color=no", "--tb=short", "-p", "no:cacheprovider"]
-    command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")  # without tests/conftest.py, which needs more
+    paths = [path if path.name.startswith("test_") else path.parent for path in found][
+        : settings.test_files or None
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-v",
+        "--color=no",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+    ]
+    # without tests/conftest.py, which needs more
+    command.append(f"--confcutdir={ROOT / 'tests' / 'execution'}")
     running = []
     for path in paths:
         output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (its row closes it)
-        process = subprocess.Popen([*command, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, str(path)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+        )
         running.append((str(path.relative_to(ROOT)), partial(_outcome, process, output)))
     yield from running
 
@@ -77,11 +101,14 @@ def _outcome(process: subprocess.Popen[bytes], output: Any) -> Row:
     if missing := re.search(r"No module named '?([\w.]+)", text):
         raise LeftOut(f"not installed: {missing[1]}")
     outcomes = re.findall(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", text, re.MULTILINE)
-    passed, skipped = (sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED"))
+    passed, skipped = (
+        sum(outcome == word for _, outcome in outcomes) for word in ("PASSED", "SKIPPED")
+    )
     failed = [name for name, outcome in outcomes if outcome in ("FAILED", "ERROR")]
     reasons = re.findall(r"^E +(\S.*)", text, re.MULTILINE)
     problem = f"pytest ended with {status}: {', '.join(failed[:5])}: {'; '.join(reasons[:3])}"
-    return {"passed": passed, "skipped": skipped, "problem": None if status in (0, 5) else problem}  # 5: none
+    # 5: none
+    return {"passed": passed, "skipped": skipped, "problem": None if status in (0, 5) else problem}
 
 
 def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
@@ -89,7 +116,13 @@ def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     if not settings.on_gpu:
         raise LeftOut("the device is no GPU")
     capability = "".join(map(str, torch.cuda.get_device_capability(settings.device)))
-    command = [sys.executable, "tests/execution/kernels/compile_kernels.py", capability, "float16", "int8"]
+    command = [
+        sys.executable,
+        "tests/execution/kernels/compile_kernels.py",
+        capability,
+        "float16",
+        "int8",
+    ]
 
     def measure() -> Row:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -100,7 +133,9 @@ def compiled(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Other engines: how far from torch in float32, and times of chunks, as `benchmarks.engines` has them."""
+    """Other engines: how far from torch in float32, and times of chunks, as `benchmarks.engines`
+    has them.
+    """
     for name in settings.engines:
         yield name, partial(_engine, folder, settings, name)
 
@@ -108,19 +143,33 @@ def engines(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 def _engine(folder: Path, settings: Settings, name: str) -> Row:
     if name == "tensorrt" and not any(map(find_spec, ("tensorrt", "tensorrt_rtx"))):
         raise LeftOut("not installed: tensorrt or tensorrt_rtx")
-    if name == "onnx" and "CUDAExecutionProvider" not in optional("onnxruntime").get_available_providers():
+    if (
+        name == "onnx"
+        and "CUDAExecutionProvider" not in optional("onnxruntime").get_available_providers()
+    ):
         raise LeftOut("not installed: onnxruntime for CUDA")
     module = optional("benchmarks.engines")
-    case = module.Case(name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs"))
+    case = module.Case(
+        name.partition(",")[0], settings.precision, graphs=not name.endswith("no graphs")
+    )
     result = module.run_case((folder, settings.size, case, settings.device, [1, 16], [0.0]))
     failures = (result.verification or {}).get("failures", [])
     times = {f"{row['streams']} first chunks (ms)": row["total_ms"][0] for row in result.rows}
-    return {**(result.verification or {}), **times, "problem": result.problem or "; ".join(failures) or None}
+    return {
+        **(result.verification or {}),
+        **times,
+        "problem": result.problem or "; ".join(failures) or None,
+    }
 
 
 def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
-    """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on this machine."""
-    load, binaries = optional("benchmarks.serving_load"), optional("token2wav_server.launcher.binaries")
+    """Loads on a real tritonserver, as `benchmarks.serving_load` measures them, with clients on
+    this machine.
+    """
+    load, binaries = (
+        optional("benchmarks.serving_load"),
+        optional("token2wav_server.launcher.binaries"),
+    )
     with tempfile.TemporaryDirectory() as temporary:
         try:
             binaries.find_tritonserver(Path(temporary))
@@ -143,5 +192,17 @@ def server(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 SECTIONS: dict[str, Callable[[Path, Settings, Mapping[str, Row]], Rows]] = {
     section.__name__: section
-    for section in (recovery, floor, tests, chunks, drift, recompute, parity, streams, compiled, engines, server)
+    for section in (
+        recovery,
+        floor,
+        tests,
+        chunks,
+        drift,
+        recompute,
+        parity,
+        streams,
+        compiled,
+        engines,
+        server,
+    )
 }

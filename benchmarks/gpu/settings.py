@@ -1,4 +1,6 @@
-"""Settings of the report's sections, which say how much each measures, and the slices that it is cut into."""
+"""Settings of the report's sections, which say how much each measures, and the slices that it is
+cut into.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,19 @@ from typing import Any, Literal
 from token2wav.config import RuntimeConfig, StreamConfig
 
 Row = dict[str, Any]
-Rows = Iterator[tuple[str, Callable[[], Row]]]  # of a section: the key of every row, and what measures it
+# of a section: the key of every row, and what measures it
+Rows = Iterator[tuple[str, Callable[[], Row]]]
 
 
 class LeftOut(Exception):  # noqa: N818 (it is no error)
-    """Reason why a row is not measured which is no fault: something is not installed, or memory is too small."""
+    """Reason why a row is not measured which is no fault: something is not installed, or memory is
+    too small.
+    """
 
 
 PROMPT_TOKENS = 75  # 3 s
-# Ways to serve streams: how they are cut, always on whole blocks, and the type of cached keys and values.
+# Ways to serve streams: how they are cut, always on whole blocks, and the type of cached keys and
+# values.
 SETTINGS: dict[str, tuple[StreamConfig, Literal["auto", "int8"]]] = {
     "lean": (StreamConfig(first_tokens=0, left_blocks=2, max_hop_tokens=50), "int8"),
     "window": (StreamConfig(first_tokens=0, left_blocks=8), "int8"),
@@ -42,7 +48,8 @@ class Settings:
     repeats: int = 3  # of every timing, after one to warm up
     drift_chunks: int = 60
     drift_window: int = 8  # `left_blocks` there
-    parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)  # fill every captured batch, if in part
+    # fill every captured batch, if in part
+    parity_batches: tuple[int, ...] = (1, 2, 3, 5, 9, 17, 25, 33, 49, 64)
     streams_from: int = 128  # real-time streams that are tried first
     most_streams: int = 1024
     batch_streams: int = 64  # computed together, see `LimitConfig`
@@ -60,22 +67,48 @@ class Settings:
 
     def runtime(self, **changes: Any) -> RuntimeConfig:
         """Runtime of a section's models."""
-        own = RuntimeConfig(self.device, "torch", precision=self.precision, cache_mib=self.cache_mib)
+        own = RuntimeConfig(
+            self.device, "torch", precision=self.precision, cache_mib=self.cache_mib
+        )
         return replace(own, **changes)
 
     def rehearsal(self) -> Settings:
         """The same sections with the tiny model and the least of everything: figures mean nothing."""
-        small = replace(self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128)
-        small = replace(small, batches=(2,), histories=(2.0,), hops=(25,), repeats=1, drift_chunks=4, drift_window=1)
-        small = replace(small, parity_batches=(2,), streams_from=2, most_streams=2, stream_s=2.0, patience_s=30.0)
-        return replace(small, copy_mib=16, matrix=128, test_files=4, engines=("torch, no graphs",), clients=(1,))
+        small = replace(
+            self, size="tiny", precision="float16" if self.on_gpu else "float32", cache_mib=128
+        )
+        small = replace(
+            small,
+            batches=(2,),
+            histories=(2.0,),
+            hops=(25,),
+            repeats=1,
+            drift_chunks=4,
+            drift_window=1,
+        )
+        small = replace(
+            small,
+            parity_batches=(2,),
+            streams_from=2,
+            most_streams=2,
+            stream_s=2.0,
+            patience_s=30.0,
+        )
+        return replace(
+            small,
+            copy_mib=16,
+            matrix=128,
+            test_files=4,
+            engines=("torch, no graphs",),
+            clients=(1,),
+        )
 
 
 PLANNED = Settings()
 REHEARSAL = "rehearsal of "
 RESULTS = "results.json"
-# Sections with their share of the time that is left, and what they change of the settings; the most precious first.
-# Shares are guesses, for no GPU has run them yet.
+# Sections with their share of the time that is left, and what they change of the settings; the most
+# precious first. Shares are guesses, for no GPU has run them yet.
 SLICES: dict[int, list[tuple[str, float, dict[str, Any]]]] = {
     1: [
         (REHEARSAL, 0.08, {}),

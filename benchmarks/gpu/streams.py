@@ -1,6 +1,7 @@
 """Section streams: how many utterances one device speaks in real time, without a server.
 
-Listeners sit at the workers themselves: tokens come at the pace of a language model, audio is timed.
+Listeners sit at the workers themselves: tokens come at the pace of a language model, audio is
+timed.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class Listener:
     """One utterance as it is heard: the `Reply` to all its tokens."""
 
     starts: float  # second of the monotonic clock when its first token comes
-    heard: list[tuple[float, float]] = field(default_factory=list)  # arrival and length of every chunk, in seconds
+    # arrival and length of every chunk, in seconds
+    heard: list[tuple[float, float]] = field(default_factory=list)
     error: str | None = None  # why it ended early
-    over: threading.Event = field(default_factory=threading.Event)  # its last chunk came, or an error
+    # its last chunk came, or an error
+    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def unbroken(self) -> bool:
@@ -74,7 +77,10 @@ def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
     keys: dict[int, str] = {}
     while True:
         # A number that a process died of, or that memory was too small for, counts as not held.
-        held = {number: done.get(key, {}).get("unbroken", 0.0) >= UNBROKEN for number, key in keys.items()}
+        held = {
+            number: done.get(key, {}).get("unbroken", 0.0) >= UNBROKEN
+            for number, key in keys.items()
+        }
         number = next_number(held, settings.streams_from, settings.most_streams)
         if number is None:
             return
@@ -83,18 +89,28 @@ def streams(folder: Path, settings: Settings, done: Mapping[str, Row]) -> Rows:
 
 
 def next_number(held: Mapping[int, bool], first: int, most: int) -> int | None:
-    """Number of streams to try next, after those held and not held; None within 5 % of the largest, or at `most`."""
+    """Number of streams to try next, after those held and not held; None within 5 % of the largest,
+    or at `most`.
+    """
     low = max((number for number, well in held.items() if well), default=0)
     high = min((number for number, well in held.items() if not well), default=None)
     if high is None:
-        return None if low >= most else min(most, max(first if not low else low + 1, int(_GROWTH * low)))
+        return (
+            None
+            if low >= most
+            else min(most, max(first if not low else low + 1, int(_GROWTH * low)))
+        )
     return None if high - low <= max(1, int(_CLOSE * low)) else (low + high) // 2
 
 
 def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
-    """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and what it took."""
+    """Speaks utterances that begin within a few seconds, in real time; what listeners heard, and
+    what it took.
+    """
     flow = model.config
-    limits = LimitConfig(streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S)
+    limits = LimitConfig(
+        streams=number, batch_streams=settings.batch_streams, player_buffer_seconds=BUFFER_S
+    )
     workers = WorkerPool(model.pipeline, limits, workers=default_workers(model.engine.device))
     with contextlib.closing(workers):
         listeners, late_s = _feed(workers, model, number, settings.stream_s)
@@ -111,14 +127,18 @@ def listen(model: Token2Wav, settings: Settings, number: int) -> Row:
         "streams": number,
         "batch_streams": settings.batch_streams,
         "unbroken": round(sum(listener.unbroken for listener in listeners) / number, 4),
-        "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 99)} if first else {},
+        "first_audio_ms": {f"p{q}": round(float(np.percentile(first, q)), 1) for q in (50, 99)}
+        if first
+        else {},
         "longest_gap_s": round(max(gaps, default=0.0), 3),
         "errors": sorted({listener.error for listener in listeners if listener.error})[:3],
         "tokens_late_s": round(late_s, 3),
     }
 
 
-def _feed(workers: WorkerPool, model: Token2Wav, number: int, seconds: float) -> tuple[list[Listener], float]:
+def _feed(
+    workers: WorkerPool, model: Token2Wav, number: int, seconds: float
+) -> tuple[list[Listener], float]:
     """Pushes all tokens when they are due; returns the listeners, and how late the latest push was."""
     flow, turns, late_s = model.config, round(PACE * seconds / TOKENS_PER_PUSH), 0.0
     voices = [a_voice(flow, seed) for seed in range(_VOICES)]
@@ -127,14 +147,20 @@ def _feed(workers: WorkerPool, model: Token2Wav, number: int, seconds: float) ->
     listeners = [Listener(begin + spread_s * index / number) for index in range(number)]
     utterances = [workers.open(voices[index % _VOICES]) for index in range(number)]
     waits = (np.arange(turns) + 1) * TOKENS_PER_PUSH / PACE
-    due = [(each.starts + wait, index, turn) for index, each in enumerate(listeners) for turn, wait in enumerate(waits)]
+    due = [
+        (each.starts + wait, index, turn)
+        for index, each in enumerate(listeners)
+        for turn, wait in enumerate(waits)
+    ]
     for at, index, turn in sorted(due):
         time.sleep(max(0.0, at - time.monotonic()))
         late_s = max(late_s, time.monotonic() - at)
         listener = listeners[index]
         if listener.error is None:
             try:
-                workers.push(utterances[index], tokens[index, turn], listener, end=turn == turns - 1)
+                workers.push(
+                    utterances[index], tokens[index, turn], listener, end=turn == turns - 1
+                )
             except Token2WavError as error:
                 listener.fail(error)
     return listeners, late_s

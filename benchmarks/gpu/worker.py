@@ -1,4 +1,6 @@
-"""Sections in processes of their own: an error that poisons the device ends its row, and a new process goes on."""
+"""Sections in processes of their own: an error that poisons the device ends its row, and a new
+process goes on.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,22 @@ class Results:
         self.content: dict[str, Any] = {"facts": dict(facts), "sections": [], "rows": []}
 
     def add(self, section: str, key: str, row: Row) -> None:
-        self.content["rows"].append({"section": section, "key": key, "problem": None, "left_out": None} | row)
-        shown = {name: value for name, value in row.items() if not isinstance(value, list | dict) or len(value) < 5}
-        self.write(f"{section}: {key}: {', '.join(f'{name} {value}' for name, value in shown.items())}")
+        self.content["rows"].append(
+            {"section": section, "key": key, "problem": None, "left_out": None} | row
+        )
+        shown = {
+            name: value
+            for name, value in row.items()
+            if not isinstance(value, list | dict) or len(value) < 5
+        }
+        self.write(
+            f"{section}: {key}: {', '.join(f'{name} {value}' for name, value in shown.items())}"
+        )
 
     def end(self, section: str, problem: str | None, took_s: float) -> None:
-        self.content["sections"].append({"section": section, "problem": problem, "took_s": round(took_s, 1)})
+        self.content["sections"].append(
+            {"section": section, "problem": problem, "took_s": round(took_s, 1)}
+        )
         self.write(f"== {section}: {problem or 'done'} after {took_s:.0f} s")
 
     def write(self, line: str) -> None:
@@ -57,15 +69,21 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     temporary.replace(path)
 
 
-def run_section(name: str, folder: Path, settings: Settings, results: Results, seconds: float) -> None:
-    """Runs a section to its end or for so many seconds; what it has measured is in the results whatever happens.
+def run_section(
+    name: str, folder: Path, settings: Settings, results: Results, seconds: float
+) -> None:
+    """Runs a section to its end or for so many seconds; what it has measured is in the results
+    whatever happens.
 
-    Rows are noted under its name, also with `REHEARSAL` before it; at the end nothing is left that it started.
+    Rows are noted under its name, also with `REHEARSAL` before it; at the end nothing is left that
+    it started.
     """
     began, done, kind, problem = time.monotonic(), dict[str, Row](), "again", None
     while kind == "again":
         begun = problem = None
-        with contextlib.closing(_messages(name, folder, settings, done, began + seconds)) as messages:
+        with contextlib.closing(
+            _messages(name, folder, settings, done, began + seconds)
+        ) as messages:
             for kind, value, row in messages:
                 if kind == "facts":
                     results.content["facts"] |= row
@@ -86,7 +104,9 @@ def run_section(name: str, folder: Path, settings: Settings, results: Results, s
 def _messages(
     name: str, folder: Path, settings: Settings, done: dict[str, Row], deadline: float
 ) -> Generator[tuple[str, Any, Any], None, None]:
-    """Messages of a process that measures what is not done; the last one is `end`, `again`, `died` or `late`."""
+    """Messages of a process that measures what is not done; the last one is `end`, `again`, `died`
+    or `late`.
+    """
     # It comes of a process that has imported everything and touched no device.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.gpu.worker"])
@@ -97,20 +117,28 @@ def _messages(
     kind, late = "", ("late", "its time was over; what it had measured by then is here", None)
     try:
         while kind not in ("end", "again", "late"):
-            message = receiver.recv() if receiver.poll(max(0.0, deadline - time.monotonic())) else late
+            message = (
+                receiver.recv() if receiver.poll(max(0.0, deadline - time.monotonic())) else late
+            )
             kind = message[0]
             yield message
     except (EOFError, OSError):
         process.join(_GRACE_S)
         code = process.exitcode or 0
-        yield "died", f"its process ended with {code if code >= 0 else signal.Signals(-code).name}", None
+        yield (
+            "died",
+            f"its process ended with {code if code >= 0 else signal.Signals(-code).name}",
+            None,
+        )
     finally:
         _end(process, _GRACE_S if kind in ("end", "again") else 0.0)
         receiver.close()
 
 
 def _end(process: BaseProcess, patience_s: float) -> None:
-    """Interrupts what still runs, so that it ends what it started, then kills the group until nobody is left."""
+    """Interrupts what still runs, so that it ends what it started, then kills the group until
+    nobody is left.
+    """
     process.join(patience_s)
     pid, deadline = process.pid or 0, time.monotonic() + 2 * _GRACE_S
     with contextlib.suppress(ProcessLookupError):
@@ -124,7 +152,9 @@ def _end(process: BaseProcess, patience_s: float) -> None:
     process.join()
 
 
-def _work(name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection) -> None:
+def _work(
+    name: str, folder: Path, settings: Settings, done: dict[str, Row], messages: Connection
+) -> None:
     """Measures what is not done, in a process group of its own that ends with its parent."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -181,7 +211,9 @@ def _text(error: Exception) -> str:
 
 
 def _device_facts(settings: Settings) -> Row:
-    """GPU and CUDA as torch sees them, from now on the device of this process; `gpu` is None on a CPU."""
+    """GPU and CUDA as torch sees them, from now on the device of this process; `gpu` is None on a
+    CPU.
+    """
     if not settings.on_gpu:
         return {"gpu": None}
     torch.cuda.set_device(torch.device(settings.device).index or 0)

@@ -1,4 +1,5 @@
-"""Streaming gRPC client of the Triton model `token2wav`: sends speech tokens, receives 24 kHz audio.
+"""Streaming gRPC client of the Triton model `token2wav`: sends speech tokens, receives 24 kHz
+audio.
 
     from token2wav_client import Client, ClientVoice
 

@@ -1,4 +1,6 @@
-"""Client for asyncio: speaks utterances in tasks of an event loop, by the names of the client for threads."""
+"""Client for asyncio: speaks utterances in tasks of an event loop, by the names of the client for
+threads.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,26 @@ if TYPE_CHECKING:
 TokenBatches = AsyncIterable[npt.ArrayLike] | Iterable[npt.ArrayLike]
 
 
-class AsyncUtterance(BaseUtterance, AsyncIterator[AudioChunk], AbstractAsyncContextManager["AsyncUtterance"]):
+class AsyncUtterance(
+    BaseUtterance, AsyncIterator[AudioChunk], AbstractAsyncContextManager["AsyncUtterance"]
+):
     """Utterance on a gRPC stream of an event loop: takes tokens, yields chunks of audio.
 
     Made by `AsyncClient.open`; use it in an `async with`, and iterate with `async for`.
 
-    `push`, `finish`, `cancel` and `fail` never wait, and are plain functions for that reason. All belong to the
-    event loop in which the utterance was opened; one task may iterate. Iterating ends after the final chunk,
-    or after `cancel`, and raises what went wrong otherwise. Chunks that wait to be taken are kept in memory.
+    `push`, `finish`, `cancel` and `fail` never wait, and are plain functions for that reason. All
+    belong to the event loop in which the utterance was opened; one task may iterate. Iterating ends
+    after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that wait
+    to be taken are kept in memory.
     """
 
     _new_outbox = asyncio.Queue
 
     async def close(self) -> None:
-        """End the utterance, gracefully if it is complete, else by cancelling. The server is told before this waits."""
+        """End the utterance, gracefully if it is complete, else by cancelling.
+
+        The server is told before this waits.
+        """
         try:
             if self.complete:
                 await asyncio.wait([self._receiver], timeout=CLOSE_GRACE_S)
@@ -91,20 +99,26 @@ class AsyncUtterance(BaseUtterance, AsyncIterator[AudioChunk], AbstractAsyncCont
 
 
 class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["AsyncClient"]):
-    """Client of a Triton server with the model `token2wav`: opens utterances in the event loop in which it was made.
+    """Client of a Triton server with the model `token2wav`: opens utterances in the event loop in
+    which it was made.
 
         async with AsyncClient("localhost:8001") as client:
             async for chunk in client.synthesize(batches_of_tokens, voice):
                 await play(chunk.audio)
 
-    Arguments are those of `BaseClient`, errors those of `Client`. A task that is cancelled while it listens cancels its
-    utterance, on the server too.
+    Arguments are those of `BaseClient`, errors those of `Client`. A task that is cancelled while it
+    listens cancels its utterance, on the server too.
     """
 
     _library, _kind = grpc.aio, AsyncUtterance
 
-    async def health(self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32") -> Health:
-        """Check that the server works, by speaking three tokens. Arguments and errors are those of `Client.health`."""
+    async def health(
+        self, *, timeout_s: float = 10.0, audio_format: AudioFormat = "float32"
+    ) -> Health:
+        """Check that the server works, by speaking three tokens.
+
+        Arguments and errors are those of `Client.health`.
+        """
         began, metadata = time.monotonic(), None
         await self._await_ready(retries=0)
         with suppress(grpc.RpcError):
@@ -118,21 +132,32 @@ class AsyncClient(BaseClient[AsyncUtterance], AbstractAsyncContextManager["Async
                     examination.hear(chunk)
         return examination.result()
 
-    async def open(self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]) -> AsyncUtterance:
-        """Open an utterance on a gRPC stream of its own. Arguments and errors are those of `Client.open`."""
+    async def open(
+        self, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
+    ) -> AsyncUtterance:
+        """Open an utterance on a gRPC stream of its own.
+
+        Arguments and errors are those of `Client.open`.
+        """
         return await self._open(Opening(voice, **options))
 
     def synthesize(
-        self, token_batches: TokenBatches, voice: ClientVoice | str, **options: Unpack[SpeechOptions]
+        self,
+        token_batches: TokenBatches,
+        voice: ClientVoice | str,
+        **options: Unpack[SpeechOptions],
     ) -> AsyncIterator[AudioChunk]:
-        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
+        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it
+        arrives.
 
         The batches are taken in a task of their own. Leaving the loop early cancels both.
 
-        Arguments and errors are those of `Client.synthesize`. An ordinary iterable of batches must not wait for
-        anything.
+        Arguments and errors are those of `Client.synthesize`. An ordinary iterable of batches must
+        not wait for anything.
         """
-        batches = token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
+        batches = (
+            token_batches if isinstance(token_batches, AsyncIterable) else as_batches(token_batches)
+        )
         return self._speak(batches, Opening(voice, **options))
 
     async def _open(self, opening: Opening) -> AsyncUtterance:

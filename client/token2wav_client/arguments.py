@@ -7,9 +7,11 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command's arguments: an error is one line that points at `--help`, instead of the whole usage.
+    """Parser of a command's arguments: an error is one line that points at `--help`, instead of the
+    whole usage.
 
-    Parsers of subcommands have the same class. The library has a parser like it, which this package does not import.
+    Parsers of subcommands have the same class. The library has a parser like it, which this package
+    does not import.
     """
 
     def error(self, message: str) -> NoReturn:

@@ -1,4 +1,6 @@
-"""Audio chunks of an utterance with their timing, the formats of their samples, and frames of equal length."""
+"""Audio chunks of an utterance with their timing, the formats of their samples, and frames of equal
+length.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import soundfile
 
 from token2wav_client.errors import InputError
 
-SAMPLE_RATE = 24_000  # of a model in CosyVoice3's format with HiFT, and of servers that don't say theirs
+# of a model in CosyVoice3's format with HiFT, and of servers that don't say theirs
+SAMPLE_RATE = 24_000
 SAMPLES_PER_TOKEN = 960  # as above
 
 AudioFormat = Literal["float32", "int16", "mulaw", "alaw"]
@@ -27,7 +30,8 @@ DTYPES: dict[AudioFormat, np.dtype[Any]] = {
     "mulaw": np.dtype(np.uint8),
     "alaw": np.dtype(np.uint8),
 }
-SUBTYPES = {"float32": "FLOAT", "int16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}  # libsndfile's names
+# libsndfile's names
+SUBTYPES = {"float32": "FLOAT", "int16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
 _SILENCE = {"mulaw": 0xFF, "alaw": 0xD5}  # elsewhere 0
 
 
@@ -40,13 +44,15 @@ class AudioChunk:
         index: 0, 1, 2 ... within the utterance.
         final: whether it is the last chunk of the utterance.
         arrival_s: seconds from the sending of the first tokens to the arrival of this chunk.
-        latency_s: seconds from the sending of the request that made the chunk possible to its arrival.
-            That request is the later of two that the client knows for certain: the one that carried the
-            last token heard in the chunk, and the one that the server names as answered by the chunk.
+        latency_s: seconds from the sending of the request that made the chunk possible to its
+            arrival. That request is the later of two that the client knows for certain: the one
+            that carried the last token heard in the chunk, and the one that the server names as
+            answered by the chunk.
         gap_s: seconds since the previous chunk arrived; None for the first.
         sample_rate: samples per second, as the server says.
         samples_per_token: samples that the whole utterance has for each of its tokens.
-        samples_trimmed: samples of leading silence that the server dropped, and that are missing in that sum.
+        samples_trimmed: samples of leading silence that the server dropped, and that are missing in
+            that sum.
         audio_format: of the samples, as asked for.
     """
 
@@ -73,11 +79,14 @@ def decoded(audio: AudioArray, audio_format: AudioFormat) -> Pcm:
         return audio
     codes = io.BytesIO(audio.tobytes())
     subtype = SUBTYPES[audio_format]
-    return soundfile.read(codes, dtype="int16", samplerate=8000, channels=1, format="RAW", subtype=subtype)[0]
+    return soundfile.read(
+        codes, dtype="int16", samplerate=8000, channels=1, format="RAW", subtype=subtype
+    )[0]
 
 
 def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[AudioArray]:
-    """Cut chunks into frames of equal length, as telephony sends them; the last one is filled up with silence.
+    """Cut chunks into frames of equal length, as telephony sends them; the last one is filled up
+    with silence.
 
     Args:
         chunks: of an utterance.
@@ -90,10 +99,17 @@ def frames(chunks: Iterable[AudioChunk], milliseconds: float = 20) -> Iterator[A
     for chunk in chunks:
         size = chunk.sample_rate * milliseconds / 1000
         if size < 1 or size != int(size):
-            raise InputError(f"milliseconds: {milliseconds:g} is no whole number of samples at {chunk.sample_rate} Hz")
+            raise InputError(
+                f"milliseconds: {milliseconds:g} is no whole number of samples at "
+                f"{chunk.sample_rate} Hz"
+            )
         audio = chunk.audio if rest is None else np.concatenate((rest, chunk.audio))
         whole = len(audio) // int(size) * int(size)
         yield from audio[:whole].reshape(-1, int(size))
         rest = audio[whole:]
         if chunk.final and len(rest):
-            yield np.pad(rest, (0, int(size) - len(rest)), constant_values=_SILENCE.get(chunk.audio_format, 0))
+            yield np.pad(
+                rest,
+                (0, int(size) - len(rest)),
+                constant_values=_SILENCE.get(chunk.audio_format, 0),
+            )

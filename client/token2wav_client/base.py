@@ -1,4 +1,6 @@
-"""Base of both clients: checks their settings, asks the server, keeps their utterances and the retry policy."""
+"""Base of both clients: checks their settings, asks the server, keeps their utterances and the
+retry policy.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,24 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import grpc
-from tenacity import RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+from tenacity import (
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from token2wav_client.call import Call
 from token2wav_client.connection import Tls, checked_metadata, open_channel
-from token2wav_client.errors import ClientError, InputError, ModelNotReadyError, UtteranceClosedError, error_of_rpc
+from token2wav_client.errors import (
+    ClientError,
+    InputError,
+    ModelNotReadyError,
+    UtteranceClosedError,
+    error_of_rpc,
+)
 from token2wav_client.utterance import BaseUtterance
 from token2wav_client.wire import Opening
 
@@ -32,17 +46,19 @@ UtteranceT = TypeVar("UtteranceT", bound=BaseUtterance)
 
 
 class BaseClient(Generic[UtteranceT]):
-    """Client before it knows of threads or of an event loop: holds settings, connection and open utterances.
+    """Client before it knows of threads or of an event loop: holds settings, connection and open
+    utterances.
 
     Args:
         url: host:port of the server's gRPC endpoint.
         model: name of the model.
         connect_timeout_s: seconds in which the server must answer a question about its state.
-        response_timeout_s: seconds of silence allowed while the server owes an answer. Waiting for a slow
-            source of tokens is no silence of the server's.
-        retries: how often to try again when no server answers, or it is lost, silent for too long or full: the first
-            question of a client, and each utterance. Pauses grow from 0.5 to 4 s. An utterance is sent again from its
-            start; audio that was delivered is not delivered twice.
+        response_timeout_s: seconds of silence allowed while the server owes an answer. Waiting for
+            a slow source of tokens is no silence of the server's.
+        retries: how often to try again when no server answers, or it is lost, silent for too long
+            or full: the first question of a client, and each utterance. Pauses grow from 0.5 to 4
+            s. An utterance is sent again from its start; audio that was delivered is not delivered
+            twice.
         tls: how to encrypt; without it, everything travels in the clear.
         headers: to send with every call, for a proxy to look at.
         token: to send as `authorization: Bearer ...`; only with TLS, or to this machine itself.
@@ -78,7 +94,8 @@ class BaseClient(Generic[UtteranceT]):
         self._retries = retries
         self._model_seen_ready = False
         self._closed = threading.Event()
-        self._utterances: set[UtteranceT] = set()  # open ones; threads need no lock for what is one step of a set's
+        # open ones; threads need no lock for what is one step of a set's
+        self._utterances: set[UtteranceT] = set()
         self._channel = open_channel(self._library, url, tls, max_message_mib)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         living_clients.add(self)
@@ -87,7 +104,9 @@ class BaseClient(Generic[UtteranceT]):
         if self._closed.is_set():
             raise UtteranceClosedError("the client is closed and opens no more utterances")
 
-    def _new_utterance(self, opening: Opening, retries: int, timeout_s: float | None = None) -> UtteranceT:
+    def _new_utterance(
+        self, opening: Opening, retries: int, timeout_s: float | None = None
+    ) -> UtteranceT:
         """Open an utterance, which gRPC ends after that many seconds, if any."""
         self._check_open()
         utterance = self._kind(
@@ -102,14 +121,20 @@ class BaseClient(Generic[UtteranceT]):
         return utterance
 
     def _ask(self, question: str) -> Any:
-        """Ask `ModelReady` or `ModelMetadata`; return the answer, or what an event loop awaits it from."""
+        """Ask `ModelReady` or `ModelMetadata`; return the answer, or what an event loop awaits it
+        from.
+        """
         self._check_open()
         request = getattr(service_pb2, f"{question}Request")(name=self._model)
-        return getattr(self._stub, question)(request, timeout=self._connect_timeout_s, metadata=self._metadata)
+        return getattr(self._stub, question)(
+            request, timeout=self._connect_timeout_s, metadata=self._metadata
+        )
 
     def _note_ready(self, answer: Any) -> None:
         if not answer.ready:
-            raise ModelNotReadyError(f"model {self._model!r} at {self._url} is missing, loading or failed to load")
+            raise ModelNotReadyError(
+                f"model {self._model!r} at {self._url} is missing, loading or failed to load"
+            )
         self._model_seen_ready = True
 
     @contextmanager
@@ -122,21 +147,26 @@ class BaseClient(Generic[UtteranceT]):
 
 
 def retry_policy(retries: int) -> dict[str, Any]:
-    """Make the retry policy of questions and utterances, as arguments for tenacity's Retrying or AsyncRetrying.
+    """Make the retry policy of questions and utterances, as arguments for tenacity's Retrying or
+    AsyncRetrying.
 
-    Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a second more. Each
-    time it logs a warning.
+    Tries again after errors that are `transient`, after 0.5, 1, 2 and then 4 s, and up to half a
+    second more. Each time it logs a warning.
     """
 
     def tell(attempt: RetryCallState) -> None:
         error = attempt.outcome.exception() if attempt.outcome else None
         pause_s = attempt.next_action.sleep if attempt.next_action else 0.0
-        logger.warning("%s; retry %d of %d in %.1f s", error, attempt.attempt_number, retries, pause_s)
+        logger.warning(
+            "%s; retry %d of %d in %.1f s", error, attempt.attempt_number, retries, pause_s
+        )
 
     return {
         "stop": stop_after_attempt(retries + 1),
         "wait": wait_exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S) + wait_random(0, _JITTER_S),
-        "retry": retry_if_exception(lambda error: isinstance(error, ClientError) and error.transient),
+        "retry": retry_if_exception(
+            lambda error: isinstance(error, ClientError) and error.transient
+        ),
         "before_sleep": tell,
         "reraise": True,
     }

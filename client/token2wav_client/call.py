@@ -1,4 +1,6 @@
-"""Call of an utterance: makes requests, checks and times responses, over all attempts; no connection, clock or lock."""
+"""Call of an utterance: makes requests, checks and times responses, over all attempts; no
+connection, clock or lock.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from token2wav_client.wire import Opening, build_request, read_response
 
 
 class Call:
-    """Call of one utterance: numbers its requests, checks and times its chunks, and repeats both for another attempt.
+    """Call of one utterance: numbers its requests, checks and times its chunks, and repeats both
+    for another attempt.
 
-    A further attempt sends the same tokens in the same portions, under an id of its own: the server may still hold
-    the utterance of the earlier one. The server repeats its audio then, which is not delivered twice. Times are seconds
-    on a clock of the caller's that only runs forward.
+    A further attempt sends the same tokens in the same portions, under an id of its own: the server
+    may still hold the utterance of the earlier one. The server repeats its audio then, which is not
+    delivered twice. Times are seconds on a clock of the caller's that only runs forward.
 
     Args:
         model: name of the model.
@@ -33,18 +36,23 @@ class Call:
         tokens: tokens that the attempt sent.
         ended: it sent the last request.
         complete: its final chunk came, with all samples.
-        owed_since: since when the server owes an answer and was silent; None while it owes none, or no attempt runs.
+        owed_since: since when the server owes an answer and was silent; None while it owes none, or
+            no attempt runs.
     """
 
     def __init__(self, model: str, opening: Opening, *, repeatable: bool) -> None:
         self._model = model
         self._opening = opening
         self._repeatable = repeatable
-        # Of one token: what a voice's prompt shows, else what comes first. Messages without tokens need it too.
-        self._token_shape = () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
+        # Of one token: what a voice's prompt shows, else what comes first. Messages without tokens
+        # need it too.
+        self._token_shape = (
+            () if isinstance(opening.voice, str) else opening.voice.prompt_tokens.shape[1:]
+        )
         self._said: list[tuple[TokenArray, bool]] = []
         self._started_at: float | None = None  # when the first tokens were sent for the first time
-        self._rates: tuple[int, int] | None = None  # samples per second and per token, of all chunks
+        # samples per second and per token, of all chunks
+        self._rates: tuple[int, int] | None = None
         self._delivered_samples = self._delivered_chunks = 0
         self._delivered_at: float | None = None
         self._begin()
@@ -52,7 +60,8 @@ class Call:
     def _begin(self) -> None:
         """Set what belongs to one attempt."""
         self.id = str(uuid4())
-        self._stream_key = secrets.token_urlsafe(16)  # no other client can continue this attempt without it
+        # no other client can continue this attempt without it
+        self._stream_key = secrets.token_urlsafe(16)
         self.tokens = 0
         self.ended = self.complete = False
         self.owed_since: float | None = None
@@ -63,15 +72,21 @@ class Call:
         self._unanswered: set[str] = set()
 
     def request(self, values: npt.ArrayLike, now: float, *, end: bool) -> Any:
-        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are no more."""
+        """Make the next request, with tokens as `as_tokens` takes them; `end` says that there are
+        no more.
+        """
         tokens = as_tokens(values)
         if not len(tokens) and tokens.ndim == 1:
             tokens = tokens.reshape(0, *self._token_shape)
         elif self.tokens and len(tokens) and tokens.shape[1:] != self._token_shape:
-            raise TokenError(f"tokens: shape {tokens.shape} after others of {self._token_shape} each")
+            raise TokenError(
+                f"tokens: shape {tokens.shape} after others of {self._token_shape} each"
+            )
         self._token_shape = tokens.shape[1:]
         if self.ended:
-            raise UtteranceClosedError("the utterance is finished or cancelled and takes no more tokens")
+            raise UtteranceClosedError(
+                "the utterance is finished or cancelled and takes no more tokens"
+            )
         if end and not self.tokens + len(tokens):
             raise InputError("tokens: none, an utterance needs at least 1")
         if self._repeatable:
@@ -100,7 +115,13 @@ class Call:
         if self.owed_since is None and self._owes():
             self.owed_since = now
         return build_request(
-            self._model, self.id, str(number), tokens, stream_key=self._stream_key, opening=opening, end=end
+            self._model,
+            self.id,
+            str(number),
+            tokens,
+            stream_key=self._stream_key,
+            opening=opening,
+            end=end,
         )
 
     def _owes(self) -> bool:
@@ -120,29 +141,39 @@ class Call:
         self.owed_since = now if self._owes() else None
         if self.ended and not self._unanswered and not self.complete:
             raise ProtocolError(
-                f"final: the server ended the utterance after {self._chunks} chunks, none of them final"
+                f"final: the server ended the utterance after {self._chunks} chunks, none of them "
+                f"final"
             )
         return chunk
 
     def _check(self, chunk: AudioChunk) -> None:
         if self.complete:
-            raise ProtocolError(f"chunk_index: the server sent chunk {chunk.index} after the final one")
+            raise ProtocolError(
+                f"chunk_index: the server sent chunk {chunk.index} after the final one"
+            )
         if chunk.index != self._chunks:
-            raise ProtocolError(f"chunk_index: the server sent {chunk.index}, expected {self._chunks}")
+            raise ProtocolError(
+                f"chunk_index: the server sent {chunk.index}, expected {self._chunks}"
+            )
         self._chunks += 1
         self._samples += len(chunk.audio)
         self._trimmed = chunk.samples_trimmed
         rates = (chunk.sample_rate, chunk.samples_per_token)
         if self._rates not in (None, rates):
-            raise ProtocolError(f"sample_rate, samples_per_token: the server sent {rates} after {self._rates}")
+            raise ProtocolError(
+                f"sample_rate, samples_per_token: the server sent {rates} after {self._rates}"
+            )
         self._rates = rates
         expected = chunk.samples_per_token * self.tokens - self._trimmed
         if self._samples > expected or (chunk.final and self._samples != expected):
             raise ProtocolError(
-                f"audio: the server sent {self._samples} samples for {self.tokens} tokens, expected {expected}"
+                f"audio: the server sent {self._samples} samples for {self.tokens} tokens, "
+                f"expected {expected}"
             )
         if chunk.final and not self.ended:
-            raise ProtocolError("final: the server ended the utterance before its last request was sent")
+            raise ProtocolError(
+                "final: the server ended the utterance before its last request was sent"
+            )
         self.complete = chunk.final
 
     def _timed(self, chunk: AudioChunk, request_id: str, now: float) -> AudioChunk | None:
@@ -154,7 +185,8 @@ class Call:
             audio=chunk.audio[repeated:],
             index=self._delivered_chunks,
             arrival_s=0.0 if self._started_at is None else now - self._started_at,
-            latency_s=now - self._sent_at[self._made_possible_by(request_id, chunk.samples_per_token)],
+            latency_s=now
+            - self._sent_at[self._made_possible_by(request_id, chunk.samples_per_token)],
             gap_s=None if self._delivered_at is None else now - self._delivered_at,
         )
         self._delivered_samples += len(timed.audio)
@@ -163,7 +195,9 @@ class Call:
         return timed
 
     def _made_possible_by(self, request_id: str, samples_per_token: int) -> int:
-        """The later of two requests: the one with the last token heard so far, the one being answered."""
+        """The later of two requests: the one with the last token heard so far, the one being
+        answered.
+        """
         tokens_heard = -(-(self._samples + self._trimmed) // samples_per_token)
         carrier = bisect_left(self._tokens_after, tokens_heard)
         answered = int(request_id) if request_id in self._unanswered else 0

@@ -1,4 +1,6 @@
-"""Command line of `token2wav-client`: parses arguments, runs a command, turns errors into exit codes."""
+"""Command line of `token2wav-client`: parses arguments, runs a command, turns errors into exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class _Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Context in which the first SIGTERM raises, so that received audio is kept; a second one ends the process."""
+    """Context in which the first SIGTERM raises, so that received audio is kept; a second one ends
+    the process.
+    """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -72,7 +76,9 @@ def _give_up(message: str, exit_code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    exit_codes = "exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items())
+    exit_codes = "exit codes:\n" + "\n".join(
+        f"  {code:<4} {meaning}" for code, meaning in EXIT_CODES.items()
+    )
     as_written = argparse.RawDescriptionHelpFormatter
     parser = CommandParser(
         prog=PROGRAM,
@@ -83,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(run: Callable[[argparse.Namespace], int], brief: str, description: str, epilog: str = "") -> Any:
+    def command(
+        run: Callable[[argparse.Namespace], int], brief: str, description: str, epilog: str = ""
+    ) -> Any:
         added = commands.add_parser(
             run.__name__.replace("_", "-"),
             help=brief,
@@ -105,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     naming = command(
         voice_id,
         "print the id of a voice file",
-        "Print the id under which a server knows a voice once it was sent: the hash of its content.",
+        "Print the id under which a server knows a voice once it was sent: the hash of its "
+        "content.",
     )
     naming.add_argument("voice", metavar="FILE", help=".npz or .safetensors")
     measuring = command(
@@ -114,7 +123,12 @@ def _parser() -> argparse.ArgumentParser:
         "Write an utterance and its voice as JSON for perf_analyzer's option --input-data.\n"
         "Each request that perf_analyzer makes of it is a whole utterance.",
     )
-    _option(measuring, "--tokens FILE", ".npy, .json or text, as for synth; - for text from a pipe", required=True)
+    _option(
+        measuring,
+        "--tokens FILE",
+        ".npy, .json or text, as for synth; - for text from a pipe",
+        required=True,
+    )
     _option(measuring, "--voice FILE", ".npz or .safetensors", required=True)
     _option(measuring, "--out JSON", "file to write", required=True)
     seconds = "of audio: the tokens are cut, or repeated, to that length (default: all, once)"
@@ -122,8 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     checking = command(
         health,
         "find out whether the server works",
-        "Speak three tokens with a voice that has no prompt, check the audio and say how long it took.\n"
-        "Triton's own readiness is not enough: it stays when the process that runs the model has died.",
+        "Speak three tokens with a voice that has no prompt, check the audio and say how long it "
+        "took.\n"
+        "Triton's own readiness is not enough: it stays when the process that runs the model has "
+        "died.",
         exit_codes,
     )
     _add_audio_format(checking, "float32")
@@ -133,7 +149,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _option(parser: Any, spelling: str, meaning: str, default: Any = None, **more: Any) -> None:
-    """Add an option, spelled as the usage shows it, such as `--retry N`; its help is `meaning` and then the default."""
+    """Add an option, spelled as the usage shows it, such as `--retry N`; its help is `meaning` and
+    then the default.
+    """
     flag, *metavar = spelling.split()
     told = "" if default is None else " (default: %(default)s)"
     if metavar:  # a flag has none, and takes none
@@ -145,25 +163,59 @@ def _add_utterance(parser: argparse.ArgumentParser) -> None:
     option, count = partial(_option, parser), _number(int, 1)
     tokens = ".npy or .json of integers, or text of <|s_123|> or integers; - for text from a pipe, sent as it comes"
     option("--tokens FILE", tokens, required=True)
-    option("--codebooks N", "codes of each token in text; .npy and .json say it by their shape", 1, type=count)
+    option(
+        "--codebooks N",
+        "codes of each token in text; .npy and .json say it by their shape",
+        1,
+        type=count,
+    )
     speaker = parser.add_mutually_exclusive_group(required=True)
     arrays = "prompt_tokens (P,), prompt_mel (2P, 80), speaker_embedding (192,)"
     _option(speaker, "--voice FILE", f".npz or .safetensors with {arrays}")
-    _option(speaker, "--voice-id ID", "of a voice that the server was sent before (see the command voice-id)")
+    _option(
+        speaker,
+        "--voice-id ID",
+        "of a voice that the server was sent before (see the command voice-id)",
+    )
     _option(speaker, "--voice-name NAME", "of a voice that the settings of the server name")
     endings = ", ".join(FILE_FORMATS)
-    option("--out FILE", f"mono file, ending in {endings}; - for standard output, and the report on standard error")
-    option("--format", "of the file (default: what its name ends in; for standard output raw)", choices=FILE_FORMATS)
+    option(
+        "--out FILE",
+        f"mono file, ending in {endings}; - for standard output, and the report on standard error",
+    )
+    option(
+        "--format",
+        "of the file (default: what its name ends in; for standard output raw)",
+        choices=FILE_FORMATS,
+    )
     option("--play", "play the audio as it comes, with or without --out", action="store_true")
     pace = "send tokens at the pace of a language model, such as 25; 0 is as fast as they come"
     option("--rate TOKENS/S", pace, 0, type=_number(float))
-    option("--tokens-per-request N", "tokens in a request, at most; fewer if no more are there yet", 5, type=count)
+    option(
+        "--tokens-per-request N",
+        "tokens in a request, at most; fewer if no more are there yet",
+        5,
+        type=count,
+    )
     _add_audio_format(parser, "int16")
-    option("--sample-rate HZ", "8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)", type=count)
-    option("--steps N", "of the ODE, a number that the server allows: fewer are faster (default: its own)", type=count)
+    option(
+        "--sample-rate HZ",
+        "8000, 16000, 22050, 24000, 44100 or 48000 (default: the model's own)",
+        type=count,
+    )
+    option(
+        "--steps N",
+        "of the ODE, a number that the server allows: fewer are faster (default: its own)",
+        type=count,
+    )
     option("--json", "report as one JSON object instead of a table", action="store_true")
     option("--quiet", "no progress bar and no table", action="store_true")
-    option("--timeout S", "seconds of silence allowed while the server owes an answer", 30, type=_SECONDS)
+    option(
+        "--timeout S",
+        "seconds of silence allowed while the server owes an answer",
+        30,
+        type=_SECONDS,
+    )
     again = "try again that often, after 0.5, 1, 2, then 4 s, when no server answers, or it is lost, silent or full; "
     option("--retry N", f"{again}no audio comes twice", 0, type=_number(int))
 
@@ -177,9 +229,18 @@ def _add_connection(parser: argparse.ArgumentParser) -> None:
     option = partial(_option, parser.add_argument_group("server"))
     option("--url HOST:PORT", "gRPC endpoint", "localhost:8001")
     option("--model NAME", "name of the model", "token2wav")
-    option("--connect-timeout S", "seconds in which the server must say that it is there", 5, type=_SECONDS)
-    option("--max-message-mib N", "MiB that a request or a response may have", 64, type=_number(int, 1))
-    access = parser.add_argument_group("access", "any of --ca, --cert, --key and --server-name turns TLS on")
+    option(
+        "--connect-timeout S",
+        "seconds in which the server must say that it is there",
+        5,
+        type=_SECONDS,
+    )
+    option(
+        "--max-message-mib N", "MiB that a request or a response may have", 64, type=_number(int, 1)
+    )
+    access = parser.add_argument_group(
+        "access", "any of --ca, --cert, --key and --server-name turns TLS on"
+    )
     option = partial(_option, access)
     option("--tls", "encrypt; the server's certificate must be a trusted one", action="store_true")
     option("--ca FILE", "PEM of the authorities to trust, instead of the public ones")
@@ -199,7 +260,9 @@ def _header(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _number(kind: type[int] | type[float], least: int = 0, *, above: bool = False) -> Callable[[str], float]:
+def _number(
+    kind: type[int] | type[float], least: int = 0, *, above: bool = False
+) -> Callable[[str], float]:
     """Make a reader of finite numbers that has a bound."""
     wanted = f"{'an integer' if kind is int else 'a number'} {'above' if above else 'of at least'} {least}"
 

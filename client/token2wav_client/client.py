@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 
 class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utterance"]):
-    """Utterance on a gRPC stream: takes tokens, yields chunks of audio. Made by `Client.open`; use it in a `with`.
+    """Utterance on a gRPC stream: takes tokens, yields chunks of audio. Made by `Client.open`; use
+    it in a `with`.
 
-    `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may iterate.
-    Iterating ends after the final chunk, or after `cancel`, and raises what went wrong otherwise. Chunks that
-    wait to be taken are kept in memory.
+    `push`, `finish`, `cancel` and `fail` may be called from any thread; one other thread may
+    iterate. Iterating ends after the final chunk, or after `cancel`, and raises what went wrong
+    otherwise. Chunks that wait to be taken are kept in memory.
     """
 
     _new_outbox = SimpleQueue
 
     def close(self) -> None:
-        """End the utterance, gracefully if it is complete, else by cancelling, and wait for its threads."""
+        """End the utterance, gracefully if it is complete, else by cancelling, and wait for its
+        threads.
+        """
         if self.complete:
             self._receiver.join(CLOSE_GRACE_S)
         self.cancel()
@@ -60,7 +63,9 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
     def _begin(self, retries: int) -> None:
         self._guard = self._changed = threading.Condition()  # notified on every change
         self._retrying = Retrying(sleep=self._pause, **retry_policy(retries))
-        self._receiver = threading.Thread(target=self._receive, name=f"utterance-{self.id}", daemon=True)
+        self._receiver = threading.Thread(
+            target=self._receive, name=f"utterance-{self.id}", daemon=True
+        )
         self._receiver.start()
 
     def _receive(self) -> None:
@@ -89,7 +94,8 @@ class Utterance(BaseUtterance, Iterator[AudioChunk], AbstractContextManager["Utt
 
 
 class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
-    """Client of a Triton server with the model `token2wav`: opens utterances. Thread-safe; use it in a `with`.
+    """Client of a Triton server with the model `token2wav`: opens utterances. Thread-safe; use it
+    in a `with`.
 
         with Client("localhost:8001") as client:
             for chunk in client.synthesize([tokens], voice):
@@ -123,7 +129,10 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
             metadata = self._ask("ModelMetadata")
         examination = Examination(metadata, timeout_s - (time.monotonic() - began))
         opening = Opening(examination.voice, audio_format)
-        with examination.judging(), self._new_utterance(opening, 0, examination.timeout_s) as utterance:
+        with (
+            examination.judging(),
+            self._new_utterance(opening, 0, examination.timeout_s) as utterance,
+        ):
             utterance.finish(examination.tokens)
             for chunk in utterance:
                 examination.hear(chunk)
@@ -138,24 +147,31 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
 
         Raises:
             VoiceError: a text that is neither an id nor a name.
-            ServerUnavailable: nobody answers (asked once per client; later it shows on the utterance).
+            ServerUnavailable: nobody answers (asked once per client; later it shows on the
+                utterance).
             ModelNotReadyError: the server lacks the model.
             AccessError: TLS failed, or the token or certificate was not accepted.
         """
         return self._open(Opening(voice, **options))
 
     def synthesize(
-        self, token_batches: Iterable[npt.ArrayLike], voice: ClientVoice | str, **options: Unpack[SpeechOptions]
+        self,
+        token_batches: Iterable[npt.ArrayLike],
+        voice: ClientVoice | str,
+        **options: Unpack[SpeechOptions],
     ) -> Iterator[AudioChunk]:
-        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it arrives.
+        """Speak one utterance: send each batch as soon as it is there, yield each chunk as it
+        arrives.
 
-        The batches are taken in a thread. Leaving the loop early cancels the utterance; a batch that the
-        iterable is still waiting for is dropped when it comes.
+        The batches are taken in a thread. Leaving the loop early cancels the utterance; a batch
+        that the iterable is still waiting for is dropped when it comes.
 
         Args:
-            token_batches: each of shape (tokens,), integers; or a flat array or sequence of integers as a single batch.
+            token_batches: each of shape (tokens,), integers; or a flat array or sequence of
+                integers as a single batch.
             voice: the voice to speak in, or the id or name of one that the server knows.
-            options: keywords of `SpeechOptions`; they are checked at the call, before anything is iterated.
+            options: keywords of `SpeechOptions`; they are checked at the call, before anything is
+                iterated.
 
         Raises:
             TokenError, InputError: wrong tokens, or none.
@@ -191,7 +207,9 @@ class Client(BaseClient[Utterance], AbstractContextManager["Client"]):
 
     def _await_ready(self, retries: int) -> None:
         if not self._model_seen_ready:
-            Retrying(sleep=sleep_using_event(self._closed), **retry_policy(retries))(self._check_ready)
+            Retrying(sleep=sleep_using_event(self._closed), **retry_policy(retries))(
+                self._check_ready
+            )
 
     def _check_ready(self) -> None:
         with self._grpc_errors():
@@ -209,7 +227,9 @@ def _send_all(utterance: Utterance, token_batches: Iterable[npt.ArrayLike]) -> N
 
 @atexit.register
 def _close_forgotten() -> None:
-    """Close the clients that a program left open while gRPC's threads still run: later, cancelling would hang."""
+    """Close the clients that a program left open while gRPC's threads still run: later, cancelling
+    would hang.
+    """
     for client in list(living_clients):
         if isinstance(client, Client):
             client.close()

@@ -1,4 +1,6 @@
-"""Commands of `token2wav-client`: speak, check the server, print a voice's id, write data for perf_analyzer."""
+"""Commands of `token2wav-client`: speak, check the server, print a voice's id, write data for
+perf_analyzer.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ TOKEN_VARIABLE = "TOKEN2WAV_TOKEN"
 
 
 def synth(options: argparse.Namespace) -> int:
-    """Speak one utterance into a file, a pipe or a loudspeaker, and report; what was received of it is kept."""
+    """Speak one utterance into a file, a pipe or a loudspeaker, and report; what was received of it
+    is kept.
+    """
     out: str | None = options.out
     if out is None and not options.play:
         options.refuse("one of the arguments --out --play is required")
@@ -47,11 +51,18 @@ def synth(options: argparse.Namespace) -> int:
             pieces = paced(pieces, options.rate)
         timings: list[ChunkTiming] = []
         try:
-            expected_s = None if source.count is None else source.count * SAMPLES_PER_TOKEN / SAMPLE_RATE
-            shown = None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
-            silent = True if options.quiet else None  # None: off where standard error is no terminal
+            expected_s = (
+                None if source.count is None else source.count * SAMPLES_PER_TOKEN / SAMPLE_RATE
+            )
+            shown = (
+                None if source.count is None else "{desc} {bar} {n:.1f}/{total:.1f} s [{elapsed}]"
+            )
+            # None: off where standard error is no terminal
+            silent = True if options.quiet else None
             with (
-                tqdm(total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent) as bar,
+                tqdm(
+                    total=expected_s, unit="s", desc="audio", bar_format=shown, disable=silent
+                ) as bar,
                 _files_named(options),
             ):
                 for chunk in client.synthesize(
@@ -86,7 +97,9 @@ def synth(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _files_named(options: argparse.Namespace) -> Iterator[None]:
-    """Context that puts the name of a file before an error in its tokens, or in the voice that it holds."""
+    """Context that puts the name of a file before an error in its tokens, or in the voice that it
+    holds.
+    """
     try:
         yield
     except (InputError, ServerError) as error:
@@ -129,17 +142,23 @@ def health(options: argparse.Namespace) -> int:
     with _client(options) as client:
         state = client.health(timeout_s=options.timeout, audio_format=options.audio_format)
     if state.first_audio_s is None:
-        print_report(f"healthy, without room for another utterance: answered after {state.total_s:.3f} s")
+        print_report(
+            f"healthy, without room for another utterance: answered after {state.total_s:.3f} s"
+        )
     else:
-        print_report(f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after {state.total_s:.3f} s")
+        print_report(
+            f"healthy: first audio after {state.first_audio_s:.3f} s, all of it after "
+            f"{state.total_s:.3f} s"
+        )
     return 0
 
 
 def perf_data(options: argparse.Namespace) -> int:
-    """Write an utterance as input data for NVIDIA's perf_analyzer, in its JSON format: one stream of one step.
+    """Write an utterance as input data for NVIDIA's perf_analyzer, in its JSON format: one stream
+    of one step.
 
-    perf_analyzer has no tensors of its own that this server would take: tokens must be in the vocabulary, and the
-    prompt's mel must fit its tokens.
+    perf_analyzer has no tensors of its own that this server would take: tokens must be in the
+    vocabulary, and the prompt's mel must fit its tokens.
     """
     pieces = [as_tokens(piece) for piece in open_tokens(options.tokens).pieces]
     if not (count := sum(map(len, pieces))):
@@ -151,17 +170,24 @@ def perf_data(options: argparse.Namespace) -> int:
     voice = ClientVoice.load(options.voice)
     if tokens.shape[1:] != voice.prompt_tokens.shape[1:]:
         raise TokenError(
-            f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of {options.voice} have the shape "
+            f"{options.tokens}: tokens: shape {tokens.shape}, but prompt_tokens of "
+            f"{options.voice} have the shape "
             f"{voice.prompt_tokens.shape}; a token has the same number of codes in both"
         )
     arrays = {"tokens": tokens} | {name: getattr(voice, name) for name in FIELDS}
     # perf_analyzer reads flat lists; the shapes are dynamic, so each has to be said.
-    step = {name: {"content": array.ravel().tolist(), "shape": list(array.shape)} for name, array in arrays.items()}
+    step = {
+        name: {"content": array.ravel().tolist(), "shape": list(array.shape)}
+        for name, array in arrays.items()
+    }
     try:
         Path(options.out).write_text(json.dumps({"data": [step]}) + "\n")
     except OSError as error:
         raise OutputError(f"{options.out}: cannot be written ({reason(error)})") from None
-    print_report(f"{options.out}: an utterance of {count} tokens, {count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s")
+    print_report(
+        f"{options.out}: an utterance of {count} tokens, "
+        f"{count * SAMPLES_PER_TOKEN / SAMPLE_RATE:g} s"
+    )
     return 0
 
 
@@ -182,7 +208,9 @@ def _client(options: argparse.Namespace, retries: int = 0) -> Client:
 
 
 def _token(file: str | None) -> str | None:
-    """Read the access token from its file or the environment; everybody on a machine could read an argument."""
+    """Read the access token from its file or the environment; everybody on a machine could read an
+    argument.
+    """
     if file is None:
         return os.environ.get(TOKEN_VARIABLE) or None
     try:

@@ -1,4 +1,6 @@
-"""Connection settings of a client: address, TLS, headers and message size, checked before anything connects."""
+"""Connection settings of a client: address, TLS, headers and message size, checked before anything
+connects.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from token2wav_client.errors import InputError
 
 _HEADER_NAME = re.compile("[a-z0-9_.-]+")
 _HEADER_VALUE = re.compile("[ -~]+")
-_NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")  # gRPC sets them, or gives them a meaning
+# gRPC sets them, or gives them a meaning
+_NOT_OURS = re.compile("grpc-.*|.*-bin|te|content-type|user-agent")
 _ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]):([0-9]{1,9})")
 _MAX_PORT = 65535
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|\[::1\]")
@@ -23,11 +26,11 @@ _MIB = 2**20
 _MAX_MESSAGE_MIB = 2047  # gRPC counts bytes in 32 bits with a sign
 
 _CHANNEL_OPTIONS = (
-    # Every client has connections of its own: no waiting behind another one's back-off, and a load balancer
-    # can spread several clients of one process.
+    # Every client has connections of its own: no waiting behind another one's back-off, and a load
+    # balancer can spread several clients of one process.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's default is to leave an address alone for up to two minutes after it failed; a server that was restarted
-    # would not be found again in time.
+    # gRPC's default is to leave an address alone for up to two minutes after it failed; a server
+    # that was restarted would not be found again in time.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
@@ -41,7 +44,8 @@ class Tls:
         ca: PEM file with the authorities to trust; None for the public ones that come with gRPC.
         cert: PEM file with this client's certificate, for a server that wants one.
         key: PEM file with its private key, not encrypted.
-        server_name: the name to expect in the server's certificate, where the address has another one.
+        server_name: the name to expect in the server's certificate, where the address has another
+            one.
 
     Raises:
         InputError: a file cannot be used, or a key or certificate is given without the other.
@@ -56,13 +60,18 @@ class Tls:
         if (self.cert is None) != (self.key is None):
             missing = "cert" if self.cert is None else "key"
             raise InputError(f"{missing}: missing, a certificate and its key go together")
-        # gRPC would take any bytes and fail later with "no server"; this says at once what is wrong with them.
+        # gRPC would take any bytes and fail later with "no server"; this says at once what is wrong
+        # with them.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             _check("ca", self.ca, lambda: context.load_verify_locations(self.ca))
         if self.cert is not None:
             cert, key = self.cert, self.key
-            _check("cert, key", f"{cert}, {key}", lambda: context.load_cert_chain(cert, key, _no_password))
+            _check(
+                "cert, key",
+                f"{cert}, {key}",
+                lambda: context.load_cert_chain(cert, key, _no_password),
+            )
 
     def credentials(self) -> Any:
         """Make the channel credentials for gRPC."""
@@ -74,7 +83,8 @@ class Tls:
 def checked_metadata(
     url: str, tls: Tls | None, headers: Mapping[str, str], token: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """Check an address and what is to be sent to it, as `Client` takes them; return what every call carries.
+    """Check an address and what is to be sent to it, as `Client` takes them; return what every call
+    carries.
 
     Raises:
         InputError: naming the argument.
@@ -96,7 +106,9 @@ def checked_metadata(
 
 
 def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) -> Any:
-    """Make a channel of grpc, or of grpc.aio for the event loop that runs; it connects when it is first used."""
+    """Make a channel of grpc, or of grpc.aio for the event loop that runs; it connects when it is
+    first used.
+    """
     if not 1 <= max_message_mib <= _MAX_MESSAGE_MIB:
         raise InputError(f"max_message_mib: {max_message_mib} is outside 1 to {_MAX_MESSAGE_MIB}")
     limit = max_message_mib * _MIB
@@ -115,10 +127,14 @@ def open_channel(library: Any, url: str, tls: Tls | None, max_message_mib: int) 
 def _header(name: str, value: str, shown: str = "") -> tuple[str, str]:
     lower = name.lower()
     if not _HEADER_NAME.fullmatch(lower) or _NOT_OURS.fullmatch(lower):
-        raise InputError(f"headers: {name!r} is no name for a header of a gRPC call, as in x-api-key")
+        raise InputError(
+            f"headers: {name!r} is no name for a header of a gRPC call, as in x-api-key"
+        )
     if not _HEADER_VALUE.fullmatch(value) or value != value.strip():
         # Not the value itself: it may be a secret.
-        raise InputError(f"{shown or f'headers, {name}'}: expected printable ASCII without spaces around it")
+        raise InputError(
+            f"{shown or f'headers, {name}'}: expected printable ASCII without spaces around it"
+        )
     return lower, value
 
 

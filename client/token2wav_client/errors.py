@@ -1,4 +1,5 @@
-"""Errors that the package raises, each with a class, a sentence and an exit code, and what gRPC's own errors become.
+"""Errors that the package raises, each with a class, a sentence and an exit code, and what gRPC's
+own errors become.
 
 Messages are one sentence: what is wrong, what was expected, and where it helps, what to do.
 """
@@ -27,7 +28,8 @@ EXIT_CODES: dict[int, str] = {
 SHUTTING_DOWN = "server: it is shutting down"
 FULL = "try again later"
 _TRANSIENT = re.compile(  # with Triton's own
-    f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no available versions"
+    f"^{SHUTTING_DOWN}|{FULL}$|is no open stream|[Ss]tub process .* is not healthy|has no "
+    f"available versions"
 )
 _TLS_FAILED = re.compile("[Hh]andshake failed|[Vv]erification [Cc]heck failed")
 # How Triton's HTTP port answers gRPC, and also how a server refuses a client without a certificate.
@@ -38,7 +40,8 @@ _PORTS = "Triton's gRPC port is 8001 by default, 8000 its HTTP port and 8002 tha
 _WRONG_SHAPE = re.compile(
     r"unexpected shape for input '(\w+)' for model '.*'\. Expected \[([\d,-]*)\], got \[([\d,-]*)\]"
 )
-# HTTP/2's words for a connection that a proxy gave up, which gRPC reports as INTERNAL, UNKNOWN or CANCELLED.
+# HTTP/2's words for a connection that a proxy gave up, which gRPC reports as INTERNAL, UNKNOWN or
+# CANCELLED.
 _CONNECTION_LOST = re.compile("RST_STREAM|Stream removed|GOAWAY")
 
 
@@ -80,13 +83,17 @@ class ServerUnavailable(ClientError):  # noqa: N818 - a state of the server, nam
 
 
 class ModelNotReadyError(ServerUnavailable):
-    """Readiness error: the model is missing, still loading or failed to load, or its server is shutting down."""
+    """Readiness error: the model is missing, still loading or failed to load, or its server is
+    shutting down.
+    """
 
     exit_code = 6
 
 
 class AccessError(ClientError):
-    """Access error: TLS failed, or the server or a proxy before it wants another token or certificate."""
+    """Access error: TLS failed, or the server or a proxy before it wants another token or
+    certificate.
+    """
 
     exit_code = 7
 
@@ -98,7 +105,9 @@ class ServerError(ClientError):
 
 
 class TransientServerError(ServerError):
-    """Transient server error: the server is full, shuts down or restarts; nothing is wrong with the utterance."""
+    """Transient server error: the server is full, shuts down or restarts; nothing is wrong with the
+    utterance.
+    """
 
     transient = True
 
@@ -115,7 +124,9 @@ class ResponseTimeoutError(ClientError):
 
 
 class UtteranceClosedError(ClientError):
-    """State error: tokens were pushed after the end of an utterance, or a closed client was to open one."""
+    """State error: tokens were pushed after the end of an utterance, or a closed client was to open
+    one.
+    """
 
 
 def error_of_rpc(error: Any, url: str) -> ClientError:
@@ -128,17 +139,24 @@ def error_of_rpc(error: Any, url: str) -> ClientError:
         return AccessError(f"no secure connection to {url} ({details})")
     if code == StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
         return ServerUnavailable(
-            f"what answers at {url} hangs up: does it want TLS, or a certificate? Or is it another port than gRPC's? "
+            f"what answers at {url} hangs up: does it want TLS, or a certificate? Or is it "
+            f"another port than gRPC's? "
             f"{_PORTS} ({details})"
         )
     if code == StatusCode.UNAVAILABLE and _HTTP.search(details):
-        return ServerUnavailable(f"what answers at {url} speaks HTTP, not gRPC: {_PORTS} ({details})")
+        return ServerUnavailable(
+            f"what answers at {url} speaks HTTP, not gRPC: {_PORTS} ({details})"
+        )
     if code == StatusCode.UNAVAILABLE or _CONNECTION_LOST.search(details):
         return ServerUnavailable(f"no server at {url}, or it went away ({details})")
     if code == StatusCode.DEADLINE_EXCEEDED:
-        return ServerUnavailable(f"the server at {url} accepts connections but does not answer ({details})")
+        return ServerUnavailable(
+            f"the server at {url} accepts connections but does not answer ({details})"
+        )
     if code == StatusCode.UNIMPLEMENTED:
-        return ServerUnavailable(f"what answers at {url} is no Triton server open to this client ({details})")
+        return ServerUnavailable(
+            f"what answers at {url} is no Triton server open to this client ({details})"
+        )
     if code == StatusCode.CANCELLED:
         return TransientServerError(f"the server at {url} cancelled the utterance ({details})")
     return ServerError(details)
@@ -148,7 +166,9 @@ def error_of_response(message: str) -> ServerError:
     """Translate the sentence of an error response."""
     if wrong := _WRONG_SHAPE.search(message):
         name, expected, sent = wrong.groups()
-        return ServerError(f"{name}: shape {_shape(sent)}, expected {_shape(expected)} for this model")
+        return ServerError(
+            f"{name}: shape {_shape(sent)}, expected {_shape(expected)} for this model"
+        )
     return TransientServerError(message) if _TRANSIENT.search(message) else ServerError(message)
 
 

@@ -18,15 +18,31 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
-MOST_MIB = 64  # of a file, or of one array in it; a prompt of 30 s has half a MiB, and so have 18 minutes of tokens
+# of a file, or of one array in it; a prompt of 30 s has half a MiB, and so have 18 minutes of
+# tokens
+MOST_MIB = 64
 _MOST_BYTES = MOST_MIB << 20
-_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
-# What foreign bytes make the readers here, json and safetensors raise. RuntimeError is also that of recursion, of
-# encrypted archives and of unknown compressions. NumPy has Python's own parser read the header of an array, whose
-# errors are the syntax's, the tokenizer's, and for brackets that nest too deep a MemoryError.
+# What foreign bytes make the readers here, json and safetensors raise. RuntimeError is also that of
+# recursion, of encrypted archives and of unknown compressions. NumPy has Python's own parser read
+# the header of an array, whose errors are the syntax's, the tokenizer's, and for brackets that nest
+# too deep a MemoryError.
 UNREADABLE = (
-    *(OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, MemoryError, SyntaxError, TokenError),
+    *(
+        OSError,
+        ValueError,
+        TypeError,
+        EOFError,
+        KeyError,
+        RuntimeError,
+        MemoryError,
+        SyntaxError,
+        TokenError,
+    ),
     *(BadZipFile, zlib.error, SafetensorError),
 )
 _SHOWN_CHARS = 200
@@ -52,7 +68,9 @@ def content_of(path: Path) -> bytes:
 
 
 def array_in_npy(content: bytes) -> npt.NDArray[Any]:
-    """Read the array in the content of a `.npy` file, if it is as long as its header announces and of numbers."""
+    """Read the array in the content of a `.npy` file, if it is as long as its header announces and
+    of numbers.
+    """
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)
     if version not in _NPY_HEADERS:

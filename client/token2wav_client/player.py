@@ -10,7 +10,8 @@ from typing import Any
 from token2wav_client.audio import SAMPLE_RATE, AudioArray, AudioFormat, decoded
 from token2wav_client.errors import OutputError
 
-_LATENCY_S = 0.3  # what the device holds before it starts to play: chunks need not come more evenly than that
+# what the device holds before it starts to play: chunks need not come more evenly than that
+_LATENCY_S = 0.3
 _MISSING = 'play: needs the library sounddevice: pip install "token2wav[play]"'
 
 
@@ -29,11 +30,15 @@ class Player(AbstractContextManager["Player"]):
         except ImportError:
             raise OutputError(_MISSING) from None
         except OSError:  # the library is there, what it wraps is not
-            raise OutputError("play: sounddevice finds no PortAudio: apt-get install libportaudio2") from None
+            raise OutputError(
+                "play: sounddevice finds no PortAudio: apt-get install libportaudio2"
+            ) from None
         self._audio_format = audio_format
         self._error: type[Exception] = sounddevice.PortAudioError
         dtype = "float32" if audio_format == "float32" else "int16"
-        self._open_stream = partial(sounddevice.OutputStream, channels=1, dtype=dtype, latency=_LATENCY_S)
+        self._open_stream = partial(
+            sounddevice.OutputStream, channels=1, dtype=dtype, latency=_LATENCY_S
+        )
         self._sample_rate = SAMPLE_RATE
         self._stream = self._started()
 
@@ -42,16 +47,20 @@ class Player(AbstractContextManager["Player"]):
             stream = self._open_stream(samplerate=self._sample_rate)
             stream.start()
         except self._error as error:
-            raise OutputError(f"play: no audio device that plays {self._sample_rate} Hz ({error})") from None
+            raise OutputError(
+                f"play: no audio device that plays {self._sample_rate} Hz ({error})"
+            ) from None
         return stream
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Play samples, shape (samples,), after those before them; waits while the device has enough.
+        """Play samples, shape (samples,), after those before them; waits while the device has
+        enough.
 
         Raises:
             OutputError: the device is gone, or does not play that rate.
         """
-        if sample_rate != self._sample_rate:  # the first samples of a model that is not the usual one
+        # the first samples of a model that is not the usual one
+        if sample_rate != self._sample_rate:
             self._stream.stop()
             self._stream.close()
             self._sample_rate = sample_rate
@@ -61,7 +70,12 @@ class Player(AbstractContextManager["Player"]):
         except self._error as error:
             raise OutputError(f"play: the audio device failed ({error})") from None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if error is None:
             self._stream.stop()
         else:

@@ -56,12 +56,14 @@ class UtteranceStats:
         chunks: each chunk, in order.
         audio_s: seconds of sound.
         first_audio_s: arrival of the first chunk.
-        first_sound_s: when a listener who plays from the first chunk on first hears something: 10 ms above -50 dBFS,
-            which is more than the noise of a room and less than the quietest consonant; None if that never comes.
+        first_sound_s: when a listener who plays from the first chunk on first hears something: 10
+            ms above -50 dBFS, which is more than the noise of a room and less than the quietest
+            consonant; None if that never comes.
         trimmed_s: seconds of leading silence that the server left out.
         total_s: arrival of the last chunk.
         real_time_factor: total_s / audio_s (below 1 is faster than playback); None without audio.
-        underruns: how often a player that starts 0.2 s after the first chunk would have run out of audio.
+        underruns: how often a player that starts 0.2 s after the first chunk would have run out of
+            audio.
         stalled_s: how long it would have waited, in sum.
     """
 
@@ -83,7 +85,11 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
     starts, buffered = _starts(chunks), _starts(chunks, _PLAYER_BUFFER_S)
     ends = [start + chunk.duration_s for start, chunk in zip(buffered, chunks, strict=True)]
     stalls = [start - end for start, end in zip(buffered[1:], ends, strict=False) if start > end]
-    sounds = (start + chunk.sound_s for start, chunk in zip(starts, chunks, strict=True) if chunk.sound_s is not None)
+    sounds = (
+        start + chunk.sound_s
+        for start, chunk in zip(starts, chunks, strict=True)
+        if chunk.sound_s is not None
+    )
     return UtteranceStats(
         chunks=tuple(chunks),
         audio_s=audio_s,
@@ -98,7 +104,9 @@ def summarize(chunks: Sequence[ChunkTiming]) -> UtteranceStats:
 
 
 def _starts(chunks: Sequence[ChunkTiming], buffer_s: float = 0.0) -> list[float]:
-    """List when each chunk starts to play, if playback starts that long after the first, and resumes with late ones."""
+    """List when each chunk starts to play, if playback starts that long after the first, and
+    resumes with late ones.
+    """
     starts: list[float] = []
     played_until_s = chunks[0].arrival_s + buffer_s
     for chunk in chunks:
@@ -131,17 +139,21 @@ def as_table(stats: UtteranceStats) -> str:
     trimmed = f", {_number(stats.trimmed_s)} s of silence trimmed" if stats.trimmed_s else ""
     return "\n".join(
         [
-            f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  {'gap s':>8}",
+            f"{'chunk':>5}  {'samples':>8}  {'audio s':>8}  {'arrival s':>9}  {'latency s':>9}  "
+            f"{'gap s':>8}",
             *(
-                f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.duration_s):>8}  {_number(chunk.arrival_s):>9}  "
+                f"{chunk.index:>5}  {chunk.samples:>8}  {_number(chunk.duration_s):>8}  "
+                f"{_number(chunk.arrival_s):>9}  "
                 f"{_number(chunk.latency_s):>9}  {_number(chunk.gap_s):>8}"
                 for chunk in stats.chunks
             ),
             f"time to first audio  {_number(stats.first_audio_s)} s",
             f"time to first sound  {_number(stats.first_sound_s)} s{trimmed}",
-            f"total                {_number(stats.total_s)} s for {_number(stats.audio_s)} s of audio",
+            f"total                {_number(stats.total_s)} s for {_number(stats.audio_s)} s of "
+            f"audio",
             f"real-time factor     {_number(stats.real_time_factor)}",
-            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds {_PLAYER_BUFFER_S} s",
+            f"underruns            {stats.underruns} ({_number(stats.stalled_s)} s), player holds "
+            f"{_PLAYER_BUFFER_S} s",
         ]
     )
 

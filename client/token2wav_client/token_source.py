@@ -1,4 +1,6 @@
-"""Token sources of the command line: read an array file, a text file, or a pipe that is still written."""
+"""Token sources of the command line: read an array file, a text file, or a pipe that is still
+written.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,25 @@ logger = logging.getLogger("token2wav_client")
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Token source: yields tokens in the pieces in which they become known, and counts them if it can beforehand."""
+    """Token source: yields tokens in the pieces in which they become known, and counts them if it
+    can beforehand.
+    """
 
     pieces: Iterator[Sequence[Token]]
     count: int | None  # None if only the end of the text tells
 
 
 def open_tokens(name: str, codebooks: int = 1) -> TokenSource:
-    """Open a token source: an array in `*.npy`, a list in `*.json`, or text in any other file, a FIFO, or `-`.
+    """Open a token source: an array in `*.npy`, a list in `*.json`, or text in any other file, a
+    FIFO, or `-`.
 
-    Text is read while it is used, so its errors come from iterating `pieces`; how much of it was skipped is logged at
-    its end.
+    Text is read while it is used, so its errors come from iterating `pieces`; how much of it was
+    skipped is logged at its end.
 
     Args:
         name: of the file; `-` for standard input.
-        codebooks: codes of a token in text, where they follow one another; arrays and lists say it by their shape.
+        codebooks: codes of a token in text, where they follow one another; arrays and lists say it
+            by their shape.
 
     Raises:
         TokenError: the file cannot be opened or holds no tokens.
@@ -85,11 +91,15 @@ def _grouped(pieces: Iterator[list[int]], codebooks: int, name: str) -> Iterator
             yield [codes[begin : begin + codebooks] for begin in range(0, whole, codebooks)]
             del codes[:whole]
     if codes:
-        raise TokenError(f"{name}: tokens: the text ends with {len(codes)} of the {codebooks} codes of a token")
+        raise TokenError(
+            f"{name}: tokens: the text ends with {len(codes)} of the {codebooks} codes of a token"
+        )
 
 
 def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
-    """Yield tokens as soon as their text is there: os.read returns what a pipe holds, however little."""
+    """Yield tokens as soon as their text is there: os.read returns what a pipe holds, however
+    little.
+    """
     parser = TokenParser()
     try:
         with file:
@@ -100,7 +110,10 @@ def _read_text(file: FileIO, name: str) -> Iterator[list[int]]:
             yield tokens
         if parser.skipped:
             logger.warning(
-                "%s: skipped %d that are no speech tokens, the first one %s", name, parser.skipped, parser.first_skipped
+                "%s: skipped %d that are no speech tokens, the first one %s",
+                name,
+                parser.skipped,
+                parser.first_skipped,
             )
     except TokenError as error:
         raise TokenError(f"{name}: {error}") from None
@@ -124,8 +137,8 @@ def paced(
 ) -> Iterator[Sequence[Token]]:
     """Hold each batch back until a language model of that speed would have produced its last token.
 
-    Token k (from 1) is due k / tokens_per_second seconds after the first batch was asked for. A slower source
-    is never held back.
+    Token k (from 1) is due k / tokens_per_second seconds after the first batch was asked for. A
+    slower source is never held back.
     """
     began = clock()
     count = 0

@@ -17,14 +17,16 @@ TokenArray = npt.NDArray[np.int32]
 MAX_TOKEN = int(np.iinfo(np.int32).max)
 MAX_DIGITS = len(str(MAX_TOKEN))
 
-# A plain integer is complete only when something follows it; `<|s_12|>` ends itself. Names that begin like those of
-# speech tokens are never special: what is misspelt there must not be lost in silence.
+# A plain integer is complete only when something follows it; `<|s_12|>` ends itself. Names that
+# begin like those of speech tokens are never special: what is misspelt there must not be lost in
+# silence.
 _DIGITS = rb"\d{1,%d}" % MAX_DIGITS
 _SPEECH = rb"(?:s|speech)_"
 _SPECIAL = rb"(?!%s)[^\s|<>]{1,64}" % _SPEECH
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPLETE = re.compile(
-    rb"<\|%s(%s)\|>|(%s)(?=[\s,<\xef])|[\s,]+|(<\|%s\|>|%s)" % (_SPEECH, _DIGITS, _DIGITS, _SPECIAL, _BYTE_ORDER_MARK)
+    rb"<\|%s(%s)\|>|(%s)(?=[\s,<\xef])|[\s,]+|(<\|%s\|>|%s)"
+    % (_SPEECH, _DIGITS, _DIGITS, _SPECIAL, _BYTE_ORDER_MARK)
 )
 _BEGUN = re.compile(
     rb"<(?:\|(?:%s(?:%s\|?)?|%s\|?)?)?|%s|\xef\xbb?" % (_SPEECH, _DIGITS, _SPECIAL, _DIGITS),
@@ -32,11 +34,12 @@ _BEGUN = re.compile(
 
 
 class TokenParser:
-    """Parser of speech tokens: reads `<|s_123|>`, `<|speech_123|>` and integers from text that arrives in pieces.
+    """Parser of speech tokens: reads `<|s_123|>`, `<|speech_123|>` and integers from text that
+    arrives in pieces.
 
-    White space and commas between tokens are skipped; so are a language model's special tokens, such as
-    `<|endofprompt|>`, and byte-order marks, which are counted. Anything else is an error that names its position.
-    However the text is cut, the tokens are the same:
+    White space and commas between tokens are skipped; so are a language model's special tokens,
+    such as `<|endofprompt|>`, and byte-order marks, which are counted. Anything else is an error
+    that names its position. However the text is cut, the tokens are the same:
 
         parser = TokenParser()
         parser.feed(b"<|s_1|><|s_2")   # [1]
@@ -74,7 +77,8 @@ class TokenParser:
             at = found.end()
         if at < len(data) and not _BEGUN.fullmatch(data, at):
             raise TokenError(
-                f"tokens: {_excerpt(data[at:])} at byte {self._offset + at} is neither <|s_NUMBER|> nor an integer "
+                f"tokens: {_excerpt(data[at:])} at byte {self._offset + at} is neither "
+                f"<|s_NUMBER|> nor an integer "
                 f"from 0 to {MAX_TOKEN}"
             )
         self._rest = data[at:]
@@ -91,7 +95,9 @@ class TokenParser:
         if not rest:
             return []
         if not rest.isdigit():
-            raise TokenError(f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}")
+            raise TokenError(
+                f"tokens: the text ends within {_excerpt(rest)}, begun at byte {self._offset}"
+            )
         return [_token(rest, self._offset)]
 
 
@@ -111,7 +117,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     """Check a sequence of tokens and convert it to the array that is sent, of the same shape.
 
     Args:
-        values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per token; may be empty.
+        values: integers, shape (tokens,), or (tokens, codebooks) for models of several codes per
+            token; may be empty.
 
     Raises:
         TokenError: not integers, of another number of dimensions, or outside 0 .. 2**31 - 1.
@@ -124,7 +131,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
     if array.ndim not in (1, 2):
         hint = "; pass batches of tokens, such as [7]" if array.ndim == 0 else ""
         raise TokenError(
-            f"tokens: shape {array.shape}, expected one dimension, or two for tokens of several codes{hint}"
+            f"tokens: shape {array.shape}, expected one dimension, or two for tokens of several "
+            f"codes{hint}"
         )
     if array.size == 0:
         return np.zeros((0, *array.shape[1:]), np.int32)
@@ -137,7 +145,8 @@ def as_tokens(values: npt.ArrayLike) -> TokenArray:
 
 
 def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
-    """Convert tokens to the batches that `synthesize` iterates; a flat array or sequence of integers is one batch.
+    """Convert tokens to the batches that `synthesize` iterates; a flat array or sequence of
+    integers is one batch.
 
     Raises:
         TokenError: text, or nothing that can be iterated.
@@ -147,10 +156,14 @@ def as_batches(tokens: Any) -> Iterable[npt.ArrayLike]:
     if flat or getattr(tokens, "ndim", None) == 1:
         return [tokens]
     if not isinstance(tokens, Iterable):
-        raise TokenError(f"tokens: {type(tokens).__name__}, expected batches of tokens, such as [[17, 4711]]")
+        raise TokenError(
+            f"tokens: {type(tokens).__name__}, expected batches of tokens, such as [[17, 4711]]"
+        )
     return tokens
 
 
 def _refuse_text(values: object) -> None:
     if isinstance(values, (str, bytes)):
-        raise TokenError(f"tokens: {type(values).__name__}, expected integers; TokenParser reads them from text")
+        raise TokenError(
+            f"tokens: {type(values).__name__}, expected integers; TokenParser reads them from text"
+        )

@@ -1,10 +1,12 @@
-"""Base of both kinds of utterance: keeps its state, its attempts and its end; only waiting is left to them.
+"""Base of both kinds of utterance: keeps its state, its attempts and its end; only waiting is left
+to them.
 
-The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk takes longer through
-the loop, the more so with several streams.
+The client for threads is not the asyncio one run in a thread of its own. That was tried: a chunk
+takes longer through the loop, the more so with several streams.
 
-The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one holds a single stream
-per connection, says nothing when a server ends the stream early, and leaves a thread behind per cancelled stream.
+The generated gRPC stub is used rather than tritonclient's InferenceServerClient, because that one
+holds a single stream per connection, says nothing when a server ends the stream early, and leaves a
+thread behind per cancelled stream.
 """
 
 from __future__ import annotations
@@ -91,8 +93,8 @@ class BaseUtterance(ABC):
     def push(self, tokens: npt.ArrayLike) -> None:
         """Send tokens; never waits for the server.
 
-        The first push carries the voice, so pushing no tokens ahead of the first ones lets the server prepare
-        it in time.
+        The first push carries the voice, so pushing no tokens ahead of the first ones lets the
+        server prepare it in time.
 
         Args:
             tokens: integers, shape (tokens,).
@@ -113,14 +115,19 @@ class BaseUtterance(ABC):
         self._send(tokens, end=True)
 
     def cancel(self) -> None:
-        """Stop at once and drop chunks that nobody took; iterating ends. Harmless when called again."""
+        """Stop at once and drop chunks that nobody took; iterating ends.
+
+        Harmless when called again.
+        """
         with self._guard:
             self._cancelled = True
             self._chunks.clear()
             self._stop()
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once and let iterating raise `error`, unless the utterance is over or has failed before."""
+        """Stop at once and let iterating raise `error`, unless the utterance is over or has failed
+        before.
+        """
         with self._guard:
             if not self._over:
                 self._failure = error
@@ -174,7 +181,9 @@ class BaseUtterance(ABC):
     def _patience_s(self) -> float | None:
         """Work out for how many seconds the server may still be silent; None while it owes nothing."""
         owed_since = self._call.owed_since
-        return None if owed_since is None else owed_since + self._response_timeout_s - time.monotonic()
+        return (
+            None if owed_since is None else owed_since + self._response_timeout_s - time.monotonic()
+        )
 
     def _break_off(self) -> None:
         """End an attempt whose server is silent for too long."""
@@ -193,7 +202,8 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _attempting(self) -> Iterator[Any]:
-        """Start a stream, which repeats all earlier requests, and end it with an error that says whether to try again.
+        """Start a stream, which repeats all earlier requests, and end it with an error that says
+        whether to try again.
 
         There is no error if the utterance is over by then.
         """
@@ -218,7 +228,8 @@ class BaseUtterance(ABC):
             error = refused
         except grpc.RpcError as failed:
             error = error_of_rpc(failed, self._url)
-        except asyncio.CancelledError:  # also what grpc.aio raises in a call that this side broke off
+        # also what grpc.aio raises in a call that this side broke off
+        except asyncio.CancelledError:
             if self._broken is None:
                 raise
             error = self._broken
@@ -233,7 +244,9 @@ class BaseUtterance(ABC):
 
     @contextmanager
     def _final_errors(self) -> Iterator[None]:
-        """Fail the utterance with the error of its last attempt, or whoever iterates would wait for ever."""
+        """Fail the utterance with the error of its last attempt, or whoever iterates would wait for
+        ever.
+        """
         try:
             yield
         except ClientError as error:

@@ -16,7 +16,8 @@ from token2wav_client.errors import TokenError, VoiceError
 from token2wav_client.input_file import UNREADABLE, arrays_in_npz, content_of, reason
 from token2wav_client.tokens import TokenArray, as_tokens
 
-MEL_BINS = 80  # these two of models in CosyVoice3's format; others have other ones, which their servers check
+# these two of models in CosyVoice3's format; others have other ones, which their servers check
+MEL_BINS = 80
 SPEAKER_SIZE = 192
 _ID = re.compile("[0-9a-f]{64}")
 _LONGEST_NAME = 255
@@ -28,9 +29,10 @@ class ClientVoice:
     """Voice of a speaker, given by a short prompt. Checked and converted on construction.
 
     Attributes:
-        prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a recording.
-        prompt_mel: mel of the prompt, float32, shape (frames, bands), as many frames for each token; (2 * P, 80) for
-            CosyVoice3.
+        prompt_tokens: speech tokens of the prompt, int32, shape (P,); P = 0 for a speaker without a
+            recording.
+        prompt_mel: mel of the prompt, float32, shape (frames, bands), as many frames for each
+            token; (2 * P, 80) for CosyVoice3.
         speaker_embedding: float32, shape (size,); (192,) for CosyVoice3.
 
     Raises:
@@ -50,13 +52,20 @@ class ClientVoice:
         mel = _floats("prompt_mel", self.prompt_mel, 2)
         frames = len(mel)
         if (frames == 0) != (len(tokens) == 0) or (frames and frames % len(tokens)):
-            raise VoiceError(f"prompt_mel: shape {mel.shape}, expected as many frames for each of {len(tokens)} tokens")
+            raise VoiceError(
+                f"prompt_mel: shape {mel.shape}, expected as many frames for each of "
+                f"{len(tokens)} tokens"
+            )
         object.__setattr__(self, "prompt_mel", mel)
-        object.__setattr__(self, "speaker_embedding", _floats("speaker_embedding", self.speaker_embedding, 1))
+        object.__setattr__(
+            self, "speaker_embedding", _floats("speaker_embedding", self.speaker_embedding, 1)
+        )
 
     @cached_property
     def id(self) -> str:
-        """Name of this voice on every server that it was sent to: 64 hexadecimal digits, the hash of its content."""
+        """Name of this voice on every server that it was sent to: 64 hexadecimal digits, the hash
+        of its content.
+        """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
         digest.update(self.prompt_tokens.astype("<i4").tobytes())
@@ -99,9 +108,13 @@ def check_known_voice(text: str) -> None:
         VoiceError: it can be neither.
     """
     if text.endswith((".npz", ".safetensors")):
-        raise VoiceError(f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it")
+        raise VoiceError(
+            f"voice: {text!r} is a file, not a name; ClientVoice.load, or --voice, reads it"
+        )
     if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
-        raise VoiceError(f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice")
+        raise VoiceError(
+            f"voice: {text[:_LONGEST_NAME]!r} is neither the id nor the name of a voice"
+        )
 
 
 def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[np.float32]:
@@ -109,7 +122,9 @@ def _floats(field: str, values: npt.ArrayLike, dimensions: int) -> npt.NDArray[n
     if array.dtype.kind != "f":
         raise VoiceError(f"{field}: dtype {array.dtype}, expected float32")
     if array.ndim != dimensions or not array.shape[-1]:
-        raise VoiceError(f"{field}: shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}")
+        raise VoiceError(
+            f"{field}: shape {array.shape}, expected {dimensions} dimension{'s' * (dimensions > 1)}"
+        )
     with np.errstate(over="ignore"):
         array = np.array(array, np.float32, order="C")
     if not np.isfinite(array).all():

@@ -9,7 +9,14 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from token2wav_client.audio import AUDIO_FORMATS, DTYPES, SAMPLE_RATE, SAMPLES_PER_TOKEN, AudioChunk, AudioFormat
+from token2wav_client.audio import (
+    AUDIO_FORMATS,
+    DTYPES,
+    SAMPLE_RATE,
+    SAMPLES_PER_TOKEN,
+    AudioChunk,
+    AudioFormat,
+)
 from token2wav_client.errors import InputError, ProtocolError, error_of_response
 from token2wav_client.tokens import TokenArray
 from token2wav_client.voice import FIELDS, ClientVoice, check_known_voice, is_voice_id
@@ -22,9 +29,10 @@ class SpeechOptions(TypedDict, total=False):
     """Options of an utterance: both clients take them as keywords of `open` and `synthesize`.
 
     Attributes:
-        audio_format: of the chunks' samples; float32 (the default), int16, or G.711 as mulaw or alaw.
-        keep_open: let the server notice at once when this client vanishes (the default). Without it, a server learns
-            that from its idle time-out.
+        audio_format: of the chunks' samples; float32 (the default), int16, or G.711 as mulaw or
+            alaw.
+        keep_open: let the server notice at once when this client vanishes (the default). Without
+            it, a server learns that from its idle time-out.
         steps: of the ODE, one of those that the server allows; None for its usual number.
         sample_rate: 8000, 16000, 22050, 24000, 44100 or 48000; None for the model's own.
     """
@@ -37,7 +45,8 @@ class SpeechOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Opening of an utterance, sent with its first request; a voice that the server knows goes by its id or name.
+    """Opening of an utterance, sent with its first request; a voice that the server knows goes by
+    its id or name.
 
     Raises:
         InputError: naming the field.
@@ -54,14 +63,18 @@ class Opening:
             if number is not None and not 1 <= number <= _LARGEST:
                 raise InputError(f"{name}: {number} is outside 1 to {_LARGEST}")
         if self.audio_format not in AUDIO_FORMATS:
-            raise InputError(f"audio_format: {self.audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}")
+            raise InputError(
+                f"audio_format: {self.audio_format!r} is not one of {', '.join(AUDIO_FORMATS)}"
+            )
         if isinstance(self.voice, str):
             check_known_voice(self.voice)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response of the server: the request that it answers, its audio if any, and whether that request is done."""
+    """Response of the server: the request that it answers, its audio if any, and whether that
+    request is done.
+    """
 
     request_id: str
     chunk: AudioChunk | None  # without times
@@ -85,8 +98,8 @@ def build_request(
         sequence_id: id of the utterance.
         request_id: id of this request, which its responses repeat.
         tokens: (n,) or (n, codebooks).
-        stream_key: secret that the server wants with each request of an utterance whose first request has it; empty for
-            none.
+        stream_key: secret that the server wants with each request of an utterance whose first
+            request has it; empty for none.
         opening: content of the first request of an utterance; None for a later one.
         end: whether the utterance ends with this request.
     """
@@ -127,7 +140,9 @@ def _add_input(request: Any, name: str, array: np.ndarray[Any, np.dtype[Any]]) -
 
 
 def read_response(message: Any, audio_format: AudioFormat) -> Response:
-    """Read one ModelStreamInferResponse; raises the server's error, or a ProtocolError for what is not allowed."""
+    """Read one ModelStreamInferResponse; raises the server's error, or a ProtocolError for what is
+    not allowed.
+    """
     if message.error_message:
         raise error_of_response(message.error_message)
     response = message.infer_response
@@ -145,10 +160,12 @@ def _read_chunk(result: Any, audio_format: AudioFormat) -> AudioChunk:
     final = _output(result, "final", np.dtype(np.bool_))
     if index.size != 1 or final.size != 1:
         raise ProtocolError(
-            f"chunk_index, final: the server sent {index.size} and {final.size} values, expected 1 each"
+            f"chunk_index, final: the server sent {index.size} and {final.size} values, expected "
+            f"1 each"
         )
     return AudioChunk(
-        audio=audio.copy(),  # because the array that tritonclient hands out is a read-only view of the message
+        # because the array that tritonclient hands out is a read-only view of the message
+        audio=audio.copy(),
         index=int(index.item()),
         final=bool(final.item()),
         arrival_s=0.0,
@@ -167,7 +184,9 @@ def _number(result: Any, name: str, least: int, usual: int) -> int:
         return usual
     value = _output(result, name, np.dtype(np.int32))
     if value.size != 1 or value.item() < least:
-        raise ProtocolError(f"{name}: the server sent {value.tolist()}, expected 1 number of at least {least}")
+        raise ProtocolError(
+            f"{name}: the server sent {value.tolist()}, expected 1 number of at least {least}"
+        )
     return int(value.item())
 
 

@@ -21,30 +21,38 @@ from token2wav_client.errors import OutputError
 FileFormat = Literal["wav", "flac", "ogg", "opus", "raw"]
 FILE_FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)
 STANDARD_OUTPUT = "-"
-_ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS")}  # kind, subtype
+# kind, subtype
+_ENCODED = {"flac": ("FLAC", "PCM_16"), "ogg": ("OGG", "VORBIS"), "opus": ("OGG", "OPUS")}
 _UNKNOWN_SIZE = b"\xff\xff\xff\xff"  # in a WAV header: to the end
 _PROBE_BYTES = 1 << 16
-_BLOCK_SAMPLES = 256  # of a read; where a file breaks off, the samples of the last read are not counted
+# of a read; where a file breaks off, the samples of the last read are not counted
+_BLOCK_SAMPLES = 256
 
 
 class AudioWriter(AbstractContextManager["AudioWriter"]):
-    """Writer of mono audio: appends chunks; the first one creates the file, or replaces an older one.
+    """Writer of mono audio: appends chunks; the first one creates the file, or replaces an older
+    one.
 
-    A WAV file is valid after every chunk: it is reopened for each, because only closing it brings its header up to
-    date; that costs a third of a millisecond. FLAC and Ogg are complete once the writer is closed. WAV and bare samples
-    have the format in which audio comes, others the nearest one that they know.
+    A WAV file is valid after every chunk: it is reopened for each, because only closing it brings
+    its header up to date; that costs a third of a millisecond. FLAC and Ogg are complete once the
+    writer is closed. WAV and bare samples have the format in which audio comes, others the nearest
+    one that they know.
 
     Args:
         out: where to write; - for standard output.
         audio_format: of the samples that will be given.
-        file_format: of the file; by default what its name ends in, and bare samples (raw) for standard output.
+        file_format: of the file; by default what its name ends in, and bare samples (raw) for
+            standard output.
 
     Raises:
         OutputError: it cannot write there, found out before any work is done, or not any more.
     """
 
     def __init__(
-        self, out: str | Path, audio_format: AudioFormat = "float32", file_format: FileFormat | None = None
+        self,
+        out: str | Path,
+        audio_format: AudioFormat = "float32",
+        file_format: FileFormat | None = None,
     ) -> None:
         if not str(out):
             raise OutputError("out: the name of the file is empty")
@@ -59,11 +67,14 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         if self._path is not None:
             _check_place(self._path)
         elif sys.stdout.isatty():
-            raise OutputError("out: samples would go to a terminal; pipe them into a program or a file")
+            raise OutputError(
+                "out: samples would go to a terminal; pipe them into a program or a file"
+            )
 
     @property
     def samples(self) -> int:
-        """Samples written; of a file those in it, which FLAC and Ogg keep once the writer is closed.
+        """Samples written; of a file those in it, which FLAC and Ogg keep once the writer is
+        closed.
 
         A chunk whose writing failed or was interrupted may be there in part.
         """
@@ -76,7 +87,8 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         return _samples_in(self._path)
 
     def write(self, audio: AudioArray, sample_rate: int = SAMPLE_RATE) -> None:
-        """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1] may be clipped.
+        """Append samples, shape (samples,), in the format that was announced; floats beyond [-1, 1]
+        may be clipped.
 
         The first ones say the sample rate of the file, which its format may not know.
         """
@@ -108,10 +120,17 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
                 kind, subtype = _ENCODED[self._format]
                 if self._format == "flac" and self._audio_format == "float32":
                     subtype = "PCM_24"
-                # No file of Python's: an exception that a signal raises would be lost in libsndfile's callback.
+                # No file of Python's: an exception that a signal raises would be lost in
+                # libsndfile's callback.
                 target = self._path or self._encoded.fileno()
                 self._encoder = soundfile.SoundFile(
-                    target, "w", sample_rate, channels=1, subtype=subtype, format=kind, closefd=False
+                    target,
+                    "w",
+                    sample_rate,
+                    channels=1,
+                    subtype=subtype,
+                    format=kind,
+                    closefd=False,
                 )
                 self._begun = True
             self._encoder.write(decoded(audio, self._audio_format))
@@ -129,26 +148,36 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
     @cached_property
     def _out(self) -> FileIO:
         # No buffer, which would be flushed into a closed pipe.
-        return self._files.enter_context(FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None))
+        return self._files.enter_context(
+            FileIO(self._path or sys.stdout.fileno(), "w", closefd=self._path is not None)
+        )
 
     @cached_property
     def _encoded(self) -> IO[bytes]:
-        """Temporary file that is encoded into for a pipe: an encoder goes back to its header, and a pipe does not."""
+        """Temporary file that is encoded into for a pipe: an encoder goes back to its header, and a
+        pipe does not.
+        """
         return self._files.enter_context(tempfile.TemporaryFile(buffering=0))
 
     def _pass_on(self) -> None:
-        """Write to standard output what the encoder added; what it changes in its header at the end is lost."""
+        """Write to standard output what the encoder added; what it changes in its header at the end
+        is lost.
+        """
         if self._path is None:
-            # A pipe takes so much at once or nothing, so what a write has sent is known even where a signal ended it.
+            # A pipe takes so much at once or nothing, so what a write has sent is known even where
+            # a signal ended it.
             while piece := os.pread(self._encoded.fileno(), select.PIPE_BUF, self._passed_on):
                 self._passed_on += self._out.write(piece) or 0
 
     def _check_encoded(self) -> None:
-        """Raise if samples are missing: libsndfile reports no error of the last bytes, which it writes on closing."""
+        """Raise if samples are missing: libsndfile reports no error of the last bytes, which it
+        writes on closing.
+        """
         if self._path is None:
             self._encoded.seek(0)
         with soundfile.SoundFile(self._path or self._encoded.fileno(), closefd=False) as file:
-            if not self._samples <= file.frames < sys.maxsize:  # which stands for a FLAC that was not completed
+            # which stands for a FLAC that was not completed
+            if not self._samples <= file.frames < sys.maxsize:
                 raise soundfile.SoundFileError("samples are missing")
 
     def _append_to_wav(self, path: Path, audio: AudioArray, sample_rate: int) -> None:
@@ -156,7 +185,9 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
             file = soundfile.SoundFile(path, "r+")
         else:
             subtype = SUBTYPES[self._audio_format]
-            file = soundfile.SoundFile(path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype)
+            file = soundfile.SoundFile(
+                path, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype
+            )
             self._begun = True
         with file:
             file.seek(0, soundfile.SEEK_END)
@@ -166,16 +197,20 @@ class AudioWriter(AbstractContextManager["AudioWriter"]):
         reason = error.strerror if isinstance(error, OSError) else None
         if self._path is None:
             return OutputError(f"out: cannot write to standard output ({reason or error})")
-        return OutputError(f"{self._path}: cannot write ({reason or _refusal(self._path) or error})")
+        return OutputError(
+            f"{self._path}: cannot write ({reason or _refusal(self._path) or error})"
+        )
 
 
 def _samples_in(path: Path) -> int:
     """Count the samples that can be read from a WAV, FLAC or Ogg file, which may be incomplete."""
     count = 0
-    with suppress(soundfile.SoundFileError), soundfile.SoundFile(path) as file:  # an error ends what can be read
+    # an error ends what can be read
+    with suppress(soundfile.SoundFileError), soundfile.SoundFile(path) as file:
         if file.frames < sys.maxsize:
             return int(file.frames)
-        while samples := len(file.read(_BLOCK_SAMPLES, "int16")):  # a FLAC that was not completed, and says no length
+        # a FLAC that was not completed, and says no length
+        while samples := len(file.read(_BLOCK_SAMPLES, "int16")):
             count += samples
     return count
 
@@ -189,7 +224,9 @@ def _write_all(file: FileIO, data: bytes) -> None:
 def _endless_header(sample_rate: int, subtype: str) -> bytes:
     """Make the header of a WAV that has no end yet."""
     file = io.BytesIO()
-    soundfile.SoundFile(file, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype).close()
+    soundfile.SoundFile(
+        file, "w", samplerate=sample_rate, channels=1, format="WAV", subtype=subtype
+    ).close()
     header = file.getvalue()
     return header[:4] + _UNKNOWN_SIZE + header[8:-4] + _UNKNOWN_SIZE
 
@@ -201,7 +238,9 @@ def _format_of(path: Path | None) -> FileFormat:
         if path.suffix.lower() == f".{known}":
             return known
     endings = ", ".join(f".{known}" for known in FILE_FORMATS)
-    raise OutputError(f"{path}: ends in none of {endings}; say the format, or write to standard output (--out -)")
+    raise OutputError(
+        f"{path}: ends in none of {endings}; say the format, or write to standard output (--out -)"
+    )
 
 
 def _check_place(path: Path) -> None:

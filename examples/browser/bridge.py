@@ -1,10 +1,12 @@
-"""Bridge to a browser: it serves a web page, and turns each WebSocket into one utterance on a token2wav server.
+"""Bridge to a browser: it serves a web page, and turns each WebSocket into one utterance on a
+token2wav server.
 
     python -m examples.browser.bridge --tokens tokens.npy --voice voice.safetensors
 
-The page sends what a person typed, and gets its tokens as {"tokens": [...]}. It sends these as text, at a pace of its
-own and cut anywhere, and an empty frame at the end. For each chunk it gets a text frame with its numbers and a binary
-one with its samples, float32. If anything goes wrong, it gets {"error": "..."}. When it is closed, its utterance ends.
+The page sends what a person typed, and gets its tokens as {"tokens": [...]}. It sends these as
+text, at a pace of its own and cut anywhere, and an empty frame at the end. For each chunk it gets a
+text frame with its numbers and a binary one with its samples, float32. If anything goes wrong, it
+gets {"error": "..."}. When it is closed, its utterance ends.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Bridge:
         client: connection to the server that speaks.
         voice: voice of all utterances.
         texts: what the page offers to begin with.
-        tokens_of: turns a text into tokens, in a thread; raises ClientError with a sentence for the person.
+        tokens_of: turns a text into tokens, in a thread; raises ClientError with a sentence for the
+            person.
     """
 
     client: AsyncClient
@@ -54,7 +57,8 @@ class Bridge:
 
     async def serve(self, port: int) -> None:
         """Serves the page on this machine until it is stopped."""
-        # Only pages that came from here may speak: a browser would let any other page in the world connect, too.
+        # Only pages that came from here may speak: a browser would let any other page in the world
+        # connect, too.
         origins = [Origin(f"http://{host}:{port}") for host in ("127.0.0.1", "localhost")]
         async with serve(
             self._speak,
@@ -105,7 +109,11 @@ async def _paced(page: ServerConnection) -> AsyncIterator[list[int]]:
 
 
 def _page(content: bytes, kind: str) -> Response:
-    headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)), "Connection": "close"}
+    headers = {
+        "Content-Type": f"{kind}; charset=utf-8",
+        "Content-Length": str(len(content)),
+        "Connection": "close",
+    }
     return Response(HTTPStatus.OK, "OK", Headers(headers), content)
 
 
@@ -127,9 +135,13 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     """Runs the example."""
     parser = argparse.ArgumentParser(description="Serve a page that plays speech as it arrives.")
-    parser.add_argument("--tokens", required=True, help="that the page begins with: .npy, .json or text")
+    parser.add_argument(
+        "--tokens", required=True, help="that the page begins with: .npy, .json or text"
+    )
     parser.add_argument("--voice", required=True, help=".npz or .safetensors")
-    parser.add_argument("--url", default="localhost:8001", help="of the token2wav server (default: %(default)s)")
+    parser.add_argument(
+        "--url", default="localhost:8001", help="of the token2wav server (default: %(default)s)"
+    )
     parser.add_argument("--port", type=int, default=8080, help="of the page (default: %(default)s)")
     try:
         asyncio.run(run(parser.parse_args()))

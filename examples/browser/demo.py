@@ -1,9 +1,10 @@
-"""Demo page: whatever sentence a person types is spoken by the demo voice, streamed through a real Triton server.
+"""Demo page: whatever sentence a person types is spoken by the demo voice, streamed through a real
+Triton server.
 
     python -m examples.browser.demo
 
-The piper voice that the demo voice was made from says the sentence, and the demo's tokenizer turns that into tokens:
-together they stand in for a speech language model.
+The piper voice that the demo voice was made from says the sentence, and the demo's tokenizer turns
+that into tokens: together they stand in for a speech language model.
 """
 
 from __future__ import annotations
@@ -49,12 +50,19 @@ class TextFrontEnd:
         if not any(character.isalnum() for character in sentence):
             raise TokenError("sentence: it has no words, at least one is needed")
         if len(sentence) > MAX_CHARACTERS:
-            raise TokenError(f"sentence: {len(sentence)} characters, at most {MAX_CHARACTERS} may be")
+            raise TokenError(
+                f"sentence: {len(sentence)} characters, at most {MAX_CHARACTERS} may be"
+            )
         said = self._speaker.say(sentence, vary=False)
         seconds = len(said) / RATE_HZ
         if not TOKEN_SAMPLES / RATE_HZ <= seconds <= MAX_SECONDS:
-            raise TokenError(f"sentence: {seconds:.0f} s of speech, more than 0 and at most {MAX_SECONDS:g} s may be")
-        tokens: list[int] = self._listener.tokens(Recording(Path("sentence"), said, RATE_HZ, 1, 0.0)).tolist()
+            raise TokenError(
+                f"sentence: {seconds:.0f} s of speech, more than 0 and at most {MAX_SECONDS:g} s "
+                f"may be"
+            )
+        tokens: list[int] = self._listener.tokens(
+            Recording(Path("sentence"), said, RATE_HZ, 1, 0.0)
+        ).tolist()
         return tokens
 
 
@@ -62,7 +70,9 @@ async def run(url: str, port: int) -> None:
     """Serves the page until it is stopped."""
     front_end = TextFrontEnd()
     async with AsyncClient(url, retries=3) as client:
-        await Bridge(client, front_end.voice(), held_out(UNSEEN)[:OFFERED], front_end.tokens).serve(port)
+        await Bridge(client, front_end.voice(), held_out(UNSEEN)[:OFFERED], front_end.tokens).serve(
+            port
+        )
 
 
 def main() -> None:
@@ -73,7 +83,11 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("page: terminated"))
     try:
-        with nullcontext() if options.url else TritonServer(MODEL, ports=Ports.free(), verbose=False) as server:
+        with (
+            nullcontext()
+            if options.url
+            else TritonServer(MODEL, ports=Ports.free(), verbose=False) as server
+        ):
             asyncio.run(run(server.grpc_url if server else options.url, options.port))
     except (ClientError, FrontEndError, ServerError, OSError) as error:
         sys.exit(f"page: {error}")

@@ -1,4 +1,5 @@
-"""Corpus of recordings with all that is computed from them: its files are made once and then only read.
+"""Corpus of recordings with all that is computed from them: its files are made once and then only
+read.
 
 A shard is written wholly or not at all, so making a corpus can stop anywhere and go on later.
 """
@@ -53,19 +54,28 @@ class Utterances:
         tokens = [len(recording) // TOKEN_SAMPLES for recording in recordings]
         heard = []
         for recording, count in zip(recordings, tokens, strict=True):
-            listened = np.asarray(soxr.resample(recording, RATE_HZ, TOKENIZER_RATE_HZ, quality="VHQ"), np.float32)
+            listened = np.asarray(
+                soxr.resample(recording, RATE_HZ, TOKENIZER_RATE_HZ, quality="VHQ"), np.float32
+            )
             heard.append(tokenizer_features(listened).T[: LISTENED_PER_TOKEN * count])
         return cls(
             np.array(tokens),
             (np.concatenate(recordings) * 32767).astype(np.int16),
             np.concatenate([prompt_mel(recording) for recording in recordings]).astype(np.float16),
             np.concatenate(heard).astype(np.float16),
-            np.concatenate([pitch(recording, RATE_HZ, HOP) for recording in recordings]).astype(np.float16),
+            np.concatenate([pitch(recording, RATE_HZ, HOP) for recording in recordings]).astype(
+                np.float16
+            ),
         )
 
     @classmethod
     def joined(cls, parts: list[Utterances]) -> Utterances:
-        return cls(*(np.concatenate([vars(part)[name] for part in parts]) for name in cls.__dataclass_fields__))
+        return cls(
+            *(
+                np.concatenate([vars(part)[name] for part in parts])
+                for name in cls.__dataclass_fields__
+            )
+        )
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -80,12 +90,18 @@ class Utterances:
 def grow(folder: Path, sentences: int, workers: int) -> None:
     """Makes the shards that are missing of a corpus of `sentences`, with a progress bar."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [index for index in range(-(-sentences // SHARD_SENTENCES)) if not _shard(folder, index).exists()]
+    missing = [
+        index
+        for index in range(-(-sentences // SHARD_SENTENCES))
+        if not _shard(folder, index).exists()
+    ]
     if not missing:
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = [
-            pool.submit(_make, folder, index, min(SHARD_SENTENCES, sentences - index * SHARD_SENTENCES))
+            pool.submit(
+                _make, folder, index, min(SHARD_SENTENCES, sentences - index * SHARD_SENTENCES)
+            )
             for index in missing
         ]
         for job in tqdm(as_completed(jobs), desc="corpus", unit="shard", total=len(jobs)):
@@ -94,7 +110,9 @@ def grow(folder: Path, sentences: int, workers: int) -> None:
 
 def _make(folder: Path, index: int, count: int) -> None:
     seed = _SEED + index
-    sentences = Talk(language_model(), dictionary(), seed) if index % 2 else Templates(dictionary(), seed)
+    sentences = (
+        Talk(language_model(), dictionary(), seed) if index % 2 else Templates(dictionary(), seed)
+    )
     speaker = Speaker(seed)
     made = Utterances.of([speaker.say(sentence, vary=True) for sentence in sentences.take(count)])
     draft = folder / f".{index}.npz"

@@ -1,4 +1,6 @@
-"""Export of the demo voice from the newest checkpoints: `python -m examples.demo_voice.export --data DIR`."""
+"""Export of the demo voice from the newest checkpoints: `python -m examples.demo_voice.export
+--data DIR`.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,15 @@ _PROVENANCE = "training.json"
 
 def main() -> None:
     """Exports, and loads what was exported."""
-    parser = argparse.ArgumentParser(description="Write the demo voice's model folder from the newest checkpoints.")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the checkpoints are")
-    parser.add_argument("--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)")
+    parser = argparse.ArgumentParser(
+        description="Write the demo voice's model folder from the newest checkpoints."
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="where the checkpoints are"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)"
+    )
     options = parser.parse_args()
     export(options.data, options.out)
     size = sum(path.stat().st_size for path in options.out.iterdir())
@@ -35,7 +43,9 @@ def main() -> None:
 
 
 def export(data: Path, out: Path) -> None:
-    """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder as anybody would."""
+    """Writes configuration, averaged weights in float16 and both ONNX files, then loads the folder
+    as anybody would.
+    """
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(TEMPLATE / MODEL_FILE, out)
     config = CosyVoice3Config.read(out)
@@ -44,7 +54,10 @@ def export(data: Path, out: Path) -> None:
     for name, module in modules.items():
         weights, step = averaged_weights(data / TRAINING, name)
         (out / f"{name}.safetensors").write_bytes(save(_narrow(module, weights)))
-        provenance[name] = {"steps": step, "parameters": sum(value.numel() for value in module.parameters())}
+        provenance[name] = {
+            "steps": step,
+            "parameters": sum(value.numel() for value in module.parameters()),
+        }
     for name in (TOKENIZER_FILE, SPEAKER_FILE):
         shutil.copy(data / FRONT_END / name, out)
     (out / _PROVENANCE).write_text(json.dumps(provenance, indent=2) + "\n", encoding="utf-8")
@@ -55,7 +68,8 @@ def _narrow(module: nn.Module, weights: dict[str, torch.Tensor]) -> dict[str, to
     """Narrows parameters to float16; buffers, such as rotary frequencies, need more and are few."""
     parameters = dict(module.named_parameters())
     return {
-        name: weights[name].half() if name in parameters else weights[name].contiguous() for name in module.state_dict()
+        name: weights[name].half() if name in parameters else weights[name].contiguous()
+        for name in module.state_dict()
     }
 
 

@@ -1,4 +1,5 @@
-"""Silence before speech, and what resampling holds back: how much of both there is with the demo voice is measured.
+"""Silence before speech, and what resampling holds back: how much of both there is with the demo
+voice is measured.
 
     .venv/bin/python -m examples.demo_voice.first_sound
 
@@ -60,7 +61,9 @@ def silences(recordings: list[Signal], spoken: list[Signal]) -> list[Silence]:
     for level in LEVELS_DB:
         before = [silence_ms(audio, level) for audio in recordings]
         after = [silence_ms(audio, level) for audio in spoken]
-        found.append(Silence(level, float(np.mean(before)), float(np.mean(after)), min(after), max(after)))
+        found.append(
+            Silence(level, float(np.mean(before)), float(np.mean(after)), min(after), max(after))
+        )
     return found
 
 
@@ -70,15 +73,21 @@ def resampled(model: Token2Wav, audio: Signal, sample_rate: int) -> Resampled:
     for end in range(PORTION, len(audio) + 1, PORTION):
         chunk = output.take(audio[end - PORTION : end], last=end == len(audio))
         parts.append(np.zeros(0, np.float32) if chunk is None else chunk.audio)
-        held_back = max(held_back, end / model.config.sample_rate - sum(map(len, parts)) / sample_rate)
+        held_back = max(
+            held_back, end / model.config.sample_rate - sum(map(len, parts)) / sample_rate
+        )
     whole = soxr.resample(audio, model.config.sample_rate, sample_rate)
     difference = float(np.std(np.concatenate(parts) - whole) / np.std(whole))
-    return Resampled(sample_rate, round(20 * np.log10(max(difference, 1e-15))), round(1000 * held_back, 1))
+    return Resampled(
+        sample_rate, round(20 * np.log10(max(difference, 1e-15))), round(1000 * held_back, 1)
+    )
 
 
 def main() -> None:
     """Measures both, prints two tables, writes the results."""
-    parser = argparse.ArgumentParser(description="Measure leading silence and resampling with the demo voice.")
+    parser = argparse.ArgumentParser(
+        description="Measure leading silence and resampling with the demo voice."
+    )
     parser.add_argument("--sentences", type=int, help="how many (default: all)")
     options = parser.parse_args()
     front_end, model = FrontEnd(MODEL), Token2Wav.load(MODEL)
@@ -94,7 +103,10 @@ def main() -> None:
     print("sample rate | portions against whole dB | held back ms")
     for rate in rates:
         print(" | ".join(f"{value:g}" for value in asdict(rate).values()))
-    rows = {"silence": [asdict(row) for row in silent], "resampled": [asdict(rate) for rate in rates]}
+    rows = {
+        "silence": [asdict(row) for row in silent],
+        "resampled": [asdict(rate) for rate in rates],
+    }
     save("first_sound", {"environment": describe("soxr"), "sentences": len(spoken), **rows})
 
 

@@ -1,4 +1,5 @@
-"""Mels of the flow: they are made of the corpus for the vocoder to learn from, and differ from those of recordings.
+"""Mels of the flow: they are made of the corpus for the vocoder to learn from, and differ from
+those of recordings.
 
 `python -m examples.demo_voice.flow_mels --data DIR --hours 1`, anew when the flow has learned more.
 """
@@ -31,8 +32,12 @@ _BATCH = 3
 
 def main() -> None:
     """Makes the mels of some of the corpus."""
-    parser = argparse.ArgumentParser(description="Make mels with the newest flow, for the vocoder to learn from.")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are")
+    parser = argparse.ArgumentParser(
+        description="Make mels with the newest flow, for the vocoder to learn from."
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are"
+    )
     parser.add_argument("--hours", type=float, default=1.0, help="of speech (default: 1)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     options = parser.parse_args()
@@ -48,7 +53,10 @@ def make(data: Path, hours: float) -> None:
     weights, _ = averaged_weights(data / TRAINING, "flow")
     flow = Flow(config)
     flow.load_state_dict(weights)
-    windows = min(math.ceil(hours * 3600 * RATE_HZ / TOKEN_SAMPLES / _MADE), _windows(len(heard.tokens), config))
+    windows = min(
+        math.ceil(hours * 3600 * RATE_HZ / TOKEN_SAMPLES / _MADE),
+        _windows(len(heard.tokens), config),
+    )
     np.save(data / FLOW_MELS, flow_mels(flow.eval(), config, recordings, heard, windows))
 
 
@@ -60,7 +68,8 @@ def _windows(tokens: int, config: FlowConfig) -> int:
 def flow_mels(
     flow: Flow, config: FlowConfig, recordings: Utterances, heard: Heard, windows: int
 ) -> NDArray[np.float16]:
-    """Streams the corpus's first tokens through a flow, as it is served, each window after a prompt of its own.
+    """Streams the corpus's first tokens through a flow, as it is served, each window after a prompt
+    of its own.
 
     Returns:
         (frames, 80); those of the first prompt are the recording's.
@@ -81,7 +90,9 @@ def flow_mels(
             prompt[row, :, :shown] = mel[MEL_PER_TOKEN * at :][:shown].T
         speaker = speakers[torch.randint(len(speakers), (len(starts),), generator=rng)]
         noise = torch.randn(mu.shape, generator=rng)
-        found = solver.solve(noise, mu, flow.speaker(speaker), prompt, mask)[..., shown:].transpose(1, 2)
+        found = solver.solve(noise, mu, flow.speaker(speaker), prompt, mask)[..., shown:].transpose(
+            1, 2
+        )
         made.append(found.flatten(0, 1).half())
     return torch.cat(made).numpy()
 

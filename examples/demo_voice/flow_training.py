@@ -1,4 +1,6 @@
-"""Training of the flow by conditional flow matching: it learns straight lines from noise to mel, for DiT and solver."""
+"""Training of the flow by conditional flow matching: it learns straight lines from noise to mel,
+for DiT and solver.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,16 @@ _BATCH_TOKENS = 600
 _CONDITION_DROPOUT = 0.2  # of all conditions, for classifier-free guidance
 _LONGEST_PROMPT = 0.3  # of a crop
 _SIGMA_MIN = 1e-6
-_DRAWN = 0.5  # where targets lie between the recording and what the tokenizer's decoder draws: less is left to chance
+# where targets lie between the recording and what the tokenizer's decoder draws: less is left to
+# chance
+_DRAWN = 0.5
 _UNTOLD = 0.5  # weight of errors where no condition says what is heard
 _INITIAL_GAIN = 0.02  # of layers that start near zero: a block begins as the identity
 
 
 class FlowTraining(Training):
-    """Training on crops of the corpus, whose recordings follow one another as an utterance follows its prompt.
+    """Training on crops of the corpus, whose recordings follow one another as an utterance follows
+    its prompt.
 
     Args:
         config: sizes of the flow.
@@ -53,15 +58,24 @@ class FlowTraining(Training):
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         rng = generator
-        length = min(_LENGTHS[int(torch.randint(len(_LENGTHS), (), generator=rng))], len(self._tokens) // 2)
+        length = min(
+            _LENGTHS[int(torch.randint(len(_LENGTHS), (), generator=rng))], len(self._tokens) // 2
+        )
         batch = max(1, _BATCH_TOKENS // length)
-        last, streaming = bool(torch.rand((), generator=rng) < 0.2), bool(torch.rand((), generator=rng) < 0.5)
+        last, streaming = (
+            bool(torch.rand((), generator=rng) < 0.2),
+            bool(torch.rand((), generator=rng) < 0.5),
+        )
         starts = self._starts(batch, length, last, rng)
         mel = self._crops(self._target, starts, length)
         mu, spk = self._conditions(starts, length, last, rng)
         prompt = self._prompt(self._crops(self._mel, starts, length), rng)
         kept = (torch.rand(batch, generator=rng) >= _CONDITION_DROPOUT).float()
-        mu, prompt, spk = mu * kept[:, None, None], prompt * kept[:, None, None], spk * kept[:, None]
+        mu, prompt, spk = (
+            mu * kept[:, None, None],
+            prompt * kept[:, None, None],
+            spk * kept[:, None],
+        )
 
         t = 1 - torch.cos(0.5 * math.pi * torch.rand(batch, generator=rng))
         noise = torch.randn(mel.shape, generator=rng)
@@ -82,19 +96,24 @@ class FlowTraining(Training):
         if last:
             ends = self._ends[self._ends >= length]
             return ends[torch.randint(len(ends), (batch,), generator=rng)] - length
-        return torch.randint(len(self._tokens) - length - self._config.pre_lookahead_len, (batch,), generator=rng)
+        return torch.randint(
+            len(self._tokens) - length - self._config.pre_lookahead_len, (batch,), generator=rng
+        )
 
     def _conditions(
         self, starts: torch.Tensor, length: int, last: bool, rng: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes mu (B, 80, T) and speaker (B, 80)."""
         right = 0 if last else self._config.pre_lookahead_len
-        mu = self._flow.conditions(self._tokens[starts[:, None] + torch.arange(length + right)], last=last)
+        mu = self._flow.conditions(
+            self._tokens[starts[:, None] + torch.arange(length + right)], last=last
+        )
         chosen = self._speakers[torch.randint(len(self._speakers), (len(starts),), generator=rng)]
         return mu, self._flow.speaker(chosen)
 
     def _weight(self, starts: torch.Tensor, length: int, kept: torch.Tensor) -> torch.Tensor:
-        """Weighs errors, (B, T, 80), by what the tokens say, so that the mean stays the best answer.
+        """Weighs errors, (B, T, 80), by what the tokens say, so that the mean stays the best
+        answer.
 
         Where the conditions are dropped they say nothing, and all errors count alike.
         """
@@ -106,7 +125,11 @@ class FlowTraining(Training):
     def _prompt(mel: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Returns the mel of a random start of half of the crops, zeros elsewhere."""
         batch, _, frames = mel.shape
-        share = torch.rand(batch, generator=rng) * _LONGEST_PROMPT * (torch.rand(batch, generator=rng) < 0.5)
+        share = (
+            torch.rand(batch, generator=rng)
+            * _LONGEST_PROMPT
+            * (torch.rand(batch, generator=rng) < 0.5)
+        )
         shown = torch.arange(frames)[None] < (share * frames).long()[:, None]
         return mel * shown[:, None]
 
@@ -121,14 +144,22 @@ class FlowTraining(Training):
     ) -> torch.Tensor:
         estimator, frames = self._flow.estimator, state.shape[2]
         rope = estimator.rotary_embed(torch.arange(frames))
-        bias = attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
+        bias = (
+            attention_bias(BlockMask(estimator.block_frames).whole(frames)) if streaming else None
+        )
         return estimator.velocity(
-            state, estimator.prepare_conditions(mu, spk, prompt), estimator.modulation(t), bias, rope=rope
+            state,
+            estimator.prepare_conditions(mu, spk, prompt),
+            estimator.modulation(t),
+            bias,
+            rope=rope,
         )
 
     @torch.no_grad()
     def _initialise(self, network: Autoencoder) -> None:
-        """Starts where little is to be learned: tokens know what was heard, blocks do nothing, the mean is right."""
+        """Starts where little is to be learned: tokens know what was heard, blocks do nothing, the
+        mean is right.
+        """
         flow = self._flow
         flow.input_embedding.weight.copy_(network.embedding())
         assert flow.pre_lookahead_layer is not None

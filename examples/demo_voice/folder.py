@@ -1,4 +1,6 @@
-"""Folders of the recipe: names of the parts of its data folder, and the template of the models that it makes."""
+"""Folders of the recipe: names of the parts of its data folder, and the template of the models that
+it makes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Front end of the demo voice: it is learned once from a corpus, and hears that corpus for the other trainings."""
+"""Front end of the demo voice: it is learned once from a corpus, and hears that corpus for the
+other trainings.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,16 @@ class Heard:
 
 
 def exists(folder: Path) -> bool:
-    """Says whether a folder has a front end: a flow is of no use with another tokenizer, so none is made twice."""
+    """Says whether a folder has a front end: a flow is of no use with another tokenizer, so none is
+    made twice.
+    """
     return (folder / _STATE).exists()
 
 
 def save(folder: Path, config: FlowConfig, weights: dict[str, torch.Tensor]) -> None:
-    """Writes both ONNX files, and the weights of the tokenizer's training, as they are stored there."""
+    """Writes both ONNX files, and the weights of the tokenizer's training, as they are stored
+    there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     network = Autoencoder(config)
     network.load_state_dict(weights)
@@ -69,6 +75,8 @@ def _speakers(folder: Path, corpus: Utterances) -> NDArray[np.float32]:
     for index in long[:: max(1, len(long) // _SPEAKERS)]:
         start = corpus.starts[index] * TOKEN_SAMPLES
         recording = corpus.audio[start : start + corpus.tokens[index] * TOKEN_SAMPLES] / 32768
-        signal = np.asarray(soxr.resample(recording, RATE_HZ, SPEAKER_RATE_HZ, quality="VHQ"), np.float32)
+        signal = np.asarray(
+            soxr.resample(recording, RATE_HZ, SPEAKER_RATE_HZ, quality="VHQ"), np.float32
+        )
         embeddings.append(encoder(speaker_features(signal)))
     return np.stack(embeddings)

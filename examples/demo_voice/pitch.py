@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 _LOWEST_HZ, _HIGHEST_HZ = 60.0, 350.0
 _VOICED = 0.5  # least normalised autocorrelation
 _SILENT = 1e-3  # rms below which nothing is voiced
-_EARLIER_IS_BETTER = 0.92  # a peak of this share of the highest one wins if its period is shorter: octave errors
+# a peak of this share of the highest one wins if its period is shorter: octave errors
+_EARLIER_IS_BETTER = 0.92
 
 
 def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.float32]:
     """Estimates F0 in Hz around the middle of every hop, 0 where nothing is voiced, (n // hop,).
 
-    The normalised autocorrelation of Boersma (1993): that of the windowed signal over that of the window.
+    The normalised autocorrelation of Boersma (1993): that of the windowed signal over that of the
+    window.
     """
     shortest, longest = int(rate_hz / _HIGHEST_HZ), int(np.ceil(rate_hz / _LOWEST_HZ))
     width = 3 * longest
@@ -38,7 +40,11 @@ def pitch(signal: NDArray[np.float32], rate_hz: int, hop: int) -> NDArray[np.flo
     rows = np.arange(len(normal))
     before, at, after = (normal[rows, chosen + shift] for shift in (0, 1, 2))
     bend = before - 2 * at + after
-    lag = chosen + 1 + np.where(bend < -1e-9, 0.5 * (before - after) / np.where(bend < -1e-9, bend, 1.0), 0.0)
+    lag = (
+        chosen
+        + 1
+        + np.where(bend < -1e-9, 0.5 * (before - after) / np.where(bend < -1e-9, bend, 1.0), 0.0)
+    )
     voiced = (highest > _VOICED) & (np.sqrt(np.square(frames).mean(axis=1)) > _SILENT)
     return np.where(voiced, rate_hz / np.maximum(lag, 1.0), 0.0).astype(np.float32)
 

@@ -1,8 +1,9 @@
-"""Recipe of the demo voice, which runs all stages: `python -m examples.demo_voice.recipe --data DIR --budget 240`.
+"""Recipe of the demo voice, which runs all stages: `python -m examples.demo_voice.recipe --data DIR
+--budget 240`.
 
-Every stage keeps what it made in the data folder: the same command again goes on where it was stopped, and trains on
-from the last checkpoints. The flow and the vocoder are trained at the same time, as processes of their own; then the
-vocoder alone, on mels that this flow makes.
+Every stage keeps what it made in the data folder: the same command again goes on where it was
+stopped, and trains on from the last checkpoints. The flow and the vocoder are trained at the same
+time, as processes of their own; then the vocoder alone, on mels that this flow makes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Budget:
 
     @classmethod
     def of(cls, text: str) -> Budget:
-        """Returns the budget `small`, which shows in a minute that all works, or one of minutes of training."""
+        """Returns the budget `small`, which shows in a minute that all works, or one of minutes of
+        training.
+        """
         if text == "small":
             return cls(
                 sentences=8,
@@ -59,7 +62,9 @@ class Budget:
         except ValueError:
             minutes = 0.0
         if not 0 < minutes < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is neither 'small' nor a positive number of minutes")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither 'small' nor a positive number of minutes"
+            )
         return cls(
             sentences=6000,
             tokenizer_steps=11_400,
@@ -72,11 +77,28 @@ class Budget:
 
 def main() -> None:
     """Runs all stages."""
-    parser = argparse.ArgumentParser(description="Make the demo voice, from synthetic recordings to a model folder.")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="what is made on the way is kept here")
-    parser.add_argument("--budget", type=Budget.of, required=True, help="minutes of training, or 'small' for a minute")
-    parser.add_argument("--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)")
-    parser.add_argument("--workers", type=int, default=2, help="processes that make recordings (default: 2)")
+    parser = argparse.ArgumentParser(
+        description="Make the demo voice, from synthetic recordings to a model folder."
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="what is made on the way is kept here",
+    )
+    parser.add_argument(
+        "--budget",
+        type=Budget.of,
+        required=True,
+        help="minutes of training, or 'small' for a minute",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=MODEL, metavar="DIR", help="model folder (default: the demo's)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="processes that make recordings (default: 2)"
+    )
     options = parser.parse_args()
     budget: Budget = options.budget
 
@@ -102,8 +124,20 @@ def _learn_to_hear(data: Path, steps: int, nice: int) -> None:
 
 
 def _train(data: Path, networks: tuple[str, ...], limit: tuple[str, str], nice: int) -> bool:
-    """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end. Returns whether that came."""
-    command = [sys.executable, "-m", "examples.demo_voice.train", "--data", str(data), "--nice", str(nice), *limit]
+    """Runs trainings side by side; SIGTERM and Ctrl-C let them save and end.
+
+    Returns whether that came.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "examples.demo_voice.train",
+        "--data",
+        str(data),
+        "--nice",
+        str(nice),
+        *limit,
+    ]
     running = [subprocess.Popen([*command, name]) for name in networks]
     asked = []
 

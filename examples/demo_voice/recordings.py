@@ -1,4 +1,6 @@
-"""Recordings of held-out sentences, never learned from: `python -m examples.demo_voice.recordings --out DIR`."""
+"""Recordings of held-out sentences, never learned from: `python -m examples.demo_voice.recordings
+--out DIR`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ _SEED = 1
 
 def main() -> None:
     """Writes one WAV file for every held-out sentence, or the two that are bundled with the demo."""
-    parser = argparse.ArgumentParser(description="Record the sentences that the demo voice is measured with.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write into (default: the demo's two files)")
+    parser = argparse.ArgumentParser(
+        description="Record the sentences that the demo voice is measured with."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write into (default: the demo's two files)",
+    )
     out: Path | None = parser.parse_args().out
     if out is not None:
         record(out)

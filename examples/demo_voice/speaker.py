@@ -1,7 +1,8 @@
-"""Speaker embedding: it is a fixed random projection of how a recording's bands vary; nothing in it is learned.
+"""Speaker embedding: it is a fixed random projection of how a recording's bands vary; nothing in it
+is learned.
 
-With one voice there is nothing to tell apart; the graph is there so that every command has the file it expects, and
-gives recordings of different rooms and speakers different vectors.
+With one voice there is nothing to tell apart; the graph is there so that every command has the file
+it expects, and gives recordings of different rooms and speakers different vectors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from token2wav_voice.onnx_models import SPEAKER_SIZE
 
 def save(path: Path) -> None:
     """Writes `campplus.onnx`: filter bank (1, T, 80), its mean removed, to a unit vector (1, 192)."""
-    projection = np.random.default_rng(0).standard_normal((2 * SPEAKER_BANDS, SPEAKER_SIZE)).astype(np.float32)
+    projection = (
+        np.random.default_rng(0)
+        .standard_normal((2 * SPEAKER_BANDS, SPEAKER_SIZE))
+        .astype(np.float32)
+    )
     constants = {
         "time": np.array([1]),
         "projection": projection / np.sqrt(2 * SPEAKER_BANDS).astype(np.float32),

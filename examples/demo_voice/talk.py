@@ -1,7 +1,9 @@
-"""Talk in sentences that a trigram model of English draws word by word (BSD licence, in pocketsphinx's wheel).
+"""Talk in sentences that a trigram model of English draws word by word (BSD licence, in
+pocketsphinx's wheel).
 
-They mean nothing, but they are full of the small words that real sentences run together, and any word may come: what
-templates lack. A tokenizer that learned from templates alone errs by a quarter more on real sentences.
+They mean nothing, but they are full of the small words that real sentences run together, and any
+word may come: what templates lack. A tokenizer that learned from templates alone errs by a quarter
+more on real sentences.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from pocketsphinx import Config, LogMath, NGramModel
 
 from examples.demo_voice.text import Sentences, dictionary_words
 
-_CANDIDATES = 600  # for every word: so many are drawn by how common they are, then weighed by the words before them
+# for every word: so many are drawn by how common they are, then weighed by the words before them
+_CANDIDATES = 600
 _SHORTEST, _LONGEST = 4, 18  # words
 _UNKNOWN = -100.0  # natural logarithm; words that the model lacks are far below
 _ASKS = re.compile("who|what|where|when|why|how|do|does|did|is|are|can|could|would|will")
@@ -44,8 +47,11 @@ class Talk(Sentences):
     def _make(self) -> str:
         said: list[str] = []
         while (word := self._next(said)) is not None:
-            said = [*said, word] if len(said) < _LONGEST else []  # longer than one breath: another one
-        sentence = " ".join("I" + word[1:] if word == "i" or word.startswith("i'") else word for word in said)
+            # longer than one breath: another one
+            said = [*said, word] if len(said) < _LONGEST else []
+        sentence = " ".join(
+            "I" + word[1:] if word == "i" or word.startswith("i'") else word for word in said
+        )
         return sentence[0].upper() + sentence[1:] + ("?" if _ASKS.fullmatch(said[0]) else ".")
 
     def _next(self, said: list[str]) -> str | None:

@@ -1,7 +1,8 @@
 """Text of the training: sentences are made up, so that nothing of it belongs to anybody else.
 
-Templates give the melody of statements, questions, lists and numbers. A part of the open places is filled with any word
-of the CMU pronouncing dictionary (BSD licence, in the wheel of pocketsphinx), so that sounds meet in every combination.
+Templates give the melody of statements, questions, lists and numbers. A part of the open places is
+filled with any word of the CMU pronouncing dictionary (BSD licence, in the wheel of pocketsphinx),
+so that sounds meet in every combination.
 """
 
 from __future__ import annotations
@@ -12,37 +13,53 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 HELD_OUT = Path(__file__).with_name("held_out.txt")
-UNSEEN = Path(__file__).with_name("unseen.txt")  # held out, too, and no choice was made by looking at their scores
+# held out, too, and no choice was made by looking at their scores
+UNSEEN = Path(__file__).with_name("unseen.txt")
 
 _ANY_WORD_SHARE = 0.4  # of open places, filled from the dictionary
 
 _WORDS = {
     "name": "Anna Robert Maria Thomas Julia Peter Helen George Susan Walter Linda Frank Olivia Henry Grace Arthur Nina "
-    "Samuel Clara Victor Emma Hugo Rachel Martin Joyce Felix Laura Oscar Diana Philip Amy Jonathan Beth Charles Zoe",
+    "Samuel Clara Victor Emma Hugo Rachel Martin Joyce Felix Laura Oscar Diana Philip Amy "
+    "Jonathan Beth Charles Zoe",
     "place": "Boston Madrid London Chicago Vienna Dublin Toronto Denver Paris Oslo Sydney Austin Lisbon Geneva "
-    "Portland Cairo Houston Athens Seattle Budapest Montreal Naples Glasgow Phoenix Warsaw Zurich Johannesburg Kyoto",
+    "Portland Cairo Houston Athens Seattle Budapest Montreal Naples Glasgow Phoenix Warsaw Zurich "
+    "Johannesburg Kyoto",
     "noun": "river engine garden letter window doctor village kitchen bridge thunder camera pencil mountain shadow "
-    "teacher basket island bottle station forest mirror hammer blanket orchard butcher voyage measure jewel youth "
-    "cathedral lantern squirrel treasure judge church chair ship shirt thing path feather leather zebra vision "
-    "garage beach yard wolf wheel queen square spring screw street throat stool box axe fox lake oil "
-    "toy boy noise cow house owl couch fire hour flower chapter picture question answer football cheese apple",
+    "teacher basket island bottle station forest mirror hammer blanket orchard butcher voyage "
+    "measure jewel youth "
+    "cathedral lantern squirrel treasure judge church chair ship shirt thing path feather leather "
+    "zebra vision "
+    "garage beach yard wolf wheel queen square spring screw street throat stool box axe fox lake "
+    "oil "
+    "toy boy noise cow house owl couch fire hour flower chapter picture question answer football "
+    "cheese apple",
     "adjective": "quiet yellow heavy ancient gentle bitter frozen clever narrow purple hollow broken curious shallow "
-    "enormous sharp careful smooth strange pleasant rough thick thin usual jealous young wide warm wooden honest "
-    "vague fresh cheap loud round sour joyful royal moist fair rare pure obscure brief vivid awkward eager",
+    "enormous sharp careful smooth strange pleasant rough thick thin usual jealous young wide "
+    "warm wooden honest "
+    "vague fresh cheap loud round sour joyful royal moist fair rare pure obscure brief vivid "
+    "awkward eager",
     "verb": "follow carry measure open paint answer borrow forget discover repair finish notice gather believe "
-    "describe enjoy avoid choose push pull watch wash throw breathe judge change reach teach join destroy allow "
+    "describe enjoy avoid choose push pull watch wash throw breathe judge change reach teach join "
+    "destroy allow "
     "announce deserve require include measure visit prove solve weigh sew chew examine exaggerate",
     "past": "followed carried measured opened painted answered borrowed forgot discovered repaired finished noticed "
-    "gathered believed described enjoyed avoided chose pushed pulled watched washed threw judged changed reached "
-    "taught joined destroyed allowed announced deserved required visited proved solved weighed sewed lost found",
+    "gathered believed described enjoyed avoided chose pushed pulled watched washed threw judged "
+    "changed reached "
+    "taught joined destroyed allowed announced deserved required visited proved solved weighed "
+    "sewed lost found",
     "adverb": "slowly quickly carefully badly hardly always never often rarely suddenly quietly roughly gladly "
     "usually honestly perhaps clearly somehow together outside tomorrow yesterday again",
     "time": "this morning|last night|on Monday|on Wednesday afternoon|in January|before breakfast|after the storm|"
-    "at midnight|during the summer|every Thursday|next year|in the autumn|at half past seven|by Friday|"
-    "for several hours|since February|until the end of August|on the first of October|in the meantime",
+    "at midnight|during the summer|every Thursday|next year|in the autumn|at half past seven|by "
+    "Friday|"
+    "for several hours|since February|until the end of August|on the first of October|in the "
+    "meantime",
     "where": "near the harbor|under the old bridge|behind the church|across the street|in the valley|on the roof|"
-    "beside the fireplace|between two houses|at the corner|above the clouds|outside the theater|by the window|"
-    "through the narrow gate|around the world|along the northern shore|within the boundary|beyond the fence",
+    "beside the fireplace|between two houses|at the corner|above the clouds|outside the "
+    "theater|by the window|"
+    "through the narrow gate|around the world|along the northern shore|within the boundary|beyond "
+    "the fence",
 }
 
 _TEMPLATES = """
@@ -89,7 +106,9 @@ class Sentences(ABC):
     """Source of endless different sentences; those that are held out never come."""
 
     def __init__(self) -> None:
-        self._seen = {normal(sentence) for path in (HELD_OUT, UNSEEN) for sentence in held_out(path)}
+        self._seen = {
+            normal(sentence) for path in (HELD_OUT, UNSEEN) for sentence in held_out(path)
+        }
 
     def take(self, count: int) -> list[str]:
         """Takes the next `count` sentences, none twice."""
@@ -118,7 +137,10 @@ class Templates(Sentences):
         super().__init__()
         self._random = random.Random(seed)
         self._any = dictionary_words(dictionary, r"[a-z]{4,11}")
-        self._lists = {kind: words.split("|") if "|" in words else words.split() for kind, words in _WORDS.items()}
+        self._lists = {
+            kind: words.split("|") if "|" in words else words.split()
+            for kind, words in _WORDS.items()
+        }
 
     def _make(self) -> str:
         template = self._random.choice(_TEMPLATES)

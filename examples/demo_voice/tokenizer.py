@@ -1,8 +1,8 @@
 """Speech tokenizer of the demo: it is a few convolutions over Whisper's log-mel, as an ONNX graph.
 
-A token stands for 40 ms. It is four digits of nine levels each: outputs of the network between -4 and 4, rounded
-(finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in CosyVoice3, 6561; its eight digits
-of three levels say less at this size of network.
+A token stands for 40 ms. It is four digits of nine levels each: outputs of the network between -4
+and 4, rounded (finite scalar quantisation, Mentzer et al., 2023). So there are as many tokens as in
+CosyVoice3, 6561; its eight digits of three levels say less at this size of network.
 """
 
 from __future__ import annotations
@@ -61,9 +61,13 @@ class Tokenizer(nn.Module):
         self.digits = nn.Conv1d(WIDTH, DIGITS, 1)
 
     def forward(self, heard: torch.Tensor) -> torch.Tensor:
-        """Maps features (B, 128, 4 * n) to digits before rounding, (B, 4, n); the edges go on with their frame."""
+        """Maps features (B, 128, 4 * n) to digits before rounding, (B, 4, n); the edges go on with
+        their frame.
+        """
         padded = F.pad(heard, (_CONTEXT, _CONTEXT), mode="replicate")
-        return HIGHEST * torch.tanh(self.digits(F.leaky_relu(self.units(self.listen(padded)), SLOPE)))
+        return HIGHEST * torch.tanh(
+            self.digits(F.leaky_relu(self.units(self.listen(padded)), SLOPE))
+        )
 
     @torch.no_grad()
     def tokens(self, corpus: Utterances) -> NDArray[np.int32]:
@@ -73,7 +77,9 @@ class Tokenizer(nn.Module):
         return torch.cat(found).numpy().astype(np.int32)
 
     def save(self, path: Path) -> None:
-        """Writes the ONNX graph, with the interface of the public one; its weights are stored in float16."""
+        """Writes the ONNX graph, with the interface of the public one; its weights are stored in
+        float16.
+        """
         graph = _Graph()
         x = graph.add("Slice", graph.input, graph.constant(0), graph.end, graph.constant(2))
         x = graph.add("Pad", x, graph.constant(0, 0, _CONTEXT, 0, 0, _CONTEXT), mode="edge")
@@ -86,7 +92,9 @@ class Tokenizer(nn.Module):
         highest = graph.tensor(np.full(1, HIGHEST, np.float32))
         digits = graph.add("Add", graph.add("Round", graph.add("Mul", x, highest)), highest)
         places = graph.tensor(_PLACES.numpy().astype(np.float32)[:, None])
-        numbers = graph.add("ReduceSum", graph.add("Mul", digits, places), graph.constant(1), keepdims=0)
+        numbers = graph.add(
+            "ReduceSum", graph.add("Mul", digits, places), graph.constant(1), keepdims=0
+        )
         graph.write(path, tokens=graph.add("Cast", numbers, to=TensorProto.INT64))
 
 
@@ -127,7 +135,9 @@ class _Graph:
 
     def convolution(self, x: str, layer: nn.Conv1d, **attributes: Any) -> str:
         assert layer.bias is not None
-        stored = (self.tensor(value.detach().half().numpy()) for value in (layer.weight, layer.bias))
+        stored = (
+            self.tensor(value.detach().half().numpy()) for value in (layer.weight, layer.bias)
+        )
         weight, bias = (self.add("Cast", name, to=TensorProto.FLOAT) for name in stored)
         return self.add("Conv", x, weight, bias, **attributes)
 
@@ -136,7 +146,9 @@ class _Graph:
             self._nodes,
             "speech_tokenizer",
             [
-                helper.make_tensor_value_info(self.input, TensorProto.FLOAT, [1, TOKENIZER_BANDS, "T"]),
+                helper.make_tensor_value_info(
+                    self.input, TensorProto.FLOAT, [1, TOKENIZER_BANDS, "T"]
+                ),
                 helper.make_tensor_value_info("feats_length", TensorProto.INT32, [1]),
             ],
             [helper.make_tensor_value_info(tokens, TensorProto.INT64, [1, "N"])],

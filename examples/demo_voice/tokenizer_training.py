@@ -1,7 +1,8 @@
-"""Training of the tokenizer: its tokens learn to carry what a decoder needs to draw the mel of a recording.
+"""Training of the tokenizer: its tokens learn to carry what a decoder needs to draw the mel of a
+recording.
 
-The decoder begins with what stands before the flow's estimator, an embedding and the look-ahead. So the flow starts
-with an embedding that says what was heard.
+The decoder begins with what stands before the flow's estimator, an embedding and the look-ahead. So
+the flow starts with an embedding that says what was heard.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from token2wav.networks.lookahead import PreLookahead
 
 _BATCH, _LENGTH = 16, 100  # crops, and tokens of one
 _UNITS = 3
-_LEAST_DEVIATION = 0.1  # of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
+# of a mel band: the highest ones are silent in speech that was made at 22.05 kHz
+_LEAST_DEVIATION = 0.1
 _MEAN_WEIGHT = 0.5
-_ENVELOPE_BANDS, _ENVELOPE_WEIGHT = 5, 2.0  # vowels and consonants differ in what neighbouring bands have in common
+# vowels and consonants differ in what neighbouring bands have in common
+_ENVELOPE_BANDS, _ENVELOPE_WEIGHT = 5, 2.0
 _QUIET = -6.5  # log-mel of what is heard by half: no digits for the noise between words
 
 
@@ -38,7 +41,9 @@ class Autoencoder(nn.Module):
         super().__init__()
         bands = config.input_size
         self.tokenizer = Tokenizer()
-        self.embed = nn.Sequential(nn.Linear(DIGITS, WIDTH), nn.LeakyReLU(SLOPE), nn.Linear(WIDTH, bands))
+        self.embed = nn.Sequential(
+            nn.Linear(DIGITS, WIDTH), nn.LeakyReLU(SLOPE), nn.Linear(WIDTH, bands)
+        )
         self.pre_lookahead = PreLookahead(
             bands, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
         )
@@ -52,7 +57,9 @@ class Autoencoder(nn.Module):
         self.register_buffer("deviation", torch.ones(bands))
 
     def decode(self, digits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decodes rounded digits (B, 4, n) to mu (B, n, 80), the estimator's input, and to a mel (B, n, 2, 80)."""
+        """Decodes rounded digits (B, 4, n) to mu (B, n, 80), the estimator's input, and to a mel
+        (B, n, 2, 80).
+        """
         mu = self.pre_lookahead(self.embed(digits.transpose(1, 2) / HIGHEST), left=0, last=True)
         frames = self.draw(mu.transpose(1, 2)).transpose(1, 2).unflatten(2, (MEL_PER_TOKEN, -1))
         return mu, self.mel(frames)
@@ -63,7 +70,9 @@ class Autoencoder(nn.Module):
 
     @torch.no_grad()
     def expected(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Computes the mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers can tell."""
+        """Computes the mel that tokens (N,) stand for, (N, 80), as far as the flow's first layers
+        can tell.
+        """
         return self.mel(self.pre_lookahead(self.embedding()[tokens][None], left=0, last=True)[0])
 
     @torch.no_grad()
@@ -93,7 +102,9 @@ class TokenizerTraining(Training):
     def __init__(self, config: FlowConfig, corpus: Utterances) -> None:
         torch.manual_seed(0)
         self._mel = torch.from_numpy(corpus.mel)
-        self._heard = torch.from_numpy(corpus.heard).unflatten(0, (-1, LISTENED_PER_TOKEN // MEL_PER_TOKEN))
+        self._heard = torch.from_numpy(corpus.heard).unflatten(
+            0, (-1, LISTENED_PER_TOKEN // MEL_PER_TOKEN)
+        )
         self._network = self.network = Autoencoder(config)
         frames = self._mel.float()
         self._network.average.copy_(frames.mean(dim=0))
@@ -101,12 +112,18 @@ class TokenizerTraining(Training):
 
     def losses(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         network, frames = self._network, MEL_PER_TOKEN * min(_LENGTH, len(self._mel) // 4)
-        # At any frame, though tokens begin at every second one: twice as many alignments to learn from.
+        # At any frame, though tokens begin at every second one: twice as many alignments to learn
+        # from.
         starts = torch.randint(len(self._mel) - frames + 1, (_BATCH,), generator=generator).tolist()
         heard = torch.stack([self._heard[at : at + frames] for at in starts]).float()
-        mel = torch.stack([self._mel[at : at + frames] for at in starts]).float().unflatten(1, (-1, MEL_PER_TOKEN))
+        mel = (
+            torch.stack([self._mel[at : at + frames] for at in starts])
+            .float()
+            .unflatten(1, (-1, MEL_PER_TOKEN))
+        )
         exact = network.tokenizer(heard.flatten(1, 2).transpose(1, 2))
-        mu, found = network.decode(exact + (exact.round() - exact).detach())  # rounding lets gradients through
+        # rounding lets gradients through
+        mu, found = network.decode(exact + (exact.round() - exact).detach())
         drawn = distance((found - mel) * audible(mel))
         pairs = mel.mean(dim=2)
         mean = distance((network.mel(mu) - pairs) * audible(pairs))

@@ -1,4 +1,5 @@
-"""Training of one network from its last checkpoint: `python -m examples.demo_voice.train flow --data DIR --minutes 60`.
+"""Training of one network from its last checkpoint: `python -m examples.demo_voice.train flow
+--data DIR --minutes 60`.
 
 SIGTERM saves a checkpoint and ends.
 """
@@ -26,7 +27,9 @@ def main() -> None:
     """Trains until the time is up."""
     parser = argparse.ArgumentParser(description="Train one network of the demo voice on.")
     parser.add_argument("network", choices=("tokenizer", "flow", "hift"))
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="where corpus and checkpoints are"
+    )
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument("--minutes", type=float, default=math.inf, help="time to train for")
     limit.add_argument("--steps", type=int, help="steps to train for")
@@ -45,7 +48,9 @@ def main() -> None:
         training = FlowTraining(config.flow, recordings, heard)
     else:
         made = options.data / FLOW_MELS
-        training = VocoderTraining(config.vocoder, recordings, np.load(made) if made.exists() else None)
+        training = VocoderTraining(
+            config.vocoder, recordings, np.load(made) if made.exists() else None
+        )
     train(training, options.data / TRAINING, minutes=options.minutes, steps=options.steps)
 
 

@@ -18,7 +18,8 @@ _LOG_EVERY_STEPS = 10
 _SAVE_EVERY_SECONDS = 180.0
 _WARM_UP_STEPS = 100
 _CLIP = 1.0
-_AVERAGED_SHARE = 10  # the average reaches back over a tenth of the steps so far, but not over more than
+# the average reaches back over a tenth of the steps so far, but not over more than
+_AVERAGED_SHARE = 10
 _AVERAGED_STEPS = 2000
 
 
@@ -29,7 +30,8 @@ class Training(ABC):
         name: stem of its files.
         network: module that is trained.
         learning_rate: highest learning rate, after the warm-up.
-        full_rate_steps: number of steps after which it begins to fall, with the square root of the step.
+        full_rate_steps: number of steps after which it begins to fall, with the square root of the
+            step.
     """
 
     name: str
@@ -46,7 +48,9 @@ class Average:
     """Exponential moving average of a network's weights."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.weights = {name: value.detach().clone() for name, value in network.state_dict().items()}
+        self.weights = {
+            name: value.detach().clone() for name, value in network.state_dict().items()
+        }
 
     @torch.no_grad()
     def update(self, network: nn.Module, step: int) -> None:
@@ -77,11 +81,14 @@ class _Stop:
 def train(training: Training, folder: Path, *, minutes: float, steps: int | None) -> None:
     """Trains on from the last checkpoint in `folder`, for some minutes or steps, or until SIGTERM.
 
-    Writes `NAME.pt` (network, average, optimiser, step), and `NAME.jsonl`, a line for every 10 steps.
+    Writes `NAME.pt` (network, average, optimiser, step), and `NAME.jsonl`, a line for every 10
+    steps.
     """
     folder.mkdir(parents=True, exist_ok=True)
     network, stop = training.network, _Stop(minutes)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     average = Average(network)
     checkpoint, log = folder / f"{training.name}.pt", folder / f"{training.name}.jsonl"
     step = _restore(checkpoint, network, average, optimizer)
@@ -107,7 +114,12 @@ def train(training: Training, folder: Path, *, minutes: float, steps: int | None
             bar.update()
             if step % _LOG_EVERY_STEPS == 0:
                 seconds = (time.monotonic() - started) / _LOG_EVERY_STEPS
-                lines.write(json.dumps({"step": step, "seconds_per_step": round(seconds, 3), **_rounded(sums)}) + "\n")
+                lines.write(
+                    json.dumps(
+                        {"step": step, "seconds_per_step": round(seconds, 3), **_rounded(sums)}
+                    )
+                    + "\n"
+                )
                 lines.flush()
                 bar.set_postfix(loss=f"{sums['loss']:.3f}")
                 sums, started = {}, time.monotonic()
@@ -132,7 +144,9 @@ def _rate(step: int, full_rate_steps: int) -> float:
     return min(1.0, (step + 1) / _WARM_UP_STEPS, (full_rate_steps / (step + 1)) ** 0.5)
 
 
-def _restore(path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer) -> int:
+def _restore(
+    path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer
+) -> int:
     if not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -142,7 +156,9 @@ def _restore(path: Path, network: nn.Module, average: Average, optimizer: torch.
     return int(state["step"])
 
 
-def _save(path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer, step: int) -> None:
+def _save(
+    path: Path, network: nn.Module, average: Average, optimizer: torch.optim.Optimizer, step: int
+) -> None:
     state: dict[str, Any] = {"network": network.state_dict(), "average": average.weights}
     draft = path.with_suffix(".draft")
     torch.save({**state, "optimizer": optimizer.state_dict(), "step": step}, draft)

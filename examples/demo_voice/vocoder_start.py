@@ -1,8 +1,10 @@
-"""Start of the vocoder's training: its weights express a vocoder of the old kind, which it needn't learn.
+"""Start of the vocoder's training: its weights express a vocoder of the old kind, which it needn't
+learn.
 
-The log-mel is drawn through the network, past its activations, to the log-magnitudes of the spectrum that it makes. All
-phases are zero, so that every window is one pulse. That is a monotonous robot, but one that can be understood; pitch
-and breath are left to training. It saves the hours in which training would find out what a mel means.
+The log-mel is drawn through the network, past its activations, to the log-magnitudes of the
+spectrum that it makes. All phases are zero, so that every window is one pulse. That is a monotonous
+robot, but one that can be understood; pitch and breath are left to training. It saves the hours in
+which training would find out what a mel means.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from token2wav.networks.hift import HiFT
 from token2wav_voice.features import PROMPT_BANDS, slaney_filters
 
 _OTHERS = 0.1  # what remains of all other weights: enough to learn from, too little to disturb
-# Of every second bin, in natural logarithm. Were all alike a pulse would be at the edges of its window, where that is
-# zero, and phases, which keep within one radian, cannot move it. With half of the bins there is a second one, in the
-# middle.
+# Of every second bin, in natural logarithm. Were all alike a pulse would be at the edges of its
+# window, where that is zero, and phases, which keep within one radian, cannot move it. With half of
+# the bins there is a second one, in the middle.
 _ODD_BINS = -4.0
 
 
@@ -33,7 +35,8 @@ def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
     """
     config = hift.config
     bands = config.in_channels
-    both = torch.cat((torch.eye(bands), -torch.eye(bands)))  # a value and its negative: one of them passes
+    # a value and its negative: one of them passes
+    both = torch.cat((torch.eye(bands), -torch.eye(bands)))
     undo = both.T / (1 + config.lrelu_slope)  # of LeakyReLU of both, to the value again
 
     for module in (*hift.ups, *hift.source_downs, hift.conv_post):
@@ -45,7 +48,8 @@ def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
 
     weight, bias = _parameters(hift.conv_pre)
     weight[: 2 * bands] = 0
-    weight[: 2 * bands, :, 1] = both  # one frame ahead, so that the next stage can stand between two frames
+    # one frame ahead, so that the next stage can stand between two frames
+    weight[: 2 * bands, :, 1] = both
     bias[: 2 * bands] = -both @ mean_mel
     _assign(hift.conv_pre, weight, bias)
 
@@ -57,12 +61,14 @@ def start_as_vocoder(hift: HiFT, mean_mel: torch.Tensor) -> None:
     weight, bias = _parameters(hift.conv_post)
     bins = config.n_fft // 2 + 1
     spread = _bands_to_bins(config)  # (bins, bands)
-    weight[:bins, : 2 * bands, -1] += spread @ both.T / 1.01  # LeakyReLU of torch's own slope comes before
+    # LeakyReLU of torch's own slope comes before
+    weight[:bins, : 2 * bands, -1] += spread @ both.T / 1.01
     bias[:bins] = spread @ mean_mel
     bias[1:bins:2] += _ODD_BINS
     bias[bins:] = 0
     _assign(hift.conv_post, weight, bias)
-    hift.f0_predictor.classifier.bias.fill_(1.0)  # the absolute value of an F0 of zero would learn nothing
+    # the absolute value of an F0 of zero would learn nothing
+    hift.f0_predictor.classifier.bias.fill_(1.0)
 
 
 def _bands_to_bins(config: HiFTConfig) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Training of the vocoder: it learns to give a real mel the spectra of its recording, at several resolutions."""
+"""Training of the vocoder: it learns to give a real mel the spectra of its recording, at several
+resolutions.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,16 @@ class VocoderTraining(Training):
     Args:
         config: sizes of the vocoder.
         corpus: recordings with their features.
-        flow_mels: (frames, 80) mels that a flow makes of the first of them; half of the crops are taken from there, so
-            that the vocoder learns to mend what the flow does not do well.
+        flow_mels: (frames, 80) mels that a flow makes of the first of them; half of the crops are
+            taken from there, so that the vocoder learns to mend what the flow does not do well.
     """
 
     name = "hift"
     learning_rate = 1e-3
 
-    def __init__(self, config: HiFTConfig, corpus: Utterances, flow_mels: NDArray[np.float16] | None = None) -> None:
+    def __init__(
+        self, config: HiFTConfig, corpus: Utterances, flow_mels: NDArray[np.float16] | None = None
+    ) -> None:
         torch.manual_seed(0)
         self._config = config
         self._mel = torch.from_numpy(corpus.mel)
@@ -51,7 +55,9 @@ class VocoderTraining(Training):
         return {**losses, "f0": f0_loss, "loss": torch.stack([*losses.values()]).sum() + f0_loss}
 
     def _batch(self, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the vocoder's audio of random crops, (B, N), the recordings', and the loss of its F0."""
+        """Returns the vocoder's audio of random crops, (B, N), the recordings', and the loss of its
+        F0.
+        """
         hift, hop = self._hift, self._config.samples_per_frame
         made = _LEAD_FRAMES + _FRAMES
         whole = made + hift.lookahead_frames
@@ -59,13 +65,20 @@ class VocoderTraining(Training):
         if self._flow_mels is not None:
             mels[: _BATCH // 2] = [self._flow_mels] * (_BATCH // 2)
         starts = [int(torch.randint(len(source) - whole, (), generator=rng)) for source in mels]
-        mel = torch.stack([source[at : at + whole] for source, at in zip(mels, starts, strict=True)])
+        mel = torch.stack(
+            [source[at : at + whole] for source, at in zip(mels, starts, strict=True)]
+        )
         mel = mel.float().transpose(1, 2)
         f0 = torch.stack([self._f0[at : at + whole] for at in starts]).float()
         first, last = _LEAD_FRAMES * hop, made * hop
-        target = torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float() / 32768
+        target = (
+            torch.stack([self._audio[at * hop + first : at * hop + last] for at in starts]).float()
+            / 32768
+        )
 
-        f0_loss = F.smooth_l1_loss(hift.f0_predictor(mel)[:, :made] / _F0_SCALE_HZ, f0[:, :made] / _F0_SCALE_HZ)
+        f0_loss = F.smooth_l1_loss(
+            hift.f0_predictor(mel)[:, :made] / _F0_SCALE_HZ, f0[:, :made] / _F0_SCALE_HZ
+        )
         uniform = torch.rand(f0.shape[1] * hop, self._config.nb_harmonics + 1, generator=rng)
         source = hift.m_source(f0, hift.m_source.merged(uniform))
         audio = hift.decode(mel, source)[:, first:last]
@@ -76,4 +89,6 @@ class VocoderTraining(Training):
         """Makes the first output as loud as the recordings."""
         audio, target, _ = self._batch(torch.Generator().manual_seed(0))
         louder = (self._compare.log_mel(target) - self._compare.log_mel(audio)).mean()
-        dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1] += louder
+        dict(self._hift.named_parameters())["conv_post.bias"][: self._config.n_fft // 2 + 1] += (
+            louder
+        )

@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _give_up(f"error: {error}", UNUSABLE)
     except KeyboardInterrupt:
         return _give_up("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # a reader such as `head` has seen enough; Python would complain again at its end
+    # a reader such as `head` has seen enough; Python would complain again at its end
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
@@ -69,7 +70,13 @@ def _parser() -> argparse.ArgumentParser:
         help="export graphs as ONNX",
         description="Export graphs as ONNX, compare each with torch, and add them to the engine folder.",
     )
-    onnx.add_argument("--opset", type=int, choices=range(18, 23), default=20, help="of ONNX (default: %(default)s)")
+    onnx.add_argument(
+        "--opset",
+        type=int,
+        choices=range(18, 23),
+        default=20,
+        help="of ONNX (default: %(default)s)",
+    )
     onnx.set_defaults(run=_run_onnx)
 
     tensorrt = commands.add_parser(
@@ -106,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
         help="prompt and past that a chunk can look back on, at most (default: %(default)g)",
     )
     tensorrt.add_argument(
-        "--config", type=Path, metavar="FILE", help="server configuration (YAML), for the lengths of chunks"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="server configuration (YAML), for the lengths of chunks",
     )
     tensorrt.set_defaults(run=_run_tensorrt)
 
@@ -130,9 +140,14 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="auto takes float16 on a GPU and float32 on a CPU, or else the one that was exported (default: auto)",
     )
-    verify.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     verify.add_argument(
-        "--seconds", type=number(float, 1), default=10.0, help="of audio to compare (default: %(default)g)"
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+    verify.add_argument(
+        "--seconds",
+        type=number(float, 1),
+        default=10.0,
+        help="of audio to compare (default: %(default)g)",
     )
     verify.add_argument("--json", action="store_true", help="as JSON instead of a table")
     verify.set_defaults(run=_run_verify)
@@ -153,7 +168,10 @@ def _folders() -> CommandParser:
     parent = CommandParser(add_help=False)
     parent.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
     parent.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="engine folder (default: the folder engines in the model folder)"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="engine folder (default: the folder engines in the model folder)",
     )
     return parent
 
@@ -169,7 +187,11 @@ def _graphs(precision: Precision) -> CommandParser:
         help=f"any of {', '.join(get_args(Graph))} (default: step vocoder)",
     )
     parent.add_argument(
-        "--precision", nargs="+", choices=get_args(Precision), default=[precision], help=f"default: {precision}"
+        "--precision",
+        nargs="+",
+        choices=get_args(Precision),
+        default=[precision],
+        help=f"default: {precision}",
     )
     return parent
 
@@ -195,7 +217,9 @@ def _run_tensorrt(options: argparse.Namespace) -> None:
     from token2wav_export.making import Maker
     from token2wav_export.profiles import Load
 
-    load = Load(load_server_config(options.config).stream, options.max_streams, options.history_seconds)
+    load = Load(
+        load_server_config(options.config).stream, options.max_streams, options.history_seconds
+    )
     package = load_package(options.package)
     maker = Maker(options.model, _engines(options), options.command_line)
     for precision in options.precision:
@@ -210,13 +234,17 @@ def _run_verify(options: argparse.Namespace) -> int:
     if options.out is not None:
         _check_there(options)
     runtime = RuntimeConfig(
-        device=options.device, engine=options.engine, engines=str(options.out or ""), precision=options.precision
+        device=options.device,
+        engine=options.engine,
+        engines=str(options.out or ""),
+        precision=options.precision,
     )
     if options.engine == "auto":
         runtime = exported_runtime(options.model, runtime)
         if runtime.engine == "torch":
             print(
-                f"{PROGRAM}: {_engines(options).path} holds no graph that can run on this device, so torch is compared "
+                f"{PROGRAM}: {_engines(options).path} holds no graph that can run on this device, "
+                f"so torch is compared "
                 f"with itself; to export graphs, run: {_export_command(options)}",
                 file=sys.stderr,
             )
@@ -231,13 +259,17 @@ def _run_inspect(options: argparse.Namespace) -> None:
     from token2wav.families import read_config
     from token2wav_export.inspection import as_json, as_text, inspect_folder
 
-    read_config(options.model)  # a wrong model folder is reported even where there is no artefact to compare with it
+    # a wrong model folder is reported even where there is no artefact to compare with it
+    read_config(options.model)
     _check_there(options)
     found = inspect_folder(_engines(options), options.model)
     if options.json or found:
         print(as_json(found) if options.json else as_text(found))
     else:
-        print(f"{_engines(options).path}: nothing was exported here yet; run: {_export_command(options)}")
+        print(
+            f"{_engines(options).path}: nothing was exported here yet; run: "
+            f"{_export_command(options)}"
+        )
 
 
 def _check_there(options: argparse.Namespace) -> None:
@@ -246,7 +278,9 @@ def _check_there(options: argparse.Namespace) -> None:
     if not path.is_dir():
         if path.exists():
             raise ArtifactError(f"{path}: not a folder; name the engine folder with --out")
-        raise ArtifactError(f"{path}: no such engine folder; to export graphs, run: {_export_command(options)}")
+        raise ArtifactError(
+            f"{path}: no such engine folder; to export graphs, run: {_export_command(options)}"
+        )
 
 
 def _export_command(options: argparse.Namespace) -> str:

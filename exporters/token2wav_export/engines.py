@@ -1,8 +1,9 @@
-"""Engines of TensorRT: either package turns an ONNX file into one, in the precision that the graph has.
+"""Engines of TensorRT: either package turns an ONNX file into one, in the precision that the graph
+has.
 
-Engines are strongly typed, so both packages, and TensorRT 10 and 11, are driven by the same calls; what only some of
-them have is looked for. Before opset 23 graphs have no `Attention` operator, so that of float32, for which there is no
-kernel, never has to be taken apart.
+Engines are strongly typed, so both packages, and TensorRT 10 and 11, are driven by the same calls;
+what only some of them have is looked for. Before opset 23 graphs have no `Attention` operator, so
+that of float32, for which there is no kernel, never has to be taken apart.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from token2wav_export import ExportError
 from token2wav_export.profiles import Shapes
 
 _AMPERE = 8.0
-_NOT_SUPPORTED = ("8.0",)  # A100: the package's enumeration has it, NVIDIA's support matrices (up to 1.5) have not
+# A100: the package's enumeration has it, NVIDIA's support matrices (up to 1.5) have not
+_NOT_SUPPORTED = ("8.0",)
 _INSTALL = (
-    "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install tensorrt-rtx-cu13), or ordinary "
+    "install TensorRT-RTX for GeForce, workstation and L4 or L40 GPUs (pip install "
+    "tensorrt-rtx-cu13), or ordinary "
     "TensorRT for data centre GPUs (pip install tensorrt, or NVIDIA's containers)"
 )
 
@@ -55,31 +58,44 @@ def own_target() -> dict[str, str]:
 
 
 def build_target(name: Package, compute_capabilities: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the target of an engine: given capabilities, or this machine's GPU where the package cannot choose.
+    """Returns the target of an engine: given capabilities, or this machine's GPU where the package
+    cannot choose.
 
-    Without capabilities TensorRT-RTX builds for every GPU that it supports from Ampere on: not for Turing, 7.5.
+    Without capabilities TensorRT-RTX builds for every GPU that it supports from Ampere on: not for
+    Turing, 7.5.
 
     Raises:
-        ConfigError: a capability that the package does not support, or that it cannot build for from here.
+        ConfigError: a capability that the package does not support, or that it cannot build for
+            from here.
     """
     if name == "tensorrt_rtx":
-        digits = [member.removeprefix("SM") for member in package(name).ComputeCapability.__members__]
+        digits = [
+            member.removeprefix("SM") for member in package(name).ComputeCapability.__members__
+        ]
         listed = [f"{each[:-1]}.{each[-1]}" for each in digits if each.isdecimal()]
         known = [capability for capability in listed if capability not in _NOT_SUPPORTED]
         for capability in compute_capabilities:
             if capability not in known:
                 raise ConfigError(
-                    f"--compute-capability: {capability} is not one of {', '.join(known)}, which TensorRT-RTX builds "
+                    f"--compute-capability: {capability} is not one of {', '.join(known)}, which "
+                    f"TensorRT-RTX builds "
                     "for; other GPUs need ordinary TensorRT"
                 )
-        return {"compute_capability": tuple(compute_capabilities or (c for c in known if float(c) >= _AMPERE))}
+        return {
+            "compute_capability": tuple(
+                compute_capabilities or (c for c in known if float(c) >= _AMPERE)
+            )
+        }
     if compute_capabilities:
         raise ConfigError(
-            "--compute-capability: ordinary TensorRT builds for the GPU of this machine only; leave it out"
+            "--compute-capability: ordinary TensorRT builds for the GPU of this machine only; "
+            "leave it out"
         )
     if target := own_target():
         return {key: (value,) for key, value in target.items()}
-    raise ConfigError("--package: ordinary TensorRT builds on the GPU it is for, and torch sees none here")
+    raise ConfigError(
+        "--package: ordinary TensorRT builds on the GPU it is for, and torch sees none here"
+    )
 
 
 def build_engine(
@@ -98,10 +114,12 @@ def build_engine(
         name: TensorRT package that builds.
         source: ONNX file, with its weights beside it.
         engine: file to write.
-        precision: number type of the graph. TF32 is turned off for float32, of which it would keep 10 bits of mantissa.
+        precision: number type of the graph. TF32 is turned off for float32, of which it would keep
+            10 bits of mantissa.
         profiles: shapes of all inputs that have a free dimension.
         compute_capabilities: GPUs to build for, of TensorRT-RTX; ordinary TensorRT takes none.
-        timing_cache: file in which ordinary TensorRT keeps what it measured, to build faster the next time.
+        timing_cache: file in which ordinary TensorRT keeps what it measured, to build faster the
+            next time.
 
     Returns:
         Flags that differ from the package's defaults.
@@ -113,16 +131,24 @@ def build_engine(
     logger.errors.clear()
     builder = trt.Builder(logger)
     kinds = trt.NetworkDefinitionCreationFlag
-    network = builder.create_network(1 << int(kinds.STRONGLY_TYPED) if hasattr(kinds, "STRONGLY_TYPED") else 0)
+    network = builder.create_network(
+        1 << int(kinds.STRONGLY_TYPED) if hasattr(kinds, "STRONGLY_TYPED") else 0
+    )
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(source)):
-        raise _failed(name, source, [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors)
+        raise _failed(
+            name,
+            source,
+            [parser.get_error(i).desc() for i in range(parser.num_errors)] or logger.errors,
+        )
     config = builder.create_builder_config()
     if precision == "float32":
         config.clear_flag(trt.BuilderFlag.TF32)
     for place, capability in enumerate(compute_capabilities):
         config.num_compute_capabilities = len(compute_capabilities)
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), place)
+        config.set_compute_capability(
+            getattr(trt.ComputeCapability, f"SM{capability.replace('.', '')}"), place
+        )
     for shapes in profiles:
         profile = builder.create_optimization_profile()
         for tensor, (smallest, best, largest) in shapes.items():

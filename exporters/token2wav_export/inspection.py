@@ -18,7 +18,8 @@ from token2wav_export.engines import own_target, version_of
 _Shape = TypeVar("_Shape")
 _SHOWN_OPERATORS = 8
 _HEAD = (
-    f"{'graph':20} {'precision':9} {'backend':12} {'nodes':>6} {'weights MB':>10} {'size MB':>8} {'target':21} "
+    f"{'graph':20} {'precision':9} {'backend':12} {'nodes':>6} {'weights MB':>10} {'size MB':>8} "
+    f"{'target':21} "
     f"{'created, UTC':16}  state"
 )
 
@@ -30,7 +31,8 @@ class Inspected:
     Attributes:
         artifact: description of the artefact.
         problem: reason why it cannot be used here; None if it can.
-        nodes, operators, inputs, outputs: contents of an ONNX graph; engines can only be opened on their GPU.
+        nodes, operators, inputs, outputs: contents of an ONNX graph; engines can only be opened on
+            their GPU.
         weights: bytes of an ONNX graph's weights.
     """
 
@@ -61,14 +63,19 @@ def _inspected(engines: EngineFolder, artifact: Artifact, model_folder: Path) ->
             versions[artifact.backend] = version_of(artifact.backend)
         except EngineUnavailableError as error:
             missing = str(error)
-    problem = engines.problem(artifact, model_folder=model_folder, versions=versions, target=target) or missing
+    problem = (
+        engines.problem(artifact, model_folder=model_folder, versions=versions, target=target)
+        or missing
+    )
     path = engines.path / artifact.file
     if artifact.backend != "onnx" or not path.is_file():
         return Inspected(artifact, problem)
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's classes of errors differ between its implementations
-        return Inspected(artifact, problem or f"{artifact.file} is no ONNX graph: {' '.join(str(error).split())}")
+        return Inspected(
+            artifact, problem or f"{artifact.file} is no ONNX graph: {' '.join(str(error).split())}"
+        )
     return Inspected(
         artifact,
         problem,
@@ -103,7 +110,8 @@ def _row(one: Inspected) -> str:
     target = ",".join(artifact.target.get("compute_capability", ("any",)))
     nodes, weights = ("-", "-") if one.weights is None else (one.nodes, f"{one.weights / 1e6:.1f}")
     return (
-        f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {nodes:>6} {weights:>10} "
+        f"{artifact.graph:20} {artifact.precision:9} {artifact.backend:12} {nodes:>6} "
+        f"{weights:>10} "
         f"{artifact.size / 1e6:>8.1f} {target:21} {artifact.created[:16]:16}  "
         f"{'usable' if one.problem is None else f'stale: {one.problem}'}"
     )
@@ -112,7 +120,9 @@ def _row(one: Inspected) -> str:
 def _details(one: Inspected) -> str:
     lines = ["", one.artifact.file]
     if one.operators is not None:
-        shown = [f"{count} {name}" for name, count in list(one.operators.items())[:_SHOWN_OPERATORS]]
+        shown = [
+            f"{count} {name}" for name, count in list(one.operators.items())[:_SHOWN_OPERATORS]
+        ]
         lines.append(f"  operators  {', '.join(shown)}")
     for title, tensors in (("inputs", one.inputs), ("outputs", one.outputs)):
         for name, shape in _summarised(tensors or {}).items():
@@ -120,12 +130,24 @@ def _details(one: Inspected) -> str:
             title = ""
     for number, profile in enumerate(one.artifact.profiles):
         lines.append(f"  profile {number}")
-        lines += [f"    {name:14} {' .. '.join(map(str, shapes))}" for name, shapes in _summarised(profile).items()]
+        lines += [
+            f"    {name:14} {' .. '.join(map(str, shapes))}"
+            for name, shapes in _summarised(profile).items()
+        ]
     return "\n".join(lines)
 
 
 def _summarised(tensors: dict[str, _Shape]) -> dict[str, _Shape]:
-    """Lists keys and values of layer 0 for those of all layers, which are alike, and some states of a vocoder."""
+    """Lists keys and values of layer 0 for those of all layers, which are alike, and some states of
+    a vocoder.
+    """
     last = sum(name.rstrip("0123456789").endswith("key_") for name in tensors) - 1
-    first = {name: shape for name, shape in tensors.items() if not name[-1].isdigit() or name.endswith("_0")}
-    return {f"{name}..{last}" if name.endswith("_0") and last else name: shape for name, shape in first.items()}
+    first = {
+        name: shape
+        for name, shape in tensors.items()
+        if not name[-1].isdigit() or name.endswith("_0")
+    }
+    return {
+        f"{name}..{last}" if name.endswith("_0") and last else name: shape
+        for name, shape in first.items()
+    }

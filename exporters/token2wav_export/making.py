@@ -1,4 +1,6 @@
-"""Maker of artefacts: it makes each in a staging folder, checks it, and only then puts it in its place."""
+"""Maker of artefacts: it makes each in a staging folder, checks it, and only then puts it in its
+place.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ class Maker:
         self._folder = model_folder
         self._engines = engines
         self._command = shlex.join(command)
-        self._schedule = {"steps": self.model.config.ode_steps, "guidance": self.model.networks.guidance}
+        self._schedule = {
+            "steps": self.model.config.ode_steps,
+            "guidance": self.model.networks.guidance,
+        }
 
     def onnx(self, graph: Graph, precision: Precision, opset: int = OPSET) -> Path:
         """Exports a graph and adds it.
@@ -81,7 +86,9 @@ class Maker:
         }
         with (
             self._engines.staging() as staged,
-            tqdm(desc=f"{graph} {precision}", total=2, unit="stage", leave=False, disable=None) as bar,
+            tqdm(
+                desc=f"{graph} {precision}", total=2, unit="stage", leave=False, disable=None
+            ) as bar,
         ):
             path = staged / f"{graph}-{precision}.onnx"
             bar.set_postfix_str("tracing")
@@ -89,7 +96,9 @@ class Maker:
             write_onnx(module, tensors, path, opset=opset, metadata=metadata)
             bar.update()
             bar.set_postfix_str("comparing")
-            reference = module if precision == "float32" else load_module(graph, "float32", self.model)
+            reference = (
+                module if precision == "float32" else load_module(graph, "float32", self.model)
+            )
             found = check_parity(path, graph, precision, tensors, reference)
             bar.update()
             return self._add(
@@ -105,9 +114,15 @@ class Maker:
             )
 
     def tensorrt(
-        self, graph: Graph, precision: Precision, package: Package, load: Load, compute_capabilities: list[str]
+        self,
+        graph: Graph,
+        precision: Precision,
+        package: Package,
+        load: Load,
+        compute_capabilities: list[str],
     ) -> Path:
-        """Builds an engine and adds it; the ONNX graph it needs is exported first if there is none to use.
+        """Builds an engine and adds it; the ONNX graph it needs is exported first if there is none
+        to use.
 
         Returns:
             The engine's file.
@@ -123,7 +138,10 @@ class Maker:
         try:
             source = self._engines.find(graph, precision, "onnx", model_folder=self._folder)
         except ArtifactError as error:
-            print(f"{graph} {precision}: exporting the graph first: {str(error).partition('; run: ')[0]}")
+            print(
+                f"{graph} {precision}: exporting the graph first: "
+                f"{str(error).partition('; run: ')[0]}"
+            )
             source = self.onnx(graph, precision)
         start = time.monotonic()
         made_of = fingerprint(self._folder, stage_of(graph))
@@ -135,7 +153,9 @@ class Maker:
                 path,
                 precision=precision,
                 profiles=allowed,
-                compute_capabilities=target["compute_capability"] if package == "tensorrt_rtx" else (),
+                compute_capabilities=target["compute_capability"]
+                if package == "tensorrt_rtx"
+                else (),
                 timing_cache=self._engines.path / "timing.cache",
             )
             return self._add(
@@ -153,8 +173,12 @@ class Maker:
                 profiles=tuple(allowed),
             )
 
-    def _add(self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any) -> Path:
-        """Adds what was made since `start`, described with what all artefacts of this maker have in common."""
+    def _add(
+        self, path: Path, start: float, remark: str, *, versions: dict[str, str], **described: Any
+    ) -> Path:
+        """Adds what was made since `start`, described with what all artefacts of this maker have in
+        common.
+        """
         seconds = time.monotonic() - start
         artifact = Artifact(
             file=path.name,

@@ -37,7 +37,8 @@ class PublicEstimator(nn.Module):
         super().__init__()
         self.estimator = estimator
         self.streaming = streaming
-        # A table for exporters: what they compute themselves is off in the last place, which shows at 1e-5 (Q5).
+        # A table for exporters: what they compute themselves is off in the last place, which shows
+        # at 1e-5 (Q5).
         frequencies = estimator.time_embed.frequencies(torch.device("cpu"))
         estimator.time_embed.frequencies = lambda device: frequencies  # type: ignore[method-assign]
 
@@ -57,7 +58,8 @@ class _Traced(StreamStep):
 
 
 class Vocoder(nn.Module):
-    """Vocoder whose forward pass is `HiFT.decode` or `BigVGAN.forward`, of pieces inside of streams or of all.
+    """Vocoder whose forward pass is `HiFT.decode` or `BigVGAN.forward`, of pieces inside of streams
+    or of all.
 
     Args:
         vocoder: that is exported.
@@ -67,17 +69,24 @@ class Vocoder(nn.Module):
     def __init__(self, vocoder: VocoderNetwork, *, whole: bool) -> None:
         super().__init__()
         self.vocoder = vocoder
-        self._network: Callable[..., torch.Tensor] = vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
+        self._network: Callable[..., torch.Tensor] = (
+            vocoder.decode if isinstance(vocoder, HiFT) else vocoder.forward
+        )
         self.specs = {} if whole else exported_states(vocoder)
 
     def forward(self, inputs: Tensors) -> Tensors:
-        """Audio of mel, and for HiFT its excitation; of pieces, with the states before them, also those after them."""
+        """Audio of mel, and for HiFT its excitation; of pieces, with the states before them, also
+        those after them.
+        """
         signals = [inputs[name] for name in SIGNALS if name in inputs]
         if not self.specs:
             return {AUDIO: self._network(*signals)}
         step = _Traced({layer: inputs[f"{PAST}{spec.name}"] for layer, spec in self.specs.items()})
         audio = self._network(*signals, step)
-        return {AUDIO: audio, **{f"{NEW}{spec.name}": step.new[layer] for layer, spec in self.specs.items()}}
+        return {
+            AUDIO: audio,
+            **{f"{NEW}{spec.name}": step.new[layer] for layer, spec in self.specs.items()},
+        }
 
     @torch.inference_mode()
     def started(self, *signals: torch.Tensor) -> Tensors:
@@ -89,7 +98,8 @@ class Vocoder(nn.Module):
 
 
 def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Module:
-    """Loads the module of a graph, on the CPU: from inputs by name to outputs by name, those of the graph's signature.
+    """Loads the module of a graph, on the CPU: from inputs by name to outputs by name, those of the
+    graph's signature.
 
     Raises:
         CheckpointError: the weights cannot be used.
@@ -108,20 +118,28 @@ def load_module(graph: Graph, precision: Precision, model: Exportable) -> nn.Mod
 
 
 def halve_convolutions(vocoder: VocoderNetwork) -> None:
-    """Puts the convolutions of the network into float16; what lies between them, phases above all, stays float32."""
+    """Puts the convolutions of the network into float16; what lies between them, phases above all,
+    stays float32.
+    """
     for name, module in vocoder.named_modules():
-        if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith("f0_predictor."):
+        if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and not name.startswith(
+            "f0_predictor."
+        ):
             module.half()  # they convert their inputs and outputs themselves
 
 
 def run_module(module: nn.Module, inputs: Tensors) -> Tensors:
     """Runs a module in float32."""
     with torch.inference_mode():
-        return module({name: x.float() if x.dtype == torch.float16 else x for name, x in inputs.items()})
+        return module(
+            {name: x.float() if x.dtype == torch.float16 else x for name, x in inputs.items()}
+        )
 
 
 def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: int = 0) -> Tensors:
-    """Draws random inputs as they occur: rows of different lengths and pasts, real angles and modulation."""
+    """Draws random inputs as they occur: rows of different lengths and pasts, real angles and
+    modulation.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(spec: TensorSpec) -> torch.Tensor:
@@ -134,13 +152,17 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
     query = torch.arange(frames)
     if isinstance(module, CachedStep):
         past, estimator = sizes["past"], module.estimator
-        begin = torch.randint(0, past + 1, (rows,), generator=generator)  # frames of past that are valid
+        # frames of past that are valid
+        begin = torch.randint(0, past + 1, (rows,), generator=generator)
         begin[0] = past
         key = torch.arange(past + frames)
-        known = torch.where(key < past, key < begin[:, None], key - past < valid[:, None])  # (rows, keys)
+        # (rows, keys)
+        known = torch.where(key < past, key < begin[:, None], key - past < valid[:, None])
         inputs["bias"] = attention_bias(known[:, None, None, :].expand(-1, 1, frames, -1))
         inputs |= zip(ROPE, estimator.rope(begin[:, None] + query), strict=False)
-        inputs |= zip(MODULATION, estimator.modulation(*torch.rand(2, 1, generator=generator)), strict=False)
+        inputs |= zip(
+            MODULATION, estimator.modulation(*torch.rand(2, 1, generator=generator)), strict=False
+        )
         inputs["frames"] = valid
         if PRESENT in inputs:
             inputs[PRESENT] = (query >= frames - valid[:, None])[:, None].float()
@@ -151,6 +173,8 @@ def sample_inputs(module: nn.Module, signature: Signature, sizes: Sizes, seed: i
         if "source" in inputs:
             inputs["source"] *= _EXCITATION
         if module.specs:
-            signals = [inputs[name].repeat(1, 1, _STARTED_FRAMES) for name in SIGNALS if name in inputs]
+            signals = [
+                inputs[name].repeat(1, 1, _STARTED_FRAMES) for name in SIGNALS if name in inputs
+            ]
             inputs |= module.started(*signals)
     return inputs

@@ -1,4 +1,6 @@
-"""ONNX file of a module: it is written by a signature, its weights beside it, and compared with torch."""
+"""ONNX file of a module: it is written by a signature, its weights beside it, and compared with
+torch.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ Arrays = dict[str, NDArray[np.generic]]  # outputs of a graph, by name
 _TRACED: Sizes = {"rows": 4, "frames": 100, "past": 150}
 _CHECKED: Sizes = {"rows": 2, "frames": 60, "past": 110}
 
-# float32: largest error, relative to the largest value or 1. The vocoder's phases are sines of large numbers.
-# float16: root mean square of the error against float32, relative to that of the values.
+# float32: largest error, relative to the largest value or 1. The vocoder's phases are sines of
+# large numbers. float16: root mean square of the error against float32, relative to that of the
+# values.
 FLOAT32_BOUND, VOCODER_FLOAT32_BOUND, FLOAT16_BOUND = 2e-5, 1e-4, 1e-2
 
 
-def write_onnx(module: nn.Module, signature: Signature, path: Path, *, opset: int, metadata: Mapping[str, str]) -> None:
+def write_onnx(
+    module: nn.Module, signature: Signature, path: Path, *, opset: int, metadata: Mapping[str, str]
+) -> None:
     """Traces a module into `path` and `path.data`, and checks the result.
 
     Args:
@@ -43,10 +48,14 @@ def write_onnx(module: nn.Module, signature: Signature, path: Path, *, opset: in
         metadata: entries that are kept in the file.
 
     Raises:
-        ExportError: torch cannot trace the module with these free dimensions, or the file is not valid.
+        ExportError: torch cannot trace the module with these free dimensions, or the file is not
+            valid.
     """
     free = {
-        spec.name: {place: Dim.DYNAMIC for place, axis in enumerate(spec.shape) if isinstance(axis, Axis)} or None
+        spec.name: {
+            place: Dim.DYNAMIC for place, axis in enumerate(spec.shape) if isinstance(axis, Axis)
+        }
+        or None
         for spec in signature.inputs
     }
     try:
@@ -66,12 +75,20 @@ def write_onnx(module: nn.Module, signature: Signature, path: Path, *, opset: in
         program.save(path, external_data=True)
         _describe(path, signature, metadata)
         onnx.checker.check_model(path, full_check=True)
-    except (RuntimeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ExportError(f"{path.name}: no valid graph: {' '.join(str(error).split())[:500]}") from error
+    except (
+        RuntimeError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
+        raise ExportError(
+            f"{path.name}: no valid graph: {' '.join(str(error).split())[:500]}"
+        ) from error
 
 
 def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> None:
-    """Gives free dimensions their names, after a look that no other dimension is free, and adds the metadata."""
+    """Gives free dimensions their names, after a look that no other dimension is free, and adds the
+    metadata.
+    """
     model = onnx.load(path, load_external_data=False)
     graph = model.graph
     for specs, values in ((signature.inputs, graph.input), (signature.outputs, graph.output)):
@@ -85,9 +102,13 @@ def _describe(path: Path, signature: Signature, metadata: Mapping[str, str]) -> 
 def _name_axes(spec: TensorSpec, value: onnx.ValueInfoProto) -> None:
     dimensions = value.type.tensor_type.shape.dim
     wanted = [None if isinstance(axis, Axis) else axis for axis in spec.shape]
-    found = [dimension.dim_value if dimension.HasField("dim_value") else None for dimension in dimensions]
+    found = [
+        dimension.dim_value if dimension.HasField("dim_value") else None for dimension in dimensions
+    ]
     if value.name != spec.name or found != wanted:
-        raise ExportError(f"{value.name} came out with shape {found}, expected {spec.name} with {wanted}")
+        raise ExportError(
+            f"{value.name} came out with shape {found}, expected {spec.name} with {wanted}"
+        )
     for axis, dimension in zip(spec.shape, dimensions, strict=True):
         if isinstance(axis, Axis):
             dimension.dim_param = str(axis)
@@ -115,7 +136,9 @@ def bound(graph: Graph, precision: Precision) -> float:
 
 
 def disagreement(outputs: Arrays, references: Tensors, precision: Precision) -> float:
-    """Measures the worst of all outputs, in the measure of the precision; infinite where something is not finite."""
+    """Measures the worst of all outputs, in the measure of the precision; infinite where something
+    is not finite.
+    """
     worst = 0.0
     for name, reference in references.items():
         value, wanted = outputs[name].astype(np.float64), reference.double().numpy()
@@ -135,7 +158,9 @@ def run_onnx(session: onnxruntime.InferenceSession, inputs: Tensors) -> Arrays:
     return dict(zip(names, found, strict=True))
 
 
-def check_parity(path: Path, graph: Graph, precision: Precision, signature: Signature, reference: nn.Module) -> float:
+def check_parity(
+    path: Path, graph: Graph, precision: Precision, signature: Signature, reference: nn.Module
+) -> float:
     """Runs a graph with ONNX Runtime and its module in float32 with torch.
 
     Returns:
@@ -147,10 +172,14 @@ def check_parity(path: Path, graph: Graph, precision: Precision, signature: Sign
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = sample_inputs(reference, signature, _CHECKED)
     outputs = run_onnx(session, inputs)
-    found, allowed = disagreement(outputs, run_module(reference, inputs), precision), bound(graph, precision)
+    found, allowed = (
+        disagreement(outputs, run_module(reference, inputs), precision),
+        bound(graph, precision),
+    )
     if found > allowed:
         raise ExportError(
-            f"{graph} in {precision}: ONNX Runtime and torch disagree by {found:.1e}, allowed is {allowed:.0e}; "
+            f"{graph} in {precision}: ONNX Runtime and torch disagree by {found:.1e}, allowed is "
+            f"{allowed:.0e}; "
             "nothing was added"
         )
     return found

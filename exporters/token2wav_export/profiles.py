@@ -1,4 +1,6 @@
-"""Profiles of an engine: they span the shapes that chunks of a stream can have under a configuration."""
+"""Profiles of an engine: they span the shapes that chunks of a stream can have under a
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.chunking import HopSchedule
 from token2wav_export.signatures import Axis, Signature
 
-Shapes = dict[str, tuple[tuple[int, ...], ...]]  # per input the smallest, the best and the largest shape
+# per input the smallest, the best and the largest shape
+Shapes = dict[str, tuple[tuple[int, ...], ...]]
 
 
 class Span(NamedTuple):
-    """Span of a free dimension: it bounds the sizes that a profile allows, and names the one it is tuned for."""
+    """Span of a free dimension: it bounds the sizes that a profile allows, and names the one it is
+    tuned for.
+    """
 
     smallest: int
     best: int
@@ -34,7 +39,8 @@ class Load(NamedTuple):
 
 
 def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
-    """Lists the frames of every hop that a schedule grows to, ascending. Anything else runs in pieces of these.
+    """Lists the frames of every hop that a schedule grows to, ascending. Anything else runs in
+    pieces of these.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -45,7 +51,8 @@ def chunk_frames(stream: StreamConfig, config: ModelConfig) -> list[int]:
 
 
 def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
-    """Returns the profiles of a graph. Those of the step split its frames between them, one for every length of chunk.
+    """Returns the profiles of a graph. Those of the step split its frames between them, one for
+    every length of chunk.
 
     Raises:
         ConfigError: the schedule does not fit the model.
@@ -73,7 +80,9 @@ def profiles(graph: Graph, load: Load, model: Exportable) -> list[Profile]:
 
 
 def shapes(profile: Profile, signature: Signature) -> Shapes:
-    """Returns the shapes of all inputs that have a free dimension; as they follow from the same sizes, they fit."""
+    """Returns the shapes of all inputs that have a free dimension; as they follow from the same
+    sizes, they fit.
+    """
     ends = [{name: getattr(span, end) for name, span in profile.items()} for end in Span._fields]
     return {
         spec.name: tuple(spec.of(sizes) for sizes in ends)

@@ -1,4 +1,6 @@
-"""Signatures of graphs: they fix names, types and shapes of inputs and outputs for those who run them."""
+"""Signatures of graphs: they fix names, types and shapes of inputs and outputs for those who run
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Sizes = Mapping[str, int]  # of the free dimensions, by name: rows, frames, past
 
 
 class Axis(NamedTuple):
-    """Axis that is free, or follows from free ones: a multiple of the sum of free dimensions, given by name."""
+    """Axis that is free, or follows from free ones: a multiple of the sum of free dimensions, given
+    by name.
+    """
 
     names: tuple[str, ...]
     factor: int = 1
@@ -54,7 +58,9 @@ class Signature(NamedTuple):
     outputs: tuple[TensorSpec, ...]
 
 
-ROWS, FRAMES, PAST_FRAMES, KEYS = (Axis(names) for names in (("rows",), ("frames",), ("past",), ("past", "frames")))
+ROWS, FRAMES, PAST_FRAMES, KEYS = (
+    Axis(names) for names in (("rows",), ("frames",), ("past",), ("past", "frames"))
+)
 
 
 def signature(graph: Graph, precision: Precision, model: Exportable) -> Signature:
@@ -68,7 +74,9 @@ def signature(graph: Graph, precision: Precision, model: Exportable) -> Signatur
     if graph.startswith("vocoder"):
         return _vocoder(model.networks.vocoder, whole=graph == "vocoder-whole")
     if not isinstance(model.networks.flow.estimator, DiT):
-        raise ExportError(f"{graph}: only flows of CosyVoice3 have it; export the graphs step and vocoder")
+        raise ExportError(
+            f"{graph}: only flows of CosyVoice3 have it; export the graphs step and vocoder"
+        )
     return _estimator(model.networks.layout.bands)
 
 
@@ -85,18 +93,30 @@ def _step(estimator: Estimator, bands: int, precision: Precision) -> Signature:
             TensorSpec("mu", state),
             TensorSpec("spks", (ROWS, bands)),
             TensorSpec("cond", state),
-            *(TensorSpec(name, tuple(value.shape)) for name, value in zip(MODULATION, modulation, strict=False)),
-            *(TensorSpec(name, (ROWS, FRAMES, dim_head)) for name, _ in zip(ROPE, rope, strict=False)),
+            *(
+                TensorSpec(name, tuple(value.shape))
+                for name, value in zip(MODULATION, modulation, strict=False)
+            ),
+            *(
+                TensorSpec(name, (ROWS, FRAMES, dim_head))
+                for name, _ in zip(ROPE, rope, strict=False)
+            ),
             TensorSpec("bias", (ROWS, 1, FRAMES, KEYS)),
             TensorSpec("frames", (ROWS,), "int64"),
             *((TensorSpec(PRESENT, (ROWS, 1, FRAMES)),) if estimator.joined_prompts else ()),
             TensorSpec("conv_state", conv_state),
-            *(TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision) for name, inner in caches),
+            *(
+                TensorSpec(f"{PAST}{name}", (ROWS, PAST_FRAMES, inner), precision)
+                for name, inner in caches
+            ),
         ),
         outputs=(
             TensorSpec("velocity", state),
             TensorSpec(f"{NEW}conv_state", conv_state),
-            *(TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision) for name, inner in caches),
+            *(
+                TensorSpec(f"{NEW}{name}", (ROWS, FRAMES, inner), precision)
+                for name, inner in caches
+            ),
         ),
     )
 
@@ -119,9 +139,16 @@ def _estimator(bands: int) -> Signature:
 def _vocoder(vocoder: VocoderNetwork, *, whole: bool) -> Signature:
     samples = Axis(FRAMES.names, vocoder.frame_samples)
     channel: tuple[int, ...] = () if isinstance(vocoder, HiFT) else (1,)
-    signals = [TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)), TensorSpec("source", (ROWS, 1, samples))]
+    signals = [
+        TensorSpec("mel", (ROWS, vocoder.bands, FRAMES)),
+        TensorSpec("source", (ROWS, 1, samples)),
+    ]
     kept: dict[str, tuple[int | Axis, ...]]
-    kept = {} if whole else {spec.name: (ROWS, *spec.shape) for spec in exported_states(vocoder).values()}
+    kept = (
+        {}
+        if whole
+        else {spec.name: (ROWS, *spec.shape) for spec in exported_states(vocoder).values()}
+    )
     return Signature(
         inputs=(
             *(signals if isinstance(vocoder, HiFT) else signals[:1]),

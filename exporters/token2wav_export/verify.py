@@ -1,4 +1,6 @@
-"""Verification of an engine: it is compared with torch in float32, stage by stage, on the way that streams take."""
+"""Verification of an engine: it is compared with torch in float32, stage by stage, on the way that
+streams take.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ from token2wav.voice import MEL_BOUND, Voice
 
 PROMPT_TOKENS = 75
 
-# Largest errors that are accepted. The mel's is relative to its own spread. float32 engines differ by the order of
-# sums; float16 rounds every product, and keeps 11 bits: 60 dB. From mel to audio, phase integrates F0, so that the
-# audio of two mels that are alike need not agree sample by sample: its bound holds for float32 alone.
+# Largest errors that are accepted. The mel's is relative to its own spread. float32 engines differ
+# by the order of sums; float16 rounds every product, and keeps 11 bits: 60 dB. From mel to audio,
+# phase integrates F0, so that the audio of two mels that are alike need not agree sample by sample:
+# its bound holds for float32 alone.
 BOUNDS: dict[str, dict[str, float]] = {
     "float32": {"mel_db": -90.0, "vocoder_max": 1e-3, "audio_snr_db": 35.0},
     "float16": {"mel_db": -45.0, "vocoder_max": 1e-3},
@@ -39,7 +42,8 @@ class Report:
         mel_db: root mean square of that difference over the mel's own spread.
         vocoder_max: largest difference of the audio of one and the same mel.
         audio_snr_db: signal-to-noise ratio of the audio of the whole utterance, from tokens.
-        finite_when_large: whether a prompt mel of the largest accepted values still gives finite audio.
+        finite_when_large: whether a prompt mel of the largest accepted values still gives finite
+            audio.
     """
 
     engine: str
@@ -73,25 +77,36 @@ class Report:
             ("mel, largest error", f"{self.mel_max:.1e}", ""),
             ("mel, error to spread (dB)", f"{self.mel_db:.1f}", f"<= {bounds['mel_db']:g}"),
             ("vocoder, largest error", f"{self.vocoder_max:.1e}", f"<= {bounds['vocoder_max']:g}"),
-            ("audio, SNR (dB)", f"{self.audio_snr_db:.1f}", f">= {bounds.get('audio_snr_db', '-')}"),
+            (
+                "audio, SNR (dB)",
+                f"{self.audio_snr_db:.1f}",
+                f">= {bounds.get('audio_snr_db', '-')}",
+            ),
             ("finite on large inputs", str(self.finite_when_large).lower(), "true"),
         ]
         head = f"{self.engine}, {self.precision}, {self.device}, against torch, float32: {self.seconds:g} s of audio"
-        return "\n".join([head, *(f"  {name:28} {value:>10}  {bound}" for name, value, bound in rows)])
+        return "\n".join(
+            [head, *(f"  {name:28} {value:>10}  {bound}" for name, value, bound in rows)]
+        )
 
 
 def exported_runtime(folder: Path, runtime: RuntimeConfig) -> RuntimeConfig:
-    """Runtime settings that run the graphs in a model's engine folder, whichever engine a server would choose.
+    """Runtime settings that run the graphs in a model's engine folder, whichever engine a server
+    would choose.
 
-    On a GPU TensorRT comes before ONNX. Where the precision is `auto` and only the other one was exported, that one is
-    taken. Without a graph for the device the engine is torch.
+    On a GPU TensorRT comes before ONNX. Where the precision is `auto` and only the other one was
+    exported, that one is taken. Without a graph for the device the engine is torch.
 
     Raises:
         ArtifactError: a description in the engine folder is damaged.
     """
     host = LoadContext(folder, runtime, device_named(runtime.device))
-    artifacts = [artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")]
-    engines: tuple[BackendName, ...] = ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
+    artifacts = [
+        artifact for artifact in host.engines.artifacts() if artifact.graph in ("step", "vocoder")
+    ]
+    engines: tuple[BackendName, ...] = (
+        ("tensorrt", "onnx") if host.device.type == "cuda" else ("onnx",)
+    )
     for engine in engines:
         exported = [artifact for artifact in artifacts if artifact.backend.startswith(engine)]
         if exported:
@@ -125,9 +140,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     tokens = random.integers(0, vocabulary, (count, *shape)).astype(np.int32)
     voice = Voice(
         random.integers(0, vocabulary, (PROMPT_TOKENS, *shape)),
-        random.standard_normal((reference.config.token_mel_ratio * PROMPT_TOKENS, reference.config.mel_bands)).astype(
-            np.float32
-        ),
+        random.standard_normal(
+            (reference.config.token_mel_ratio * PROMPT_TOKENS, reference.config.mel_bands)
+        ).astype(np.float32),
         random.standard_normal(reference.config.speaker_size).astype(np.float32),
     )
     steps = tqdm(total=4, desc="verify", unit="stage", leave=False)
@@ -153,7 +168,9 @@ def verify(folder: Path, runtime: RuntimeConfig, seconds: float) -> Report:
     )
 
 
-def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0) -> NDArray[np.float32]:
+def stream_mel(
+    model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps: int = 0
+) -> NDArray[np.float32]:
     """Computes the mel (bands, 2 * tokens) of an utterance as a stream does, chunk by chunk.
 
     Args:
@@ -177,7 +194,9 @@ def stream_mel(model: Token2Wav, tokens: NDArray[np.int32], voice: Voice, steps:
 
 
 def vocode(model: Token2Wav, mel: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes the audio of a mel as a stream does: its start, what is between, where graphs run, and its end."""
+    """Computes the audio of a mel as a stream does: its start, what is between, where graphs run,
+    and its end.
+    """
     vocoder, pieces = model.pipeline.vocoder, torch.tensor(mel).tensor_split(4, dim=1)
     handle = vocoder.open()
     try:

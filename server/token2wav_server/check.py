@@ -1,7 +1,8 @@
-"""Check of a server before its start: model folder, settings, the device and engine that they name, and voices.
+"""Check of a server before its start: model folder, settings, the device and engine that they name,
+and voices.
 
-Reading weights and choosing an engine import torch, which the launcher would hold as long as it serves. So the check
-runs in a process of its own.
+Reading weights and choosing an engine import torch, which the launcher would hold as long as it
+serves. So the check runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ _PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from token2wav_ser
 
 def check(model: Path, config: Path | None) -> None:
     """Raises ConfigError if a model folder cannot be served with the settings in a file."""
-    load_server_config(config)  # here too: this and the next need no torch, so that a wrong value is reported at once
+    # here too: this and the next need no torch, so that a wrong value is reported at once
+    load_server_config(config)
     read_config(model)
-    command = [sys.executable, "-c", _PROGRAM, str(model), *([] if config is None else [str(config)])]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, start_new_session=True)
+    command = [
+        sys.executable,
+        "-c",
+        _PROGRAM,
+        str(model),
+        *([] if config is None else [str(config)]),
+    ]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=False, start_new_session=True
+    )
     if done.returncode:
-        raise ConfigError(done.stdout.strip() or f"{model}: its check ended with status {done.returncode}")
+        raise ConfigError(
+            done.stdout.strip() or f"{model}: its check ended with status {done.returncode}"
+        )
 
 
 def main() -> None:

@@ -90,16 +90,23 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def _check_addresses(options: argparse.Namespace) -> None:
-    """Raises ConfigError if two services have the same port, or the host is no address of this machine."""
+    """Raises ConfigError if two services have the same port, or the host is no address of this
+    machine.
+    """
     services: dict[int, str] = {}
     for service in ("http", "grpc", "metrics", "status"):
         port = getattr(options, f"{service}_port")
         if port in services:
-            raise ConfigError(f"--{services[port]}-port and --{service}-port are both {port}; give each its own port")
+            raise ConfigError(
+                f"--{services[port]}-port and --{service}-port are both {port}; give each its own "
+                f"port"
+            )
         if port is not None:
             services[port] = service
     if not options.host:
-        raise ConfigError("--host: empty; take 127.0.0.1, or 0.0.0.0 for all addresses of this machine")
+        raise ConfigError(
+            "--host: empty; take 127.0.0.1, or 0.0.0.0 for all addresses of this machine"
+        )
     try:
         reserved(options.host).close()
     except (OSError, UnicodeError) as error:
@@ -140,27 +147,45 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="model folder")
     parser.add_argument("--config", type=Path, metavar="FILE", help="server configuration (YAML)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    for service, port in (("http", Ports.http), ("grpc", Ports.grpc), ("metrics", Ports.metrics)):
-        parser.add_argument(f"--{service}-port", type=_PORT, default=port, metavar="PORT", help="default: %(default)s")
     parser.add_argument(
-        "--model-repository", type=Path, metavar="DIR", help="Triton models (default: those of this checkout)"
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    for service, port in (("http", Ports.http), ("grpc", Ports.grpc), ("metrics", Ports.metrics)):
+        parser.add_argument(
+            f"--{service}-port",
+            type=_PORT,
+            default=port,
+            metavar="PORT",
+            help="default: %(default)s",
+        )
+    parser.add_argument(
+        "--model-repository",
+        type=Path,
+        metavar="DIR",
+        help="Triton models (default: those of this checkout)",
     )
     for option, text in (
-        ("--tls-certificate", "PEM file: the certificate that gRPC shows to clients, and those that lead to its root"),
+        (
+            "--tls-certificate",
+            "PEM file: the certificate that gRPC shows to clients, and those that lead to its root",
+        ),
         ("--tls-key", "PEM file: its private key"),
         (
             "--tls-client-ca",
-            "PEM file: let in only clients with a certificate from here (mutual TLS); the canary shows the server's",
+            "PEM file: let in only clients with a certificate from here (mutual TLS); the canary "
+            "shows the server's",
         ),
         (
             "--admin-key-file",
-            "key to model-repository, trace, logging and HTTP inference, made if it is not there (default: secret)",
+            "key to model-repository, trace, logging and HTTP inference, made if it is not there "
+            "(default: secret)",
         ),
     ):
         parser.add_argument(option, type=Path, metavar="FILE", help=text)
     parser.add_argument(
-        "--http-inference", action="store_true", help="let everybody who reaches the HTTP port speak, without a key"
+        "--http-inference",
+        action="store_true",
+        help="let everybody who reaches the HTTP port speak, without a key",
     )
     parser.add_argument(
         "--status-port",
@@ -172,19 +197,22 @@ def _parser() -> argparse.ArgumentParser:
         (
             "--grace-seconds",
             30.0,
-            "how long open streams may go on after SIGTERM, SIGHUP or Ctrl-C, while new ones are refused; Ctrl-C again "
+            "how long open streams may go on after SIGTERM, SIGHUP or Ctrl-C, while new ones are "
+            "refused; Ctrl-C again "
             "stops at once (default: %(default)g)",
         ),
         (
             "--notice-seconds",
             0.0,
-            "how long after SIGTERM, SIGHUP or Ctrl-C to take new streams still, while the status port says that it "
+            "how long after SIGTERM, SIGHUP or Ctrl-C to take new streams still, while the status "
+            "port says that it "
             "drains, for load balancers to notice (default: %(default)g)",
         ),
         (
             "--canary-seconds",
             30.0,
-            "how often to speak three tokens as a test; two without an answer in this time restart the server "
+            "how often to speak three tokens as a test; two without an answer in this time "
+            "restart the server "
             "(default: %(default)g, 0: never)",
         ),
     ):
@@ -225,7 +253,9 @@ def _failed(error: object, status: int) -> int:
 
 
 def _discard_unwritten_output() -> None:
-    """Lets the exit code stand: Python ends with 120 if it cannot write its output to a terminal that was closed."""
+    """Lets the exit code stand: Python ends with 120 if it cannot write its output to a terminal
+    that was closed.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,9 +1,11 @@
-"""Metrics of the models on Triton's own metrics port: they count what the scheduler and the ensemble's stages do.
+"""Metrics of the models on Triton's own metrics port: they count what the scheduler and the
+ensemble's stages do.
 
-A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that belongs to the object,
-and releases the interpreter meanwhile. Two threads that touch one at the same time read each other's memory: values
-get lost, requests fail with `TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process dies (seen with
-servers up to 2.51). So one lock guards them all.
+A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that
+belongs to the object, and releases the interpreter meanwhile. Two threads that touch one at the
+same time read each other's memory: values get lost, requests fail with
+`TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process dies (seen with servers
+up to 2.51). So one lock guards them all.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
 # Families that the one-process model and the stages of the ensemble have.
-_OPEN_STREAMS = ("open_streams", "Utterances that are open, by who holds something for them", "GAUGE")
+_OPEN_STREAMS = (
+    "open_streams",
+    "Utterances that are open, by who holds something for them",
+    "GAUGE",
+)
 _BATCH_STREAMS = ("batch_streams", "Chunks that were computed together", "HISTOGRAM", _STREAMS)
 _REFUSED = ("refused_total", "Requests that were refused, by what was wrong with them", "COUNTER")
 _ONE_AT_A_TIME = threading.Lock()
@@ -38,19 +44,23 @@ class Family:
     """Family of metrics that differ in their labels; several threads may change them.
 
     Args:
-        name: name on the metrics port, without `token2wav_`. That of a counter ends with `_total`; until the next
-            release the counter is published a second time without that ending, its earlier name.
+        name: name on the metrics port, without `token2wav_`. That of a counter ends with `_total`;
+            until the next release the counter is published a second time without that ending, its
+            earlier name.
         description: help text on the metrics port.
         kind: GAUGE, COUNTER or HISTOGRAM.
         buckets: upper bounds of a histogram.
     """
 
-    def __init__(self, name: str, description: str, kind: str, buckets: list[float] | None = None) -> None:
+    def __init__(
+        self, name: str, description: str, kind: str, buckets: list[float] | None = None
+    ) -> None:
         self._buckets = {} if buckets is None else {"buckets": buckets}
         self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
         self._metrics: dict[tuple[str, ...], list[Any]] = {}
         names = {name: (description, kind)}
-        if kind == "COUNTER":  # a gauge under the old name: `promtool check metrics` refuses such a name of a counter
+        # a gauge under the old name: `promtool check metrics` refuses such a name of a counter
+        if kind == "COUNTER":
             names[name.removesuffix("_total")] = (f"Deprecated: use token2wav_{name}", "GAUGE")
         kinds = pb_utils.MetricFamily
         with _ONE_AT_A_TIME:  # kept, because Triton forgets a metric whose family is not referenced
@@ -60,12 +70,16 @@ class Family:
             ]
 
     def record(self, value: float, **labels: str) -> None:
-        """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at its first value."""
+        """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at
+        its first value.
+        """
         key = tuple(labels.values())
         try:
             with _ONE_AT_A_TIME:
                 if key not in self._metrics:
-                    self._metrics[key] = [family.Metric(labels=labels, **self._buckets) for family in self._families]
+                    self._metrics[key] = [
+                        family.Metric(labels=labels, **self._buckets) for family in self._families
+                    ]
                 for metric in self._metrics[key]:
                     getattr(metric, self._method)(value)
         except Exception:  # no request may suffer from it
@@ -73,36 +87,55 @@ class Family:
 
 
 class ServerMetrics(Observer):
-    """Metrics of the one-process model and its cache; a line is logged for every utterance that ends."""
+    """Metrics of the one-process model and its cache; a line is logged for every utterance that
+    ends.
+    """
 
     def __init__(self, model: Token2Wav) -> None:
         self._model = model
         self._open = Family(*_OPEN_STREAMS)
         self._pages = Family(
-            "cache_pages", "Pages of the cache: all, used, for voices' prompts, for prompts nobody uses", "GAUGE"
+            "cache_pages",
+            "Pages of the cache: all, used, for voices' prompts, for prompts nobody uses",
+            "GAUGE",
         )
         self._bytes = Family("cache_used_bytes", "Memory of the pages in use", "GAUGE")
         self._voices = Family(
-            "voice_prompts_total", "Utterances whose voice's prompt was there, or had to be computed", "COUNTER"
+            "voice_prompts_total",
+            "Utterances whose voice's prompt was there, or had to be computed",
+            "COUNTER",
         )
         self._prompts_told = {"hit": 0, "miss": 0}
         self._first = Family(
-            "first_audio_seconds", "From the admission of an utterance to its first audio", "HISTOGRAM", _SECONDS
-        )
-        self._sound = Family(
-            "first_sound_seconds",
-            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at once",
+            "first_audio_seconds",
+            "From the admission of an utterance to its first audio",
             "HISTOGRAM",
             _SECONDS,
         )
-        self._stages = Family("chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS)
+        self._sound = Family(
+            "first_sound_seconds",
+            "From the admission of an utterance to its first 10 ms above -50 dBFS, if played at "
+            "once",
+            "HISTOGRAM",
+            _SECONDS,
+        )
+        self._stages = Family(
+            "chunk_seconds", "Time of a chunk: waiting, in flow, in vocoder", "HISTOGRAM", _SECONDS
+        )
         self._batches = Family(*_BATCH_STREAMS)
         self._factor = Family(
-            "real_time_factor", "Per utterance, time of its batches over its audio", "HISTOGRAM", _FACTORS
+            "real_time_factor",
+            "Per utterance, time of its batches over its audio",
+            "HISTOGRAM",
+            _FACTORS,
         )
-        self._underruns = Family("underruns_total", "Chunks sent after the audio before them had ended", "COUNTER")
+        self._underruns = Family(
+            "underruns_total", "Chunks sent after the audio before them had ended", "COUNTER"
+        )
         self._audio = Family("audio_seconds_total", "Audio sent", "COUNTER")
-        self._ended = Family("streams_ended_total", "Utterances that are over, by reason", "COUNTER")
+        self._ended = Family(
+            "streams_ended_total", "Utterances that are over, by reason", "COUNTER"
+        )
         self._refused = refusals()
         self._underruns.record(0)
         self._audio.record(0)
@@ -150,9 +183,19 @@ class ServerMetrics(Observer):
         if sound is not None:
             self._sound.record(sound)
         log.info(
-            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s real_time_factor=%.3f "
+            "stream=%d reason=%s tokens=%d audio_s=%.2f first_audio_s=%s first_sound_s=%s "
+            "real_time_factor=%.3f "
             "underruns=%d",
-            *(request.number, reason, tokens, playback.seconds_sent, first, sound, factor, playback.underruns),
+            *(
+                request.number,
+                reason,
+                tokens,
+                playback.seconds_sent,
+                first,
+                sound,
+                factor,
+                playback.underruns,
+            ),
         )
 
 
@@ -160,8 +203,8 @@ def open_streams(holder: str) -> Callable[[int], None]:
     """Makes the gauge of the streams that a stage holds something for, and returns what sets it.
 
     Args:
-        holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which admits streams as the
-            scheduler of the one-process model does.
+        holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which
+            admits streams as the scheduler of the one-process model does.
     """
     change = partial(Family(*_OPEN_STREAMS).record, holder=holder)
     change(0)
@@ -169,11 +212,15 @@ def open_streams(holder: str) -> Callable[[int], None]:
 
 
 def batch_streams(model: str) -> Callable[[int], None]:
-    """Makes the histogram of how many streams a stage computed together, and returns what counts there."""
+    """Makes the histogram of how many streams a stage computed together, and returns what counts
+    there.
+    """
     return partial(Family(*_BATCH_STREAMS).record, model=model)
 
 
 def refusals() -> Callable[[Token2WavError], None]:
-    """Makes the counter of requests that were answered with an error; messages begin with the field or limit."""
+    """Makes the counter of requests that were answered with an error; messages begin with the field
+    or limit.
+    """
     family = Family(*_REFUSED)
     return lambda error: family.record(1, what=str(error).partition(":")[0][:40])

@@ -1,4 +1,6 @@
-"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/scaling.md works an example."""
+"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/scaling.md
+works an example.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
     model = read_config(Path(options.model))
     rate = model.token_frame_rate
-    prompt, length = round(options.prompt_seconds * rate), max(1, round(options.stream_seconds * rate))
+    prompt, length = (
+        round(options.prompt_seconds * rate),
+        max(1, round(options.stream_seconds * rate)),
+    )
     storage = options.precision if options.storage == "auto" else options.storage
     needs = stream_needs(model, stream, storage, prompt, length)
     memory = share_out(
@@ -69,7 +74,10 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
         needs,
         options.voices,
     )
-    compute, unmeasured = None, "not measured: run make gpu-check on the GPU, and name its report.json with --costs"
+    compute, unmeasured = (
+        None,
+        "not measured: run make gpu-check on the GPU, and name its report.json with --costs",
+    )
     if options.costs is not None:
         compute = measured_streams(options.costs, rate)
         if not _is_of(compute["gpu"], options.gpu):
@@ -96,7 +104,8 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
-    """Reads a GPU's report: how many streams run in real time there, by streams in a batch, if nothing else takes time.
+    """Reads a GPU's report: how many streams run in real time there, by streams in a batch, if
+    nothing else takes time.
 
     Nothing is estimated. The longest chunks count, after the longest history that was measured.
 
@@ -107,18 +116,25 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
         content = json.loads(report.read_bytes())
         [result] = content["results"]
         hop, history_s = max((row["hop_tokens"], row["history_s"]) for row in result["rows"])
-        rows = [row for row in result["rows"] if (row["hop_tokens"], row["history_s"]) == (hop, history_s)]
+        rows = [
+            row
+            for row in result["rows"]
+            if (row["hop_tokens"], row["history_s"]) == (hop, history_s)
+        ]
         return {
             "gpu": str(content["gpu"] or ""),
             "model": f"{result['model']} in {result['case']['precision']}",
             "hop_tokens": hop,
             "history_s": history_s,
             "streams": {
-                row["streams"]: int(row["streams"] * hop / token_rate / row["total_ms"][0] * 1000) for row in rows
+                row["streams"]: int(row["streams"] * hop / token_rate / row["total_ms"][0] * 1000)
+                for row in rows
             },
         }
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise ConfigError(f"costs: {report} is no report.json of make gpu-check ({error!r})") from None
+        raise ConfigError(
+            f"costs: {report} is no report.json of make gpu-check ({error!r})"
+        ) from None
 
 
 def _is_of(measured: str, gpu: str | None) -> bool:
@@ -130,25 +146,52 @@ def _is_of(measured: str, gpu: str | None) -> bool:
 def as_table(plan: dict[str, Any]) -> str:
     """Formats the plan for a terminal."""
     stream, memory, compute = plan["stream"], plan["memory"], plan["compute"]
-    window = "all of the past" if plan["left_blocks"] < 0 else f"the prompt and {plan['left_blocks']} blocks"
+    window = (
+        "all of the past"
+        if plan["left_blocks"] < 0
+        else f"the prompt and {plan['left_blocks']} blocks"
+    )
     lines = [
         ("model", plan["model"]),
-        ("stream", f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']}, sees {window}"),
-        ("cache", f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio"),
-        ("a stream", f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, {_mib(stream['bytes'])} in all"),
+        (
+            "stream",
+            f"{plan['stream_tokens']} tokens after a prompt of {plan['prompt_tokens']}, sees "
+            f"{window}",
+        ),
+        (
+            "cache",
+            f"{plan['storage']}, {_mib(plan['bytes_per_second_of_audio'])} per second of audio",
+        ),
+        (
+            "a stream",
+            f"{stream['pages']} pages of {_mib(stream['page_bytes'])}, {_mib(stream['bytes'])} in "
+            f"all",
+        ),
         ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
-        ("GPU", f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take {_mib(memory['taken'])}".strip()),
+        (
+            "GPU",
+            f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take {_mib(memory['taken'])}".strip(),
+        ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
         ("  cache", _mib(memory["cache"])),
-        ("  the rest", f"{_mib(memory['rest'])} for batches and activations, which are not measured"),
-        ("memory", f"{memory['streams']} streams, all at their longest; bound by {memory['binds']}"),
+        (
+            "  the rest",
+            f"{_mib(memory['rest'])} for batches and activations, which are not measured",
+        ),
+        (
+            "memory",
+            f"{memory['streams']} streams, all at their longest; bound by {memory['binds']}",
+        ),
     ]
     if compute is None:
         lines.append(("compute", plan["unmeasured"]))
     else:
         what = f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after {compute['history_s']:g} s"
         lines.append(("compute", f"{compute['gpu']}, {what}:"))
-        lines += [("", f"{batch} at once: {streams} streams") for batch, streams in compute["streams"].items()]
+        lines += [
+            ("", f"{batch} at once: {streams} streams")
+            for batch, streams in compute["streams"].items()
+        ]
     lines.append(("streams", f"{plan['streams']}; bound by {plan['binds']}"))
     if plan["streams"] > LimitConfig().streams:
         lines.append(("", f"set limits.streams, which is {LimitConfig().streams} by default"))
@@ -165,12 +208,20 @@ def _parser() -> argparse.ArgumentParser:
         description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or compute, "
         "by what was measured.",
     )
-    parser.add_argument("--model", metavar="FOLDER", required=True, help="its weights are not needed")
+    parser.add_argument(
+        "--model", metavar="FOLDER", required=True, help="its weights are not needed"
+    )
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--gpu", choices=GPU_MIB, help="its memory is known")
-    size.add_argument("--memory-mib", type=number(int, 1), metavar="N", help="memory of another GPU")
-    parser.add_argument("--prompt-seconds", type=_SECONDS, default=3.0, metavar="S", help="of a voice (default: 3)")
-    parser.add_argument("--stream-seconds", type=_SECONDS, default=30.0, metavar="S", help="of audio (default: 30)")
+    size.add_argument(
+        "--memory-mib", type=number(int, 1), metavar="N", help="memory of another GPU"
+    )
+    parser.add_argument(
+        "--prompt-seconds", type=_SECONDS, default=3.0, metavar="S", help="of a voice (default: 3)"
+    )
+    parser.add_argument(
+        "--stream-seconds", type=_SECONDS, default=30.0, metavar="S", help="of audio (default: 30)"
+    )
     for option, usual, text in (
         ("--used-mib", 0, "taken by CUDA itself and other programs (default: 0)"),
         ("--voices", 1, "that are spoken at once (default: 1)"),
@@ -179,14 +230,25 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(option, type=number(int), default=usual, metavar="N", help=text)
     parser.add_argument(
-        "--left-blocks", type=int, metavar="W", help="stream.left_blocks of the server (default: the model's own)"
+        "--left-blocks",
+        type=int,
+        metavar="W",
+        help="stream.left_blocks of the server (default: the model's own)",
     )
-    parser.add_argument("--precision", choices=("float16", "float32"), default="float16", help="(default: float16)")
     parser.add_argument(
-        "--storage", choices=("auto", *get_args(Storage)), default="auto", help="runtime.cache_storage (default: auto)"
+        "--precision", choices=("float16", "float32"), default="float16", help="(default: float16)"
     )
     parser.add_argument(
-        "--costs", type=Path, metavar="JSON", help="report.json of make gpu-check, of this GPU and a model of this size"
+        "--storage",
+        choices=("auto", *get_args(Storage)),
+        default="auto",
+        help="runtime.cache_storage (default: auto)",
+    )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="JSON",
+        help="report.json of make gpu-check, of this GPU and a model of this size",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return parser

@@ -1,8 +1,10 @@
-"""Memory capacity of a GPU: the engine itself tells what a stream takes, and how many fit is counted from that.
+"""Memory capacity of a GPU: the engine itself tells what a stream takes, and how many fit is
+counted from that.
 
-The real engine runs here without memory and without arithmetic: its weights and its cache are on torch's `meta` device,
-where tensors have shapes and no content, and what integrates the ODE returns shapes only. Which pages a stream takes,
-keeps and gives back is decided by the very code that serves.
+The real engine runs here without memory and without arithmetic: its weights and its cache are on
+torch's `meta` device, where tensors have shapes and no content, and what integrates the ODE returns
+shapes only. Which pages a stream takes, keeps and gives back is decided by the very code that
+serves.
 """
 
 from __future__ import annotations
@@ -71,9 +73,15 @@ class GpuMemory:
 
 
 def stream_needs(
-    model: ModelConfig, stream: StreamConfig, storage: Storage, prompt_tokens: int, stream_tokens: int
+    model: ModelConfig,
+    stream: StreamConfig,
+    storage: Storage,
+    prompt_tokens: int,
+    stream_tokens: int,
 ) -> StreamNeeds:
-    """Measures one stream, of at least one token, by running it through the engine without arithmetic."""
+    """Measures one stream, of at least one token, by running it through the engine without
+    arithmetic.
+    """
     runner, longest_hop, steps = _ShapeRunner(), model.hops(stream)[1], model.ode_steps
     # Room for the utterance, and for what a windowed stream reserves beyond it.
     room = (
@@ -84,8 +92,13 @@ def stream_needs(
     )
     with _META:
         made = flow_networks(model, storage)
-    noise, solver = FlowNoise(model.mel_bands), EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule)
-    recompute = RecomputeFlow(model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream))
+    noise, solver = (
+        FlowNoise(model.mel_bands),
+        EulerSolver(made.flow.estimator, steps, made.guidance, made.schedule),
+    )
+    recompute = RecomputeFlow(
+        model, made.flow, noise, {steps: solver}, left_blocks=model.window(stream)
+    )
     cache = PagedKVCache(made.layout, room, _META)
     engine = CachedFlow(recompute, {steps: runner}, cache, longest_hop=longest_hop)
     voice = Voice(
@@ -109,7 +122,9 @@ def stream_needs(
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
-    """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times included."""
+    """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times
+    included.
+    """
     with _META:
         made = flow_networks(model, "float32")
     flow, vocoder = made.flow, made.vocoder
@@ -128,11 +143,18 @@ def _tensors(value: object) -> list[torch.Tensor]:
         return [value]
     if hasattr(value, "__dataclass_fields__"):
         value = [getattr(value, name) for name in value.__dataclass_fields__]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
+    return (
+        [tensor for each in value for tensor in _tensors(each)]
+        if isinstance(value, (list, tuple))
+        else []
+    )
 
 
-def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int) -> GpuMemory:
-    """Shares a GPU's memory out, and counts the streams that fit, with the prompts of some voices in the cache.
+def share_out(
+    total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int
+) -> GpuMemory:
+    """Shares a GPU's memory out, and counts the streams that fit, with the prompts of some voices
+    in the cache.
 
     With 0 bytes for the cache it has the share of free memory that the server takes by itself.
     """
@@ -140,7 +162,11 @@ def share_out(total: int, taken: int, weights: int, cache: int, needs: StreamNee
     cache = min(cache, free) if cache else cuda_cache_bytes(free)
     pages = cache // needs.page_bytes - voices * needs.prompt_pages
     by_pages, by_contexts = max(0, pages) // needs.pages, (free - cache) // needs.context_bytes
-    binds = "cache pages" if by_pages <= by_contexts else "memory beside the cache, for streams' contexts"
+    binds = (
+        "cache pages"
+        if by_pages <= by_contexts
+        else "memory beside the cache, for streams' contexts"
+    )
     if not free:
         binds = "weights"
     return GpuMemory(total, taken, weights, cache, free - cache, min(by_pages, by_contexts), binds)

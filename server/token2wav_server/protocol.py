@@ -1,8 +1,9 @@
-"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and sends answers.
+"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and
+sends answers.
 
-Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass by DLPack:
-the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no bytes on the way out), and die
-of strings.
+Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass
+by DLPack: the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no
+bytes on the way out), and die of strings.
 """
 
 from __future__ import annotations
@@ -33,13 +34,21 @@ from token2wav_server.voices import VoiceRegistry
 VOICE_INPUTS = FIELDS
 VOICE_ID = "voice_id"
 STREAM_KEY = "stream_key"
-PARAMETERS = ("audio_format", "sample_rate", "keep_open", "steps", "voice", STREAM_KEY, CLIENT_HEADER)
+PARAMETERS = (
+    "audio_format",
+    "sample_rate",
+    "keep_open",
+    "steps",
+    "voice",
+    STREAM_KEY,
+    CLIENT_HEADER,
+)
 _NAME_CHARS = 128
 
 Parameters = dict[str, Any]  # values of a request by their names: texts, numbers and booleans
 
-# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this module. They hold for
-# subclasses too.
+# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this
+# module. They hold for subclasses too.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
@@ -52,7 +61,8 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Options in the first request of an utterance; 0 steps are the usual number, and empty names are none.
+    """Options in the first request of an utterance; 0 steps are the usual number, and empty names
+    are none.
 
     A later request may repeat them. They are checked there too, and change nothing.
     """
@@ -72,9 +82,14 @@ class Options:
         for name in parameters:
             if name not in PARAMETERS:
                 known = ", ".join(each for each in PARAMETERS if each != CLIENT_HEADER)
-                # Under one field, because errors are counted by it: names that clients make up would be endless.
-                raise InputError("parameters", f"{shown(name)} is not a request parameter; known are {known}")
-        audio_format = AudioFormat(parameters.get("audio_format", "float32"), parameters.get("sample_rate"))
+                # Under one field, because errors are counted by it: names that clients make up
+                # would be endless.
+                raise InputError(
+                    "parameters", f"{shown(name)} is not a request parameter; known are {known}"
+                )
+        audio_format = AudioFormat(
+            parameters.get("audio_format", "float32"), parameters.get("sample_rate")
+        )
         keep_open = parameters.get("keep_open", False)
         if not isinstance(keep_open, bool):
             raise InputError("keep_open", f"{shown(keep_open)} is not a boolean")
@@ -115,7 +130,8 @@ def owner_of(parameters: Parameters) -> Owner:
     Raises:
         InputError: one of them is no text, or is too long.
     """
-    client = parameters.get(CLIENT_HEADER, "")  # a forwarded header replaces a parameter of this name
+    # a forwarded header replaces a parameter of this name
+    client = parameters.get(CLIENT_HEADER, "")
     if not isinstance(client, str) or len(client) > _NAME_CHARS:
         raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
     key = parameters.get(STREAM_KEY)
@@ -125,11 +141,18 @@ def owner_of(parameters: Parameters) -> Owner:
 
 
 def _of_triton(name: str) -> bool:
-    return name.startswith("triton_") or name in ("id", "sequence_id", "sequence_start", "sequence_end")
+    return name.startswith("triton_") or name in (
+        "id",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+    )
 
 
 def tensor(request: Any, name: str) -> NDArray[Any] | None:
-    """Returns an input of a request, or None: a view of memory that is gone once the request is answered."""
+    """Returns an input of a request, or None: a view of memory that is gone once the request is
+    answered.
+    """
     found = pb_utils.get_input_tensor_by_name(request, name)
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
@@ -144,8 +167,8 @@ def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig
     """Returns the voice that the first request of an utterance names or sends along.
 
     Raises:
-        InputError: no voice has the `name` of its parameters, if not empty, or the id; another one comes beside it; it
-            is not whole, or does not fit the model.
+        InputError: no voice has the `name` of its parameters, if not empty, or the id; another one
+            comes beside it; it is not whole, or does not fit the model.
     """
     given = {each: array for each in VOICE_INPUTS if (array := tensor(request, each)) is not None}
     digest = tensor(request, VOICE_ID)
@@ -154,7 +177,9 @@ def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig
             raise InputError("voice" if name else VOICE_ID, "comes with a voice; send either")
         return voices.named(name) if digest is None else voices.get(digest.tobytes().hex())
     if missing := [each for each in VOICE_INPUTS if each not in given]:
-        raise InputError(missing[0], "missing; the first request of an utterance carries it, or a voice_id")
+        raise InputError(
+            missing[0], "missing; the first request of an utterance carries it, or a voice_id"
+        )
     voice = Voice(**given)
     voice.check(config)
     return voice
@@ -176,7 +201,8 @@ class TritonReply:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        # After the last word the server frees what a sender refers to. To ask it then kills tritonserver.
+        # After the last word the server frees what a sender refers to. To ask it then kills
+        # tritonserver.
         self._lock = threading.Lock()
         self._over = False
 
@@ -189,7 +215,10 @@ class TritonReply:
             "samples_per_token": np.array([chunk.samples_per_token], np.int32),
             "samples_trimmed": np.array([chunk.samples_trimmed], np.int32),
         }
-        tensors = [pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array)) for name, array in outputs.items()]
+        tensors = [
+            pb_utils.Tensor.from_dlpack(name, torch.from_numpy(array))
+            for name, array in outputs.items()
+        ]
         with self._lock:
             if not self._over:  # else the utterance was cancelled while this chunk was computed
                 self._sender.send(pb_utils.InferenceResponse(tensors))
@@ -214,8 +243,11 @@ class TritonReply:
 
 
 def admitted(request: Any) -> bool:
-    """Says whether a request may go on; one that starts an utterance while the server drains is refused here."""
-    file = os.environ.get(DRAIN_VARIABLE)  # a server that our launcher did not start has none, and never drains
+    """Says whether a request may go on; one that starts an utterance while the server drains is
+    refused here.
+    """
+    # a server that our launcher did not start has none, and never drains
+    file = os.environ.get(DRAIN_VARIABLE)
     if not (Position.of(request).start and file and Path(file).exists()):
         return True
     TritonReply(request).fail(LimitError("server: it is shutting down; try another one"))

@@ -1,9 +1,11 @@
-"""Sequences of a server: each request finds the open stream that it continues, and only the owner's requests do.
+"""Sequences of a server: each request finds the open stream that it continues, and only the owner's
+requests do.
 
-Triton gives a model neither the connection nor the address that a request came from (server 2.51). A request carries
-its sequence id, its parameters and the gRPC headers that the server forwards. So a stream is bound to two values of its
-first request: the client name, which a balancer sets as a header, and the parameter `stream_key`, a secret that the
-client makes up. Every further request must have the same two.
+Triton gives a model neither the connection nor the address that a request came from (server 2.51).
+A request carries its sequence id, its parameters and the gRPC headers that the server forwards. So
+a stream is bound to two values of its first request: the client name, which a balancer sets as a
+header, and the parameter `stream_key`, a secret that the client makes up. Every further request
+must have the same two.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _REMEMBERED = 1024  # ids of streams that are closed
 
 @dataclass(frozen=True)
 class Owner:
-    """Owner of a stream: the client that sent its first request, as far as requests identify a client.
+    """Owner of a stream: the client that sent its first request, as far as requests identify a
+    client.
 
     Attributes:
         client: name in the forwarded gRPC header; empty without one.
@@ -35,7 +38,9 @@ class Owner:
     stream_key: str = field(default="", repr=False)
 
     def owns(self, other: Owner) -> bool:
-        """Returns whether a request with this client name and key belongs to the same client as another request."""
+        """Returns whether a request with this client name and key belongs to the same client as
+        another request.
+        """
         same_key = hmac.compare_digest(self.stream_key.encode(), other.stream_key.encode())
         return same_key and self.client == other.client
 
@@ -43,13 +48,14 @@ class Owner:
 class Sequences(Generic[StreamT]):
     """Open streams of a server by their sequence ids; several threads may use it.
 
-    A sequence id is taken from the first request of a stream until its last request, or until the stream is closed. It
-    is free while the last audio is still being computed.
+    A sequence id is taken from the first request of a stream until its last request, or until the
+    stream is closed. It is free while the last audio is still being computed.
     """
 
     def __init__(self) -> None:
         self._open: dict[SequenceId, tuple[Owner, StreamT]] = {}
-        self._closed: OrderedDict[SequenceId, str] = OrderedDict()  # the reason, by id; the latest last
+        # the reason, by id; the latest last
+        self._closed: OrderedDict[SequenceId, str] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -61,7 +67,8 @@ class Sequences(Generic[StreamT]):
             return [(sequence_id, stream) for sequence_id, (_, stream) in self._open.items()]
 
     def started_by(self, sequence_id: SequenceId, owner: Owner) -> StreamT | None:
-        """Returns the open stream that a second first request of the same owner meets; None if the id is free.
+        """Returns the open stream that a second first request of the same owner meets; None if the
+        id is free.
 
         Raises:
             InputError: the id is in use by a stream of another client.
@@ -73,7 +80,8 @@ class Sequences(Generic[StreamT]):
         if not owner.owns(found[0]):
             raise InputError(
                 "sequence_id",
-                f"'{sequence_id}' is in use by an open stream of another client; choose another id at random. Further "
+                f"'{sequence_id}' is in use by an open stream of another client; choose another "
+                f"id at random. Further "
                 "requests with this id are refused too, until that stream is closed",
             )
         return found[1]
@@ -90,7 +98,8 @@ class Sequences(Generic[StreamT]):
 
         Raises:
             InputError: the stream belongs to another client.
-            StreamClosedError: there is no open stream with this id; the message gives the reason if it is known.
+            StreamClosedError: there is no open stream with this id; the message gives the reason if
+                it is known.
         """
         with self._lock:
             found, reason = self._open.get(sequence_id), self._closed.get(sequence_id)
@@ -103,13 +112,16 @@ class Sequences(Generic[StreamT]):
         if not owner.owns(found[0]):
             raise InputError(
                 "sequence_id",
-                f"'{sequence_id}' is an open stream of another client: the client name or stream_key of this request "
+                f"'{sequence_id}' is an open stream of another client: the client name or "
+                f"stream_key of this request "
                 "is not that of the first request",
             )
         return found[1]
 
     def remove(self, sequence_id: SequenceId, stream: StreamT, reason: str) -> None:
-        """Frees the id of a stream, unless another stream has taken it since; later requests are told the reason."""
+        """Frees the id of a stream, unless another stream has taken it since; later requests are
+        told the reason.
+        """
         with self._lock:
             if (found := self._open.get(sequence_id)) is None or found[1] is not stream:
                 return
@@ -120,19 +132,22 @@ class Sequences(Generic[StreamT]):
 
 
 OPEN_TO_OTHERS = (
-    "a stream without the request parameter stream_key, and without a client name from a balancer, can be continued by "
+    "a stream without the request parameter stream_key, and without a client name from a "
+    "balancer, can be continued by "
     "any client that knows its sequence id (docs/security.md)"
 )
 
 
 def started_twice(sequence_id: SequenceId) -> InputError:
-    """Makes the error that closes a stream whose owner sends a second first request, and that refuses this request.
+    """Makes the error that closes a stream whose owner sends a second first request, and that
+    refuses this request.
 
-    Two clients that send neither a name nor a key are one owner to the server. To close the stream is then the only
-    answer that keeps the tokens of one client out of the audio of the other.
+    Two clients that send neither a name nor a key are one owner to the server. To close the stream
+    is then the only answer that keeps the tokens of one client out of the audio of the other.
     """
     return InputError(
         "sequence_id",
-        f"'{sequence_id}' was started a second time while its stream was open, and the stream is closed; choose ids at "
+        f"'{sequence_id}' was started a second time while its stream was open, and the stream is "
+        f"closed; choose ids at "
         "random, and send a stream_key with each request",
     )

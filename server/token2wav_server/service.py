@@ -1,4 +1,6 @@
-"""Service of the one-process model: it finds the utterance of every Triton request, and hands its tokens to workers."""
+"""Service of the one-process model: it finds the utterance of every Triton request, and hands its
+tokens to workers.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,16 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
-_PREFILL_SECONDS = 20.0  # of many voices the rest waits for its first utterances, the server does not
+# of many voices the rest waits for its first utterances, the server does not
+_PREFILL_SECONDS = 20.0
 _USUAL_SECONDS = 30.0  # of an utterance
 
 
 class Service:
     """Service behind the Triton model `token2wav`: it opens utterances and hands over their tokens.
 
-    An utterance is known by its `Request`, never by the sequence id alone: an id is only a name under
-    which the requests of one client find it, and is free again when the utterance is over.
+    An utterance is known by its `Request`, never by the sequence id alone: an id is only a name
+    under which the requests of one client find it, and is free again when the utterance is over.
     """
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
@@ -55,12 +58,18 @@ class Service:
         _warn_of_small_cache(model, config)
         workers = config.runtime.lanes or default_workers(model.engine.device)
         self._workers = WorkerPool(
-            model.pipeline, config.limits, self._metrics, workers=workers, on_device_lost=end_process
+            model.pipeline,
+            config.limits,
+            self._metrics,
+            workers=workers,
+            on_device_lost=end_process,
         )
 
     @classmethod
     def start(cls) -> Service:
-        """Loads the model folder that the environment names, with its settings; raises Token2WavError if it cannot."""
+        """Loads the model folder that the environment names, with its settings; raises
+        Token2WavError if it cannot.
+        """
         log_to_triton()
         folder, config = given()
         model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
@@ -77,8 +86,9 @@ class Service:
         try:
             self._handle(request, reply)
         except Exception as error:  # one that is not ours too: Triton has more requests for us
-            # Not under another name, which would outlive this clause: error, traceback and this frame would hold one
-            # another, and with them the request and its shared memory, until Python looks for cycles.
+            # Not under another name, which would outlive this clause: error, traceback and this
+            # frame would hold one another, and with them the request and its shared memory, until
+            # Python looks for cycles.
             error = as_told(error)
             self._metrics.refused(error)
             reply.fail(error)
@@ -92,14 +102,24 @@ class Service:
         owner = owner_of(parameters)
         if position.start:
             options = Options.of(parameters)
-            utterance, keep_open = self._open(request, position.sequence_id, owner, options), options.keep_open
+            utterance, keep_open = (
+                self._open(request, position.sequence_id, owner, options),
+                options.keep_open,
+            )
         else:
-            utterance, keep_open = self._continued(request, position.sequence_id, owner, parameters), False
-        self._workers.push(utterance, tokens_of(request), reply, end=position.end, keep_open=keep_open)
+            utterance, keep_open = (
+                self._continued(request, position.sequence_id, owner, parameters),
+                False,
+            )
+        self._workers.push(
+            utterance, tokens_of(request), reply, end=position.end, keep_open=keep_open
+        )
         if position.end:
             self._sequences.remove(position.sequence_id, utterance, utterance.why_closed)
 
-    def _open(self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options) -> Request:
+    def _open(
+        self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options
+    ) -> Request:
         if (open_utterance := self._sequences.started_by(sequence_id, owner)) is not None:
             self._workers.cancel(open_utterance, started_twice(sequence_id))
             raise started_twice(sequence_id)
@@ -112,10 +132,13 @@ class Service:
             audio_format=options.audio_format,
         )
         self._sequences.add(sequence_id, owner, utterance)
-        self._voices.register(voice)  # now that its client is admitted: it may push out the voice of another client
+        # now that its client is admitted: it may push out the voice of another client
+        self._voices.register(voice)
         return utterance
 
-    def _continued(self, request: Any, sequence_id: SequenceId, owner: Owner, parameters: Parameters) -> Request:
+    def _continued(
+        self, request: Any, sequence_id: SequenceId, owner: Owner, parameters: Parameters
+    ) -> Request:
         utterance = self._sequences.find(sequence_id, owner)
         utterance.check_open()
         try:
@@ -130,13 +153,16 @@ class Service:
 def _limits(limits: LimitConfig) -> str:
     """Returns the line of the summary that names the bounds of clients."""
     return (
-        f"limits   {limits.streams} streams, {limits.client_streams} of one client, {limits.stream_tokens} tokens in "
+        f"limits   {limits.streams} streams, {limits.client_streams} of one client, "
+        f"{limits.stream_tokens} tokens in "
         f"each, {limits.sent_voices} voices from clients"
     )
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
-    """Computes the prompts of voices, which their first listeners would wait for, as far as time and cache allow."""
+    """Computes the prompts of voices, which their first listeners would wait for, as far as time
+    and cache allow.
+    """
     deadline = time.monotonic() + _PREFILL_SECONDS
     for voice in voices:
         try:
@@ -150,13 +176,16 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
 def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
     """Logs for how many streams the cache has pages, where more may be open at once."""
     sizes, capacity = model.config, model.pipeline.usage().capacity
-    pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1  # and what its prompt's last block needs
+    # and what its prompt's last block needs
+    pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1
     if (window := sizes.window(config.stream)) >= 0:  # as `CachedFlow` reserves them
         pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2
     if capacity and (fit := capacity // pages) < config.limits.streams:
         log.warning(
-            "the cache has pages for %d streams of %g s, and limits.streams admits %d: more will be refused, or slow "
-            "all down as they recompute; change limits.streams, stream.left_blocks or runtime.cache_storage",
+            "the cache has pages for %d streams of %g s, and limits.streams admits %d: more will "
+            "be refused, or slow "
+            "all down as they recompute; change limits.streams, stream.left_blocks or "
+            "runtime.cache_storage",
             *(fit, _USUAL_SECONDS, config.limits.streams),
         )
 
@@ -165,7 +194,13 @@ class TritonHandler(logging.Handler):
     """Log handler that passes records on to the server which this process belongs to."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = "error" if record.levelno >= logging.ERROR else "warn" if record.levelno >= logging.WARNING else "info"
+        level = (
+            "error"
+            if record.levelno >= logging.ERROR
+            else "warn"
+            if record.levelno >= logging.WARNING
+            else "info"
+        )
         try:
             getattr(pb_utils.Logger, f"log_{level}")(" ".join(self.format(record).splitlines()))
         except Exception:

@@ -1,7 +1,9 @@
-"""Voices of a server: those that its settings name are read from files, those that clients send are kept by their hash.
+"""Voices of a server: those that its settings name are read from files, those that clients send are
+kept by their hash.
 
-What clients send is known by its hash alone: a name or a text would be somebody's promise that two voices are the same.
-Names belong to the voices that whoever runs the server keeps there. None of it takes torch.
+What clients send is known by its hash alone: a name or a text would be somebody's promise that two
+voices are the same. Names belong to the voices that whoever runs the server keeps there. None of it
+takes torch.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ _MOST_NAMES_TOLD = 20
 class VoiceRegistry:
     """Registry of voices by their id, and of some by a name too; several threads may use it.
 
-    Those that have a name stay. When there are too many others, the one goes first that was registered or asked for
-    least recently. Streams hold their voice themselves, so that losing it here does not touch them.
+    Those that have a name stay. When there are too many others, the one goes first that was
+    registered or asked for least recently. Streams hold their voice themselves, so that losing it
+    here does not touch them.
     """
 
     def __init__(self, most_voices: int) -> None:
@@ -39,7 +42,9 @@ class VoiceRegistry:
         return len(self._voices)
 
     def keep(self, name: str, voice: Voice) -> None:
-        """Keeps a voice for good: it is found by its id, and by `name`, which no other voice may have."""
+        """Keeps a voice for good: it is found by its id, and by `name`, which no other voice may
+        have.
+        """
         with self._lock:
             self._ids[name] = voice.content_hash
             self._kept[voice.content_hash] = voice
@@ -66,7 +71,9 @@ class VoiceRegistry:
             if (kept := self._kept.get(voice_id)) is not None:
                 return kept
             if (voice := self._voices.get(voice_id)) is None:
-                raise InputError("voice_id", f"'{voice_id}' is not registered here; send the voice itself once")
+                raise InputError(
+                    "voice_id", f"'{voice_id}' is not registered here; send the voice itself once"
+                )
             self._voices.move_to_end(voice_id)
             return voice
 
@@ -82,16 +89,21 @@ class VoiceRegistry:
             names = [*self._ids]
         told, more = ", ".join(names[:_MOST_NAMES_TOLD]), len(names) - _MOST_NAMES_TOLD
         others = f" and {more} others" if more > 0 else ""
-        known = f"voices of this server are {told}{others}" if names else "this server has no named voices"
+        known = (
+            f"voices of this server are {told}{others}"
+            if names
+            else "this server has no named voices"
+        )
         raise InputError("voice", f"{shown(name)} is not known here; {known}")
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
-    """Reads the voices of a server, by their names, which are those of their files without the ending.
+    """Reads the voices of a server, by their names, which are those of their files without the
+    ending.
 
     Raises:
-        ConfigError: naming the file, which cannot be read, does not fit the model, or has a name that
-            cannot be used.
+        ConfigError: naming the file, which cannot be read, does not fit the model, or has a name
+            that cannot be used.
     """
     voices: dict[str, Voice] = {}
     for path in map(Path, config.voices):
@@ -110,7 +122,9 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
 
 
 def registry(config: ServerConfig, model: ModelConfig) -> VoiceRegistry:
-    """Makes the registry of a server, in which the voices of its settings are known; raises as `voices_in`."""
+    """Makes the registry of a server, in which the voices of its settings are known; raises as
+    `voices_in`.
+    """
     voices = VoiceRegistry(config.limits.sent_voices)
     for name, voice in voices_in(config, model).items():
         voices.keep(name, voice)

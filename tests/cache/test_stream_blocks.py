@@ -31,7 +31,9 @@ def a_cache() -> PrefixCache[Pages]:
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
     reserved=st.integers(0, 5),
 )
-def test_tables_are_what_the_mask_shows(prefix: int, kept: bool, left: int, counts: list[int], reserved: int) -> None:
+def test_tables_are_what_the_mask_shows(
+    prefix: int, kept: bool, left: int, counts: list[int], reserved: int
+) -> None:
     cache = a_cache()
     shared = cache.take(prefix)
     blocks = StreamBlocks(cache, shared, BlockMask(1, left, prefix if kept else 0), reserved)
@@ -44,7 +46,9 @@ def test_tables_are_what_the_mask_shows(prefix: int, kept: bool, left: int, coun
         assert cache.pool.used == prefix + blocks.held
         blocks.forget_unseen()
         later = BlockMask(1, left, prefix if kept else 0).whole(len(every) + 1)[-1, prefix:-1]
-        assert len(blocks.own) == int(torch.count_nonzero(later)), "no page that no later block can see"
+        assert len(blocks.own) == int(torch.count_nonzero(later)), (
+            "no page that no later block can see"
+        )
     blocks.release()
     assert cache.pool.used == prefix
 

@@ -18,8 +18,8 @@ def npy_header(shape: str, descr: str = "<i8") -> bytes:
 def memory_within(more_bytes: int) -> Iterator[None]:
     """Lets this process take so many bytes of address space more, and no others.
 
-    Threads of earlier tests share them, and an arena of the C library's allocator takes 64 MiB at once: 256 MiB leave
-    room for that, and are still nothing beside what hostile files announce.
+    Threads of earlier tests share them, and an arena of the C library's allocator takes 64 MiB at
+    once: 256 MiB leave room for that, and are still nothing beside what hostile files announce.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,6 @@
-"""Call of an utterance: latencies, silence, a server held to the protocol, and what another attempt sends again."""
+"""Call of an utterance: latencies, silence, a server held to the protocol, and what another attempt
+sends again.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,21 @@ def answered() -> Call:
     return Call("token2wav", Opening("anna", "int16", keep_open=False), repeatable=False)
 
 
-def message(request: int | str, audio: npt.NDArray[Any] | None, *, last: bool, **outputs: Any) -> Any:
+def message(
+    request: int | str, audio: npt.NDArray[Any] | None, *, last: bool, **outputs: Any
+) -> Any:
     answer = service_pb2.ModelInferResponse(id=str(request))
     answer.parameters["triton_final_response"].bool_param = last
     if audio is not None:
-        arrays = {"audio": ("INT16", audio), "final": ("BOOL", np.array([outputs.pop("final", False)]))}
-        arrays |= {name: ("INT32", np.array([outputs[name]], np.int32)) for name in NUMBERS if name in outputs}
+        arrays = {
+            "audio": ("INT16", audio),
+            "final": ("BOOL", np.array([outputs.pop("final", False)])),
+        }
+        arrays |= {
+            name: ("INT32", np.array([outputs[name]], np.int32))
+            for name in NUMBERS
+            if name in outputs
+        }
         for name, (datatype, array) in arrays.items():
             answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
             answer.raw_output_contents.append(array.tobytes())
@@ -46,8 +57,18 @@ def answer(request: int) -> Any:
     return message(request, None, last=True)
 
 
-def audio(request: int | str, index: int, tokens: int, *, last: bool = False, short: int = 0, **outputs: Any) -> Any:
-    return message(request, SAMPLES[: 960 * tokens - short], last=last, chunk_index=index, **outputs)
+def audio(
+    request: int | str,
+    index: int,
+    tokens: int,
+    *,
+    last: bool = False,
+    short: int = 0,
+    **outputs: Any,
+) -> Any:
+    return message(
+        request, SAMPLES[: 960 * tokens - short], last=last, chunk_index=index, **outputs
+    )
 
 
 def part(index: int, begin: int, end: int, *, final: bool = False) -> Any:
@@ -139,7 +160,9 @@ def test_chunks_must_be_contiguous(answered: Call) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "short"), [(9, 0), (10, 1), (11, 0)])
-def test_the_final_chunk_must_complete_960_samples_per_token(answered: Call, tokens: int, short: int) -> None:
+def test_the_final_chunk_must_complete_960_samples_per_token(
+    answered: Call, tokens: int, short: int
+) -> None:
     sending(answered, (0.0, 10), end=1.0)
     with pytest.raises(ProtocolError, match=r"samples for 10 tokens, expected 9600"):
         answered.accept(audio(0, 0, tokens, final=True, short=short), 2.0)
@@ -184,7 +207,9 @@ def test_silence_that_was_trimmed_is_missing_in_the_sum(answered: Call) -> None:
     answered.request([1], 11.0, end=True)
     chunk = take(answered, audio(0, 0, 3, samples_trimmed=960), 12.0)
     assert (chunk.samples_trimmed, chunk.latency_s) == (960, 2.0)
-    with pytest.raises(ProtocolError, match="the server sent 3840 samples for 5 tokens, expected 3839"):
+    with pytest.raises(
+        ProtocolError, match="the server sent 3840 samples for 5 tokens, expected 3839"
+    ):
         answered.accept(audio(1, 1, 1, samples_trimmed=961), 13.0)
 
 
@@ -196,7 +221,9 @@ def test_audio_that_was_delivered_is_not_delivered_again(call: Call) -> None:
     call.again(105.0)
     assert call.accept(part(0, 0, 3), 106.0) is None
     rest = [take(call, part(1, 3, 6), 107.0), take(call, part(2, 6, 10, final=True), 108.0)]
-    assert np.array_equal(np.concatenate([chunk.audio for chunk in first + rest]), SAMPLES[: 10 * 960])
+    assert np.array_equal(
+        np.concatenate([chunk.audio for chunk in first + rest]), SAMPLES[: 10 * 960]
+    )
     assert [chunk.index for chunk in first + rest] == [0, 1, 2, 3, 4, 5]
     assert [len(chunk.audio) for chunk in rest] == [2 * 960, 4 * 960]
     assert [chunk.arrival_s for chunk in rest] == [7.0, 8.0]  # since the first tokens of all
@@ -218,11 +245,21 @@ def test_another_attempt_says_the_same_under_another_id(call: Call) -> None:
     call.interrupt()
     before.append(call.request([4], 1.0, end=True))  # meanwhile
     after = call.again(2.0)
-    assert [request.raw_input_contents for request in after] == [request.raw_input_contents for request in before]
+    assert [request.raw_input_contents for request in after] == [
+        request.raw_input_contents for request in before
+    ]
     assert [request.id for request in after] == ["0", "1", "2", "3"]
-    [old], [new] = ({request.parameters["sequence_id"].string_param for request in side} for side in (before, after))
+    [old], [new] = (
+        {request.parameters["sequence_id"].string_param for request in side}
+        for side in (before, after)
+    )
     assert old != new == call.id
-    assert [request.parameters["sequence_end"].bool_param for request in after] == [False, False, False, True]
+    assert [request.parameters["sequence_end"].bool_param for request in after] == [
+        False,
+        False,
+        False,
+        True,
+    ]
     with pytest.raises(UtteranceClosedError):
         call.request([5], 3.0, end=False)
 

@@ -1,4 +1,7 @@
-"""The command: arguments, messages, exit codes. A server that synthesizes is the end-to-end tests' business."""
+"""The command: arguments, messages, exit codes.
+
+A server that synthesizes is the end-to-end tests' business.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,14 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
-from token2wav_client import AsyncClient, Client, ClientVoice, InputError, ServerUnavailable, __version__
+from token2wav_client import (
+    AsyncClient,
+    Client,
+    ClientVoice,
+    InputError,
+    ServerUnavailable,
+    __version__,
+)
 from token2wav_client.cli import main
 from token2wav_client.errors import EXIT_CODES
 
@@ -116,10 +126,20 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("wrong", ["tokens", "voice", "out", "url"])
 def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
-    wrong: str, tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+    wrong: str,
+    tmp_path: Path,
+    voice: str,
+    tokens: str,
+    free_url: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     good = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "out.wav"), "url": free_url}
-    bad = {"tokens": "no.npy", "voice": "no.npz", "out": "no/such/folder/o.wav", "url": f"http://{free_url}"}
+    bad = {
+        "tokens": "no.npy",
+        "voice": "no.npz",
+        "out": "no/such/folder/o.wav",
+        "url": f"http://{free_url}",
+    }
     arguments = good | {wrong: bad[wrong]}
     assert main(["synth", *(f"--{name}={value}" for name, value in arguments.items())]) == 2
     assert bad[wrong] in one_sentence(capsys)
@@ -134,9 +154,25 @@ def test_an_unusable_argument_exits_with_2_before_the_server_is_asked(
     ],
 )
 def test_a_voice_that_no_server_can_know_exits_with_2(
-    option: str, message: str, tmp_path: Path, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+    option: str,
+    message: str,
+    tmp_path: Path,
+    tokens: str,
+    free_url: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["synth", f"--tokens={tokens}", option, f"--out={tmp_path / 'o.wav'}", f"--url={free_url}"]) == 2
+    assert (
+        main(
+            [
+                "synth",
+                f"--tokens={tokens}",
+                option,
+                f"--out={tmp_path / 'o.wav'}",
+                f"--url={free_url}",
+            ]
+        )
+        == 2
+    )
     assert message in one_sentence(capsys)
 
 
@@ -144,7 +180,17 @@ def test_nobody_at_the_address_exits_with_3(
     tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.wav"
-    arguments = ["synth", "--tokens", tokens, "--voice", voice, "--out", str(out), "--url", free_url]
+    arguments = [
+        "synth",
+        "--tokens",
+        tokens,
+        "--voice",
+        voice,
+        "--out",
+        str(out),
+        "--url",
+        free_url,
+    ]
     assert main(arguments) == 3
     assert f"no server at {free_url}" in one_sentence(capsys)
     assert not out.exists()
@@ -161,21 +207,31 @@ def test_a_mute_port_exits_with_3_after_the_connect_timeout(
         began = time.monotonic()
         assert main(["health", "--url", url, "--connect-timeout", "0.3"]) == 3
         took.append(time.monotonic() - began)
-        assert f"the server at {url} accepts connections but does not answer" in one_sentence(capsys)
+        assert f"the server at {url} accepts connections but does not answer" in one_sentence(
+            capsys
+        )
     assert min(took) < 5  # the default
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_ends_it_without_a_traceback(
-    tmp_path: Path, voice: str, mute_port: socket.socket, number: signal.Signals, status: int, said: str
+    tmp_path: Path,
+    voice: str,
+    mute_port: socket.socket,
+    number: signal.Signals,
+    status: int,
+    said: str,
 ) -> None:
     # A shell that runs the tests in the background hands down SIGINT ignored.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "token2wav_client"]
     command += ["synth", "--tokens", "-", "--voice", voice, "--out", str(tmp_path / "out.wav")]
     command += ["--url", url_of(mute_port), "--connect-timeout", f"{PATIENCE_SECONDS}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         mute_port.settimeout(PATIENCE_SECONDS)
         connection, _ = mute_port.accept()  # it is up and waits for the server
         with connection:
@@ -192,7 +248,9 @@ def test_a_report_that_cannot_be_written_is_an_error_of_the_output(target: str, 
     with os.fdopen(writing, "wb") as pipe, Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "token2wav_client", "voice-id", voice]
         output = full if target == "/dev/full" else pipe
-        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
     reason = os.strerror(errno.ENOSPC if target == "/dev/full" else errno.EPIPE)
     assert done.returncode == 2
     assert done.stderr == f"token2wav-client: error: report: cannot be written ({reason})\n"
@@ -208,12 +266,16 @@ def test_the_id_of_a_voice_file(
 def test_the_package_needs_neither_torch_nor_the_library() -> None:
     code = "import sys, token2wav_client.cli; print({'torch', 'token2wav'} & set(sys.modules))"
     environment = dict(os.environ, PYTHONWARNINGS="ignore")
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert shown.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_a_wrong_option_is_an_error_of_the_call(kind: type[Client] | type[AsyncClient], free_url: str) -> None:
+def test_a_wrong_option_is_an_error_of_the_call(
+    kind: type[Client] | type[AsyncClient], free_url: str
+) -> None:
     async def call() -> None:
         client = kind(free_url)
         with pytest.raises(TypeError, match="'sample_rat'"):
@@ -227,7 +289,9 @@ def test_a_wrong_option_is_an_error_of_the_call(kind: type[Client] | type[AsyncC
     asyncio.run(call())
 
 
-def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
+def test_a_client_without_a_server_leaves_no_threads(
+    free_url: str, voice_arrays: dict[str, npt.NDArray[Any]]
+) -> None:
     before = set(threading.enumerate())
     with Client(free_url) as client:
         with pytest.raises(ServerUnavailable, match=free_url):
@@ -243,19 +307,32 @@ def test_a_client_without_a_server_leaves_no_threads(free_url: str, voice_arrays
 @pytest.mark.parametrize(
     "url",
     [
-        *("", "localhost", "localhost:", ":8001", "http://localhost:8000", "host:grpc", "localhost: 8001"),
+        *(
+            "",
+            "localhost",
+            "localhost:",
+            ":8001",
+            "http://localhost:8000",
+            "host:grpc",
+            "localhost: 8001",
+        ),
         *(" localhost:8001", "localhost:8001\n", "::1:8001", "user@localhost:8001", "localhost:٣"),
         *("unix:/run/server:1", "a:1,b:1", "a:-1"),
     ],
 )
 def test_an_address_must_be_host_and_port(url: str) -> None:
-    with pytest.raises(InputError, match=r"^url: .* is not host:port, as in localhost:8001 or \[::1\]:8001$"):
+    with pytest.raises(
+        InputError, match=r"^url: .* is not host:port, as in localhost:8001 or \[::1\]:8001$"
+    ):
         Client(url)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "999999999"])
 def test_a_port_that_does_not_exist_is_refused_and_not_wrapped(port: str) -> None:
-    with pytest.raises(InputError, match=f"^url: 'localhost:{port}' has the port {port}, which is outside 1 to 65535$"):
+    with pytest.raises(
+        InputError,
+        match=f"^url: 'localhost:{port}' has the port {port}, which is outside 1 to 65535$",
+    ):
         Client(f"localhost:{port}")
 
 
@@ -267,12 +344,17 @@ def test_addresses_that_are_taken(url: str) -> None:
         pass
 
 
-def test_an_error_in_tokens_names_the_file(tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_in_tokens_names_the_file(
+    tmp_path: Path, voice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokens = tmp_path / "my tokens.json"
     tokens.write_text("[]")
     out = tmp_path / "perf.json"
     assert main(["perf-data", f"--tokens={tokens}", f"--voice={voice}", f"--out={out}"]) == 2
-    assert one_sentence(capsys) == f"token2wav-client: error: {tokens}: tokens: none, an utterance needs at least 1"
+    assert (
+        one_sentence(capsys)
+        == f"token2wav-client: error: {tokens}: tokens: none, an utterance needs at least 1"
+    )
     assert not out.exists()
 
 
@@ -289,10 +371,17 @@ def test_tokens_and_voice_of_different_models_are_no_data_for_perf_analyzer(
 
 @pytest.mark.parametrize("option", ["tokens", "voice", "token-file"])
 def test_a_file_that_is_not_there_is_named_once(
-    option: str, tmp_path: Path, voice: str, tokens: str, free_url: str, capsys: pytest.CaptureFixture[str]
+    option: str,
+    tmp_path: Path,
+    voice: str,
+    tokens: str,
+    free_url: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     missing = str(tmp_path / "missing.npz")
-    given = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "o.wav"), "url": free_url} | {option: missing}
+    given = {"tokens": tokens, "voice": voice, "out": str(tmp_path / "o.wav"), "url": free_url} | {
+        option: missing
+    }
     assert main(["synth", *(f"--{name}={value}" for name, value in given.items())]) == 2
     line = one_sentence(capsys)
     assert line.count(missing) == 1

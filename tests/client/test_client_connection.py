@@ -1,4 +1,6 @@
-"""How a server may be reached: what is refused before anything connects, and what a failed call means."""
+"""How a server may be reached: what is refused before anything connects, and what a failed call
+means.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,18 @@ NOBODY = "127.0.0.1:1"
         ({"headers": {"x-key": "two\nlines"}}, "headers, x-key: expected printable ASCII"),
         ({"token": ""}, "token: expected printable ASCII"),
         ({"token": "two\nlines"}, "token: expected printable ASCII"),
-        ({"token": "a", "headers": {"Authorization": "b"}}, "headers: authorization and a token at once"),
-        ({"url": "far.example:8001", "token": "a"}, "token: it would travel to far.example in the clear"),
-        ({"url": "127.0.0.1.example:8001", "token": "a"}, "token: it would travel to 127.0.0.1.example in the clear"),
+        (
+            {"token": "a", "headers": {"Authorization": "b"}},
+            "headers: authorization and a token at once",
+        ),
+        (
+            {"url": "far.example:8001", "token": "a"},
+            "token: it would travel to far.example in the clear",
+        ),
+        (
+            {"url": "127.0.0.1.example:8001", "token": "a"},
+            "token: it would travel to 127.0.0.1.example in the clear",
+        ),
         ({"max_message_mib": 0}, "max_message_mib: 0 is outside 1 to 2047"),
         ({"max_message_mib": 2048}, "max_message_mib: 2048 is outside 1 to 2047"),
         ({"retries": -1}, "retries: -1 is below 0"),
@@ -68,9 +79,13 @@ def test_secrets_are_not_shown() -> None:
 def test_files_that_are_no_certificates(tmp_path: Path) -> None:
     text = tmp_path / "text.pem"
     text.write_text("hello")
-    with pytest.raises(InputError, match=r"ca: cannot use .*nowhere.pem \(No such file or directory\)"):
+    with pytest.raises(
+        InputError, match=r"ca: cannot use .*nowhere.pem \(No such file or directory\)"
+    ):
         Tls(ca=tmp_path / "nowhere.pem")
-    with pytest.raises(InputError, match=r"ca: cannot use .*text.pem \(no certificate or crl found\)"):
+    with pytest.raises(
+        InputError, match=r"ca: cannot use .*text.pem \(no certificate or crl found\)"
+    ):
         Tls(ca=text)
     with pytest.raises(InputError, match="key: missing, a certificate and its key go together"):
         Tls(cert=text)
@@ -90,12 +105,16 @@ def test_files_that_are_no_certificates(tmp_path: Path) -> None:
         (["--header=x-key=", "--tls"], "headers, x-key: expected printable ASCII"),
     ],
 )
-def test_the_command_refuses_them_too(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_them_too(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["health", f"--url={NOBODY}", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"token2wav-client: error: {sentence}")
 
 
-def test_a_token_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TOKEN2WAV_TOKEN", "s3cret")
     assert main(["health", "--url=far.example:1"]) == 2
     errors = capsys.readouterr().err
@@ -120,7 +139,12 @@ class Failed:
             ServerUnavailable,
             True,
         ),
-        ("UNAVAILABLE", "Trying to connect an http1.x server (HTTP status 400)", ServerUnavailable, True),
+        (
+            "UNAVAILABLE",
+            "Trying to connect an http1.x server (HTTP status 400)",
+            ServerUnavailable,
+            True,
+        ),
         ("UNAVAILABLE", "Received http2 header with status: 502", ServerUnavailable, True),
         ("INTERNAL", "Received RST_STREAM with error code 2", ServerUnavailable, True),
         ("CANCELLED", "Received RST_STREAM with error code 8", ServerUnavailable, True),
@@ -128,13 +152,20 @@ class Failed:
         ("CANCELLED", "CANCELLED", ServerError, True),
         ("UNAUTHENTICATED", "Received http2 header with status: 401", AccessError, False),
         ("PERMISSION_DENIED", "Received http2 header with status: 403", AccessError, False),
-        ("UNAVAILABLE", "last error: UNKNOWN: Tls handshake failed: CERTIFICATE_VERIFY_FAILED", AccessError, False),
+        (
+            "UNAVAILABLE",
+            "last error: UNKNOWN: Tls handshake failed: CERTIFICATE_VERIFY_FAILED",
+            AccessError,
+            False,
+        ),
         ("UNAVAILABLE", "UNAUTHENTICATED: Hostname Verification Check failed.", AccessError, False),
         ("INVALID_ARGUMENT", "tokens: wrong", ServerError, False),
         ("RESOURCE_EXHAUSTED", "Received message larger than max", ServerError, False),
     ],
 )
-def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientError], transient: bool) -> None:
+def test_what_a_failed_call_means(
+    code: str, details: str, kind: type[ClientError], transient: bool
+) -> None:
     error = error_of_rpc(Failed(grpc.StatusCode[code], details), NOBODY)
     assert isinstance(error, kind)
     assert error.transient == transient
@@ -148,7 +179,11 @@ def test_what_a_failed_call_means(code: str, details: str, kind: type[ClientErro
         ("server: it is shutting down; try another one", True),
         ("Stub process 'token2wav_0_0' is not healthy.", True),
         ("Request for unknown model: 'token2wav' has no available versions", True),
-        ("sequence_id: 'x' is no open stream; it ended, failed, was idle for too long, or its first ...", True),
+        (
+            "sequence_id: 'x' is no open stream; it ended, failed, was idle for too long, or its "
+            "first ...",
+            True,
+        ),
         ("tokens: 9999 at index 0 is outside the vocabulary 0 to 6560", False),
         ("engine: the model produced NaN or infinite audio", False),
         ("stream: no tokens for 30 s; it was dropped", False),
@@ -167,10 +202,10 @@ def test_what_a_servers_sentence_means(sentence: str, transient: bool) -> None:
         ("[0]", "[192]", "tokens: shape (0,), expected (192,) for this model"),
     ],
 )
-def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(sent: str, expected: str, sentence: str) -> None:
-    said = (
-        f"[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. Expected {expected}, got {sent}. "
-    )
+def test_tritons_sentence_on_a_shape_is_said_in_words_of_our_own(
+    sent: str, expected: str, sentence: str
+) -> None:
+    said = f"[request id: 0] unexpected shape for input 'tokens' for model 'token2wav'. Expected {expected}, got {sent}. "
     error = error_of_response(said)
     assert (str(error), error.transient) == (sentence, False)
 

@@ -11,18 +11,34 @@ from token2wav_client import AudioChunk, InputError, frames
 from token2wav_client.audio import AudioArray, AudioFormat
 
 
-def chunks(audio: AudioArray, cuts: list[int], audio_format: AudioFormat = "mulaw") -> list[AudioChunk]:
+def chunks(
+    audio: AudioArray, cuts: list[int], audio_format: AudioFormat = "mulaw"
+) -> list[AudioChunk]:
     parts = np.split(audio, sorted(cuts))
     return [
-        AudioChunk(part, index, index == len(parts) - 1, 0.0, 0.0, None, 8000, 320, audio_format=audio_format)
+        AudioChunk(
+            part,
+            index,
+            index == len(parts) - 1,
+            0.0,
+            0.0,
+            None,
+            8000,
+            320,
+            audio_format=audio_format,
+        )
         for index, part in enumerate(parts)
     ]
 
 
 @given(
-    st.integers(0, 900), st.lists(st.integers(0, 900), max_size=6), st.sampled_from([(2.5, 20), (20, 160), (30, 240)])
+    st.integers(0, 900),
+    st.lists(st.integers(0, 900), max_size=6),
+    st.sampled_from([(2.5, 20), (20, 160), (30, 240)]),
 )
-def test_frames_hold_all_samples_and_end_in_silence(count: int, cuts: list[int], length: tuple[float, int]) -> None:
+def test_frames_hold_all_samples_and_end_in_silence(
+    count: int, cuts: list[int], length: tuple[float, int]
+) -> None:
     audio = np.random.default_rng(count).integers(0, 255, count).astype(np.uint8)
     found = list(frames(chunks(audio, cuts), length[0]))
     assert all(frame.shape == (length[1],) and frame.dtype == np.uint8 for frame in found)

@@ -1,4 +1,7 @@
-"""The command `health` against servers that answer in every way they should not. Real ones: tests/server."""
+"""The command `health` against servers that answer in every way they should not.
+
+Real ones: tests/server.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,9 @@ def health(answer: Answer, *arguments: str, ready: bool = True) -> int:
 def test_healthy(audio_format: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert health(spoken, f"--audio-format={audio_format}") == 0
     output = capsys.readouterr()
-    assert re.fullmatch(r"healthy: first audio after \d+\.\d{3} s, all of it after \d+\.\d{3} s\n", output.out)
+    assert re.fullmatch(
+        r"healthy: first audio after \d+\.\d{3} s, all of it after \d+\.\d{3} s\n", output.out
+    )
     assert output.err == ""
 
 
@@ -104,11 +109,21 @@ def test_no_room_is_no_illness(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (one_sample_short, 4, "audio: the server sent 2879 samples for 3 tokens, expected 2880"),
         (not_finite, 4, "audio: the server sent NaN or infinite samples"),
-        (refused("Stub process 'token2wav_0_0' is not healthy."), 4, "Stub process 'token2wav_0_0' is not healthy."),
-        (refused("server: it is shutting down; try another one"), 6, "server: it is shutting down; try another one"),
+        (
+            refused("Stub process 'token2wav_0_0' is not healthy."),
+            4,
+            "Stub process 'token2wav_0_0' is not healthy.",
+        ),
+        (
+            refused("server: it is shutting down; try another one"),
+            6,
+            "server: it is shutting down; try another one",
+        ),
     ],
 )
-def test_ill(answer: Answer, status: int, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ill(
+    answer: Answer, status: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert health(answer) == status
     assert capsys.readouterr().err == f"token2wav-client: error: {sentence}\n"
 
@@ -120,7 +135,9 @@ def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
         if status != 3:  # else not even the connection was there in time, on a busy machine
             break
     assert status == 5
-    said = re.fullmatch(r"token2wav-client: error: the server did not speak 3 tokens within (\S+) s\n", errors)
+    said = re.fullmatch(
+        r"token2wav-client: error: the server did not speak 3 tokens within (\S+) s\n", errors
+    )
     assert said
     assert float(said[1]) <= timeout_s  # less what went by until then
 

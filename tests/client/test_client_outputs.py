@@ -21,16 +21,27 @@ from token2wav_client.writer import FILE_FORMATS
 def test_a_full_device_behind_standard_output_is_named(file_format: str) -> None:
     code = (
         "from token2wav_client.writer import AudioWriter; import numpy\n"
-        f"with AudioWriter('-', file_format={file_format!r}) as writer: writer.write(numpy.zeros(9, 'f4'))"
+        f"with AudioWriter('-', file_format={file_format!r}) as writer: "
+        f"writer.write(numpy.zeros(9, 'f4'))"
     )
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     *_, said = done.stderr.splitlines()
-    assert said.endswith("OutputError: out: cannot write to standard output (No space left on device)")
+    assert said.endswith(
+        "OutputError: out: cannot write to standard output (No space left on device)"
+    )
     assert "callback" not in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"])
+@pytest.mark.parametrize(
+    "wrong", ["terminal", "format", "sounddevice", "portaudio", "device", "nothing"]
+)
 def test_what_cannot_be_used_is_said_before_the_server_is_asked(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,11 @@ def test_every_late_chunk_is_an_underrun_and_shifts_the_playback() -> None:
 
 
 def test_the_first_sound_is_heard_after_silence_and_gaps() -> None:
-    chunks = [timing(0, 1, 0.5), timing(1, 1, 2.0), replace(timing(2, 1, 2.1), sound_s=0.25, samples_trimmed=2400)]
+    chunks = [
+        timing(0, 1, 0.5),
+        timing(1, 1, 2.0),
+        replace(timing(2, 1, 2.1), sound_s=0.25, samples_trimmed=2400),
+    ]
     stats = summarize(chunks)
     assert (stats.first_sound_s, stats.trimmed_s) == (3.25, 0.1)
     assert "time to first sound  3.250 s, 0.100 s of silence trimmed" in as_table(stats)
@@ -76,7 +80,18 @@ def test_json_holds_everything() -> None:
 
 def test_the_table_has_a_line_per_chunk() -> None:
     lines = as_table(summarize([timing(0, 1.0, 0.5), timing(1, 1.0, 2.0)])).splitlines()
-    assert lines[0].split() == ["chunk", "samples", "audio", "s", "arrival", "s", "latency", "s", "gap", "s"]
+    assert lines[0].split() == [
+        "chunk",
+        "samples",
+        "audio",
+        "s",
+        "arrival",
+        "s",
+        "latency",
+        "s",
+        "gap",
+        "s",
+    ]
     assert lines[1].split() == ["0", "24000", "1.000", "0.500", "0.100", "-"]
     assert lines[2].split() == ["1", "24000", "1.000", "2.000", "0.100", "0.200"]
     assert lines[-1].split()[:3] == ["underruns", "1", "(0.300"]

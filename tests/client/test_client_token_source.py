@@ -81,7 +81,11 @@ def test_a_file_that_cannot_be_opened_is_known_at_once(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.npy", npy_header(f"({10**13}, )"), "its header announces 80000000000000 bytes, and 0 follow"),
+        (
+            "t.npy",
+            npy_header(f"({10**13}, )"),
+            "its header announces 80000000000000 bytes, and 0 follow",
+        ),
         ("t.npy", npy_header(f"({10**30}, )"), "its header announces 8[0]{30} bytes, and 0 follow"),
         ("t.npy", npy_header("(2**40, )"), "cannot read tokens"),
         ("t.npy", npy_header("(-1, )") + bytes(8), r"its header announces the shape \(-1,\)"),
@@ -113,7 +117,13 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path: Path, name: s
 
 def test_arrays_of_any_order_and_byte_order_are_read(tmp_path: Path) -> None:
     codes = np.array([[1, 2, 3], [4, 5, 6]])
-    for array in (codes, np.asfortranarray(codes), codes.astype(">i2"), codes.astype("<u4"), codes[:0]):
+    for array in (
+        codes,
+        np.asfortranarray(codes),
+        codes.astype(">i2"),
+        codes.astype("<u4"),
+        codes[:0],
+    ):
         np.save(tmp_path / "t.npy", array)
         [tokens] = open_tokens(str(tmp_path / "t.npy")).pieces
         assert tokens == array.tolist()
@@ -125,11 +135,15 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
         open_tokens(str(tmp_path / "t.npy"))
 
 
-def test_what_is_skipped_is_told_once_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_skipped_is_told_once_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "t.txt"
     path.write_bytes(b"\xef\xbb\xbf<|s_1|><|endofprompt|>2\n")
     assert [token for piece in open_tokens(str(path)).pieces for token in piece] == [1, 2]
-    assert caplog.messages == [f"{path}: skipped 2 that are no speech tokens, the first one a byte-order mark"]
+    assert caplog.messages == [
+        f"{path}: skipped 2 that are no speech tokens, the first one a byte-order mark"
+    ]
 
 
 def test_batches_are_cut_but_never_filled_across_pieces() -> None:
@@ -190,12 +204,16 @@ def test_tokens_of_several_codes_from_arrays_and_json(tmp_path: Path) -> None:
         assert [list(batch) for batch in batches(source.pieces, 1)] == [[[1, 2, 3]], [[4, 5, 6]]]
 
 
-@pytest.mark.parametrize("text", ["1 2 3 4 5 6", "1,2\n3,4\n5,6\n", "<|s_1|><|s_2|><|s_3|><|s_4|><|s_5|><|s_6|>"])
+@pytest.mark.parametrize(
+    "text", ["1 2 3 4 5 6", "1,2\n3,4\n5,6\n", "<|s_1|><|s_2|><|s_3|><|s_4|><|s_5|><|s_6|>"]
+)
 def test_codes_in_text_follow_one_another(tmp_path: Path, text: str) -> None:
     path = tmp_path / "codes.txt"
     path.write_text(text)
     assert [token for piece in open_tokens(str(path), 3).pieces for token in piece] == CODES
-    with pytest.raises(TokenError, match=r"codes\.txt: tokens: the text ends with 2 of the 4 codes of a token"):
+    with pytest.raises(
+        TokenError, match=r"codes\.txt: tokens: the text ends with 2 of the 4 codes of a token"
+    ):
         list(open_tokens(str(path), 4).pieces)
 
 

@@ -58,7 +58,8 @@ def test_any_bytes_give_the_same_outcome_however_cut(text: bytes, places: list[i
         try:
             return parse(pieces)
         except TokenError as error:
-            return str(error).partition(" at byte ")[2].partition(" ")[0]  # the excerpt may be shorter
+            # the excerpt may be shorter
+            return str(error).partition(" at byte ")[2].partition(" ")[0]
 
     assert outcome(cut(text, places)) == outcome([text])
 
@@ -111,7 +112,11 @@ def test_positions_count_from_the_beginning_of_the_stream() -> None:
 def test_special_tokens_and_byte_order_marks_are_skipped_and_counted(size: int) -> None:
     text = b"\xef\xbb\xbf<|endofprompt|><|s_12|>7\xef\xbb\xbf<|im_end|>\n<|zh|><|speech_3|> <|s|><|0.00|>42"
     parser = TokenParser()
-    tokens = [token for start in range(0, len(text), size) for token in parser.feed(text[start : start + size])]
+    tokens = [
+        token
+        for start in range(0, len(text), size)
+        for token in parser.feed(text[start : start + size])
+    ]
     assert tokens + parser.close() == [12, 7, 3, 42]
     assert (parser.skipped, parser.first_skipped) == (7, "a byte-order mark")
 
@@ -122,7 +127,9 @@ def test_a_special_token_is_shown_as_a_message_can_hold_it() -> None:
     assert (parser.skipped, parser.first_skipped) == (2, r"'<|\x1b[31m\\xff|>'")
 
 
-@pytest.mark.parametrize("text", [b"<", b"<|s_1", b"<|s_1|", b"3 <|s_", b"<|endof", b"<|endofprompt|", b"\xef\xbb"])
+@pytest.mark.parametrize(
+    "text", [b"<", b"<|s_1", b"<|s_1|", b"3 <|s_", b"<|endof", b"<|endofprompt|", b"\xef\xbb"]
+)
 def test_an_end_within_a_token_is_an_error(text: bytes) -> None:
     with pytest.raises(TokenError, match="ends within"):
         parse([text])
@@ -156,7 +163,9 @@ def test_what_is_no_token_list_is_refused(values: object, message: str) -> None:
         as_tokens(values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("tokens", [[1, 2], (1, 2), range(1, 3), np.array([1, 2]), [np.int64(1), np.int64(2)]])
+@pytest.mark.parametrize(
+    "tokens", [[1, 2], (1, 2), range(1, 3), np.array([1, 2]), [np.int64(1), np.int64(2)]]
+)
 def test_flat_tokens_are_a_single_batch(tokens: Any) -> None:
     assert [as_tokens(batch).tolist() for batch in as_batches(tokens)] == [[1, 2]]
 

@@ -49,15 +49,35 @@ def test_other_float_types_are_converted(voice_arrays: Arrays) -> None:
     ("field", "value", "message"),
     [
         ("prompt_tokens", np.array([1, 2, 3, -4]), "prompt_tokens: -4 is outside 0"),
-        ("prompt_tokens", np.ones(4, np.float32), "prompt_tokens: dtype float32, expected integers"),
+        (
+            "prompt_tokens",
+            np.ones(4, np.float32),
+            "prompt_tokens: dtype float32, expected integers",
+        ),
         ("prompt_tokens", np.ones((1, 1, 4), np.int32), r"prompt_tokens: shape \(1, 1, 4\)"),
-        ("prompt_mel", np.zeros((7, 80), np.float32), r"prompt_mel: shape \(7, 80\), .* each of 4 tokens"),
-        ("prompt_mel", np.zeros((0, 80), np.float32), r"prompt_mel: shape \(0, 80\), .* each of 4 tokens"),
-        ("prompt_mel", np.zeros(640, np.float32), r"prompt_mel: shape \(640,\), expected 2 dimensions"),
+        (
+            "prompt_mel",
+            np.zeros((7, 80), np.float32),
+            r"prompt_mel: shape \(7, 80\), .* each of 4 tokens",
+        ),
+        (
+            "prompt_mel",
+            np.zeros((0, 80), np.float32),
+            r"prompt_mel: shape \(0, 80\), .* each of 4 tokens",
+        ),
+        (
+            "prompt_mel",
+            np.zeros(640, np.float32),
+            r"prompt_mel: shape \(640,\), expected 2 dimensions",
+        ),
         ("prompt_mel", np.zeros((8, 80), np.int32), "prompt_mel: dtype int32, expected float32"),
         ("prompt_mel", np.full((8, 80), np.nan, np.float32), "prompt_mel: .* not finite"),
         ("prompt_mel", np.full((8, 80), 1e300), "prompt_mel: .* not finite"),
-        ("speaker_embedding", np.zeros((1, 192), np.float32), r"speaker_embedding: .*expected 1 dimension$"),
+        (
+            "speaker_embedding",
+            np.zeros((1, 192), np.float32),
+            r"speaker_embedding: .*expected 1 dimension$",
+        ),
         ("speaker_embedding", np.zeros(0, np.float32), r"speaker_embedding: shape \(0,\)"),
         ("speaker_embedding", np.full(192, np.inf, np.float32), "speaker_embedding: .* not finite"),
     ],
@@ -75,15 +95,21 @@ def test_a_wrong_field_is_named_with_its_bound(
 
 @pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
 @pytest.mark.parametrize("field", ["prompt_tokens", "prompt_mel", "speaker_embedding"])
-def test_a_missing_field_is_named(tmp_path: Path, name: str, field: str, voice_arrays: Arrays) -> None:
+def test_a_missing_field_is_named(
+    tmp_path: Path, name: str, field: str, voice_arrays: Arrays
+) -> None:
     del voice_arrays[field]
     with pytest.raises(VoiceError, match=f"{field}: missing"):
         ClientVoice.load(save(tmp_path / name, voice_arrays))
 
 
 @pytest.mark.parametrize("name", ["v.npz", "v.safetensors"])
-@pytest.mark.parametrize("content", [None, b"", b"garbage" * 100, b"PK\x03\x04broken", b"\xff" * 64])
-def test_an_unreadable_file_is_one_sentence(tmp_path: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"garbage" * 100, b"PK\x03\x04broken", b"\xff" * 64]
+)
+def test_an_unreadable_file_is_one_sentence(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(VoiceError, match=name):
@@ -115,14 +141,17 @@ def safetensors_header(**tensors: dict[str, Any]) -> bytes:
         ("v.npz", archive(prompt_mel=npy_header("(" * 4000 + ")" * 4000)), "cannot read the voice"),
         (
             "v.safetensors",
-            safetensors_header(prompt_mel={"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}),
+            safetensors_header(
+                prompt_mel={"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
+            ),
             "cannot read the voice",
         ),
         ("v.safetensors", (2**60).to_bytes(8, "little"), "header too large"),
         ("v.safetensors", (10**5).to_bytes(8, "little") + b"[" * 10**5, "cannot read the voice"),
         (
             "v.safetensors",
-            safetensors_header(prompt_mel={"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}) + b"ab",
+            safetensors_header(prompt_mel={"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]})
+            + b"ab",
             "type 'BF16' is not known",
         ),
     ],
@@ -170,7 +199,10 @@ def test_a_text_may_be_an_id_or_a_name(known: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("voice.safetensors", r"'voice\.safetensors' is a file, not a name; ClientVoice\.load, or --voice, reads it"),
+        (
+            "voice.safetensors",
+            r"'voice\.safetensors' is a file, not a name; ClientVoice\.load, or --voice, reads it",
+        ),
         ("voice.npz", "is a file, not a name"),
         ("", "'' is neither the id nor the name of a voice"),
         ("a\nb", "is neither the id nor the name"),

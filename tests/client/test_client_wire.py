@@ -14,7 +14,13 @@ from token2wav_client.tokens import as_tokens
 from token2wav_client.voice import ClientVoice
 from token2wav_client.wire import Opening, build_request, read_response
 
-TRITON_TYPES = {"float32": "FP32", "int16": "INT16", "int32": "INT32", "bool": "BOOL", "int64": "INT64"}
+TRITON_TYPES = {
+    "float32": "FP32",
+    "int16": "INT16",
+    "int32": "INT32",
+    "bool": "BOOL",
+    "int64": "INT64",
+}
 
 
 def tensors(request: Any) -> dict[str, tuple[str, list[int], bytes]]:
@@ -28,7 +34,9 @@ def response(**outputs: npt.NDArray[Any]) -> Any:
     message = service_pb2.ModelStreamInferResponse()
     message.infer_response.id = "3"
     for name, array in outputs.items():
-        message.infer_response.outputs.add(name=name, datatype=TRITON_TYPES[array.dtype.name], shape=array.shape)
+        message.infer_response.outputs.add(
+            name=name, datatype=TRITON_TYPES[array.dtype.name], shape=array.shape
+        )
         message.infer_response.raw_output_contents.append(array.tobytes())
     return message
 
@@ -58,7 +66,9 @@ def test_a_voice_of_the_server_goes_by_its_name() -> None:
     assert "voice" not in build_request("token2wav", "sequence", "1", as_tokens([7])).parameters
 
 
-def test_the_first_request_carries_voice_and_options(voice_arrays: dict[str, npt.NDArray[Any]]) -> None:
+def test_the_first_request_carries_voice_and_options(
+    voice_arrays: dict[str, npt.NDArray[Any]],
+) -> None:
     voice = ClientVoice(**voice_arrays)
     opening = Opening(voice, "mulaw", keep_open=True, sample_rate=8000)
     request = build_request("token2wav", "sequence", "0", as_tokens([7, 300]), opening=opening)
@@ -111,7 +121,9 @@ def test_the_end_of_a_request_may_sit_on_a_chunk_or_come_alone() -> None:
 
 
 def test_an_error_response_carries_the_servers_words() -> None:
-    message = service_pb2.ModelStreamInferResponse(error_message="tokens: 9001 is out of vocabulary")
+    message = service_pb2.ModelStreamInferResponse(
+        error_message="tokens: 9001 is out of vocabulary"
+    )
     with pytest.raises(ServerError, match=r"^tokens: 9001 is out of vocabulary$"):
         read_response(message, "float32")
 

@@ -32,7 +32,9 @@ def spoken(audio_format: AudioFormat) -> AudioArray:
 
 @contextmanager
 def standard_output_in_a_pipe() -> Iterator[int]:
-    """Context with a pipe in place of standard output, whose reading end it yields; 64 KiB fit before anybody reads."""
+    """Context with a pipe in place of standard output, whose reading end it yields; 64 KiB fit
+    before anybody reads.
+    """
     reading, writing = os.pipe()
     kept = os.dup(1)
     os.dup2(writing, 1)
@@ -91,7 +93,9 @@ def declared_bytes(path: Path) -> int:
 
 
 def readable_samples(path: Path) -> int:
-    """Samples that a program finds in a file that may break off: it reads one after the other up to an error."""
+    """Samples that a program finds in a file that may break off: it reads one after the other up to
+    an error.
+    """
     if path.suffix == ".raw":
         return path.stat().st_size // 4
     count = 0
@@ -101,8 +105,12 @@ def readable_samples(path: Path) -> int:
     return count
 
 
-@pytest.mark.parametrize(("audio_format", "sample_bytes"), [("int16", 2), ("float32", 4), ("mulaw", 1), ("alaw", 1)])
-def test_the_header_is_right_after_every_chunk(tmp_path: Path, audio_format: AudioFormat, sample_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("audio_format", "sample_bytes"), [("int16", 2), ("float32", 4), ("mulaw", 1), ("alaw", 1)]
+)
+def test_the_header_is_right_after_every_chunk(
+    tmp_path: Path, audio_format: AudioFormat, sample_bytes: int
+) -> None:
     path = tmp_path / "out.wav"
     writer = AudioWriter(path, audio_format)
     assert not path.exists()
@@ -112,7 +120,10 @@ def test_the_header_is_right_after_every_chunk(tmp_path: Path, audio_format: Aud
     assert writer.samples == 2880
     info = soundfile.info(path)
     assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 2880)
-    assert info.subtype == {"int16": "PCM_16", "float32": "FLOAT", "mulaw": "ULAW", "alaw": "ALAW"}[audio_format]
+    assert (
+        info.subtype
+        == {"int16": "PCM_16", "float32": "FLOAT", "mulaw": "ULAW", "alaw": "ALAW"}[audio_format]
+    )
 
 
 @pytest.mark.parametrize("audio_format", AUDIO_FORMATS)
@@ -143,8 +154,11 @@ def test_files_and_pipes_hold_what_came(
     else:
         assert np.corrcoef(found, wanted)[0, 1] > 0.95
     if kind == "wav":
-        minus_zero = {0x7F: 0xFF} if audio_format == "mulaw" else {}  # libsndfile writes only one of its zeros
-        samples = piped.partition(b"data")[2][4:].translate(bytes(minus_zero.get(code, code) for code in range(256)))
+        # libsndfile writes only one of its zeros
+        minus_zero = {0x7F: 0xFF} if audio_format == "mulaw" else {}
+        samples = piped.partition(b"data")[2][4:].translate(
+            bytes(minus_zero.get(code, code) for code in range(256))
+        )
         assert content.partition(b"data")[2][4:] == samples
         assert piped.partition(b"data")[2][:4] == piped[4:8] == b"\xff\xff\xff\xff"
         assert soundfile.info(io.BytesIO(piped)).frames == len(sent)
@@ -156,7 +170,10 @@ def test_files_and_pipes_hold_what_came(
 
 
 def test_a_rate_that_a_format_does_not_know_is_an_error_of_the_output(tmp_path: Path) -> None:
-    with AudioWriter(tmp_path / "out.bin", "int16", "opus") as writer, pytest.raises(OutputError, match="cannot write"):
+    with (
+        AudioWriter(tmp_path / "out.bin", "int16", "opus") as writer,
+        pytest.raises(OutputError, match="cannot write"),
+    ):
         writer.write(np.zeros(9, np.int16), 22_050)
 
 
@@ -195,7 +212,8 @@ def test_a_place_that_cannot_be_written_is_known_before_any_work(tmp_path: Path)
 @pytest.mark.parametrize("name", ["out.mp3", "out", "wav"])
 def test_another_format_is_refused_with_what_can_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        OutputError, match=rf"{name}: ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; say the format"
+        OutputError,
+        match=rf"{name}: ends in none of \.wav, \.flac, \.ogg, \.opus, \.raw; say the format",
     ):
         AudioWriter(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
@@ -212,7 +230,9 @@ def test_a_full_disk_is_named_and_what_was_written_stays_playable(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
-def test_a_full_disk_is_named_and_the_samples_in_the_file_are_counted(kind: FileFormat, tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_samples_in_the_file_are_counted(
+    kind: FileFormat, tmp_path: Path
+) -> None:
     path = tmp_path / f"out.{kind}"
     said = re.escape(f"cannot write ({os.strerror(errno.EFBIG)})")
     writer = AudioWriter(path)
@@ -248,13 +268,16 @@ def test_a_disk_that_is_full_for_the_last_bytes_is_named(kind: FileFormat, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["flac", "ogg", "opus"])
-def test_an_interrupt_while_encoding_is_seen_and_keeps_what_came(kind: FileFormat, tmp_path: Path) -> None:
+def test_an_interrupt_while_encoding_is_seen_and_keeps_what_came(
+    kind: FileFormat, tmp_path: Path
+) -> None:
     path, audio = tmp_path / f"out.{kind}", noise(48_000)
     with interrupted_after(0.5), AudioWriter(path) as writer:
         for _ in range(2000):
             writer.write(audio)
     heard, _ = soundfile.read(path)
-    assert len(heard) - writer.samples in (0, len(audio))  # the chunk that was interrupted may be there
+    # the chunk that was interrupted may be there
+    assert len(heard) - writer.samples in (0, len(audio))
     assert writer.samples > 0
 
 

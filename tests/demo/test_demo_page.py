@@ -1,4 +1,6 @@
-"""The demo page: a browser plays a sentence that is typed, through the front end and a Triton server of the demo."""
+"""The demo page: a browser plays a sentence that is typed, through the front end and a Triton
+server of the demo.
+"""
 
 from __future__ import annotations
 

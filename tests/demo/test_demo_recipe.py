@@ -63,7 +63,9 @@ def test_a_small_budget_lowers_the_losses_and_makes_a_model(tmp_path: Path) -> N
     made = front_end.voice(recording)
     model = Token2Wav.load(tmp_path / "model")
     voice = Voice(made.prompt_tokens, made.prompt_mel, made.speaker_embedding)
-    assert model.synthesize(front_end.tokens(recording), voice).shape == (len(made.prompt_tokens) * 960,)
+    assert model.synthesize(front_end.tokens(recording), voice).shape == (
+        len(made.prompt_tokens) * 960,
+    )
 
 
 def test_no_sentence_comes_twice_and_none_is_held_out() -> None:
@@ -76,7 +78,9 @@ def test_no_sentence_comes_twice_and_none_is_held_out() -> None:
 
 
 def test_talk_is_made_of_common_words_and_comes_again_with_its_seed() -> None:
-    first, again, other = (Talk(language_model(), dictionary(), seed).take(15) for seed in (3, 3, 4))
+    first, again, other = (
+        Talk(language_model(), dictionary(), seed).take(15) for seed in (3, 3, 4)
+    )
     assert first == again
     assert first != other
     words = [word for sentence in first for word in normal(sentence).split()]
@@ -88,7 +92,9 @@ def test_talk_is_made_of_common_words_and_comes_again_with_its_seed() -> None:
 
 def harmonics(f0_hz: float, seconds: float = 0.5) -> NDArray[np.float32]:
     t = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
-    return np.asarray(0.1 * sum(np.sin(2 * np.pi * k * f0_hz * t + k) / k for k in range(1, 15)), np.float32)
+    return np.asarray(
+        0.1 * sum(np.sin(2 * np.pi * k * f0_hz * t + k) / k for k in range(1, 15)), np.float32
+    )
 
 
 @pytest.mark.parametrize("f0_hz", [70.0, 98.5, 140.0, 231.0])
@@ -116,7 +122,8 @@ def test_the_tokenizers_graph_hears_what_the_network_hears(tmp_path: Path) -> No
     tokens = network.tokens(Utterances.of([recording.samples]))
     assert len(set(tokens.tolist())) > 10
     assert 0 <= tokens.min() <= tokens.max() < VOCABULARY
-    # Where a digit lies within rounding between two levels, either is right: once in 4308 tokens of the trained one.
+    # Where a digit lies within rounding between two levels, either is right: once in 4308 tokens of
+    # the trained one.
     assert np.mean(tokens != _heard_by(tmp_path / TOKENIZER_FILE, recording)[: len(tokens)]) <= 0.01
     digits = all_digits()
     assert number(digits).tolist() == list(range(VOCABULARY))
@@ -130,7 +137,9 @@ def _heard_by(graph: Path, recording: Recording) -> NDArray[np.int64]:
     return np.asarray(found)[0]
 
 
-def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(tmp_path: Path) -> None:
+def test_speaker_embedding_is_a_unit_vector_that_does_not_depend_on_the_length(
+    tmp_path: Path,
+) -> None:
     speaker.save(tmp_path / SPEAKER_FILE)
     encoder = SpeakerEncoder(tmp_path)
     features = np.random.default_rng(0).standard_normal((300, 80)).astype(np.float32)

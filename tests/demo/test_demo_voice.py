@@ -1,4 +1,6 @@
-"""The demo voice as it lies in the repository: its size, what it makes of a recording, and the demo itself."""
+"""The demo voice as it lies in the repository: its size, what it makes of a recording, and the demo
+itself.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from token2wav_voice.features import prompt_mel
 
 ROOT = DATA.parents[1]
 MAX_BYTES = 20_000_000
-BANDS_APART = 0.6  # of the log-mel of what is spoken from that of the recording; between unlike sentences it is 2
+# of the log-mel of what is spoken from that of the recording; between unlike sentences it is 2
+BANDS_APART = 0.6
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,11 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
     model = Token2Wav.load(demo.MODEL, stream=StreamConfig(first_tokens=0, max_hop_tokens=25))
     mel = model.mel(tokens, voice)
     with model.stream(voice) as stream:
-        chunks = [chunk.audio for at in range(0, len(tokens), 7) for chunk in stream.push(tokens[at : at + 7])]
+        chunks = [
+            chunk.audio
+            for at in range(0, len(tokens), 7)
+            for chunk in stream.push(tokens[at : at + 7])
+        ]
         chunks += [chunk.audio for chunk in stream.finish()]
     assert len(chunks) > 2
     whole, streamed = model.vocode(mel), np.concatenate(chunks)
@@ -62,7 +69,9 @@ def test_streams_equal_the_whole(front_end: FrontEnd, voice: Voice) -> None:
 def test_leading_silence_can_be_trimmed(front_end: FrontEnd, voice: Voice) -> None:
     tokens = front_end.tokens(Recording.load(demo.SENTENCE))
     whole = Token2Wav.load(demo.MODEL).synthesize(tokens, voice)
-    with Token2Wav.load(demo.MODEL, stream=StreamConfig(trim_silence_ms=500)).stream(voice) as stream:
+    with Token2Wav.load(demo.MODEL, stream=StreamConfig(trim_silence_ms=500)).stream(
+        voice
+    ) as stream:
         chunks = stream.push(tokens) + stream.finish()
     trimmed = chunks[-1].samples_trimmed
     assert 0.03 * 24_000 <= trimmed <= 0.15 * 24_000

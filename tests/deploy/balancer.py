@@ -1,4 +1,6 @@
-"""A real HAProxy with the configuration that is shipped, and the name server that tells it where the replicas are."""
+"""A real HAProxy with the configuration that is shipped, and the name server that tells it where
+the replicas are.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def needs_haproxy() -> str:
 
 
 class NameServer:
-    """Answers every question with the same IPv4 addresses, as Docker and Kubernetes do for replicas of a service.
+    """Answers every question with the same IPv4 addresses, as Docker and Kubernetes do for replicas
+    of a service.
 
     Args:
         addresses: to answer with; a list may change meanwhile.
@@ -64,12 +67,14 @@ class NameServer:
             self._socket.sendto(self._answer(query), sender)
 
     def _answer(self, query: bytes) -> bytes:
-        end = query.index(0, 12) + 5  # of the one question: a name that ends with an empty label, type and class
+        # of the one question: a name that ends with an empty label, type and class
+        end = query.index(0, 12) + 5
         question = query[12:end]
         addresses = self._addresses if struct.unpack("!H", question[-4:-2]) == (_TYPE_A,) else []
         header = query[:2] + struct.pack("!HHHHH", 0x8580, 1, len(addresses), 0, 0)
         records = [
-            struct.pack("!HHHIH", 0xC00C, _TYPE_A, _CLASS_INTERNET, 1, 4) + socket.inet_aton(address)
+            struct.pack("!HHHIH", 0xC00C, _TYPE_A, _CLASS_INTERNET, 1, 4)
+            + socket.inet_aton(address)
             for address in addresses
         ]
         return header + question + b"".join(records)
@@ -92,7 +97,13 @@ class Balancer:
     @classmethod
     @contextmanager
     def start(
-        cls, folder: Path, addresses: Sequence[str], *, grpc_port: int, status_port: int, **settings: str
+        cls,
+        folder: Path,
+        addresses: Sequence[str],
+        *,
+        grpc_port: int,
+        status_port: int,
+        **settings: str,
     ) -> Iterator[Balancer]:
         """Starts it before replicas at these addresses, which all listen on the same ports."""
         own = Ports.free()
@@ -110,7 +121,9 @@ class Balancer:
         command = [needs_haproxy(), "-db", "-f", str(CONFIGURATION)]
         with (
             log.open("w") as sink,
-            subprocess.Popen(command, env=environment, stdout=sink, stderr=subprocess.STDOUT) as process,
+            subprocess.Popen(
+                command, env=environment, stdout=sink, stderr=subprocess.STDOUT
+            ) as process,
         ):
             try:
                 yield cls(f"127.0.0.1:{own.grpc}", f"http://127.0.0.1:{own.http}", log)
@@ -123,7 +136,10 @@ class Balancer:
         states = {}
         for line in self._get("/metrics").splitlines():
             if line.startswith("haproxy_server_status{") and line.endswith(" 1"):
-                labels = dict(label.split("=") for label in line[line.index("{") + 1 : line.index("}")].split(","))
+                labels = dict(
+                    label.split("=")
+                    for label in line[line.index("{") + 1 : line.index("}")].split(",")
+                )
                 states[labels["server"].strip('"')] = labels["state"].strip('"')
         return {server: state for server, state in states.items() if state != "MAINT"}
 
@@ -137,9 +153,13 @@ class Balancer:
                 found = []
             if found == sorted(states):
                 return
-            assert time.monotonic() < deadline, f"{found}, not {sorted(states)}; {self.log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, (
+                f"{found}, not {sorted(states)}; {self.log.read_text()[-2000:]}"
+            )
             time.sleep(0.05)
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self.status_url}{path}", timeout=PATIENCE_SECONDS) as response:
+        with urllib.request.urlopen(
+            f"{self.status_url}{path}", timeout=PATIENCE_SECONDS
+        ) as response:
             return response.read().decode()

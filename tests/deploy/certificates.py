@@ -25,7 +25,12 @@ class Authority:
         """Names are those of servers; there is always one client, `client`."""
         if shutil.which("openssl") is None:
             pytest.skip("openssl is not installed: apt-get install openssl")
-        subprocess.run(["bash", SCRIPT, folder, *names], check=True, capture_output=True, timeout=PATIENCE_SECONDS)
+        subprocess.run(
+            ["bash", SCRIPT, folder, *names],
+            check=True,
+            capture_output=True,
+            timeout=PATIENCE_SECONDS,
+        )
         return cls(folder)
 
     @property

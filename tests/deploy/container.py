@@ -1,7 +1,9 @@
-"""What docker would run, run without it: the entry point of the server's image, confined as docker-compose.yml says.
+"""What docker would run, run without it: the entry point of the server's image, confined as
+docker-compose.yml says.
 
-In place of the image there are this checkout, which the image is laid out like, the environment that the tests run in,
-and an installation of Triton with the layout of NVIDIA's image, made of links to the files of the wheel.
+In place of the image there are this checkout, which the image is laid out like, the environment
+that the tests run in, and an installation of Triton with the layout of NVIDIA's image, made of
+links to the files of the wheel.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 
-# Arguments: how many paths are kept, those paths, the command. As docker does it: nothing can be written but small
-# temporary folders from which nothing can be run; a user without a name, no capability and no way to get one.
+# Arguments: how many paths are kept, those paths, the command. As docker does it: nothing can be
+# written but small temporary folders from which nothing can be run; a user without a name, no
+# capability and no way to get one.
 _CONFINE = """
 set -e
 kept=$1; shift
@@ -50,7 +53,10 @@ exec setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --boundin
 
 
 def confined(*kept: Path) -> list[str]:
-    """A command that runs another one as docker-compose.yml confines it. Kept folders are there, wherever they lie."""
+    """A command that runs another one as docker-compose.yml confines it.
+
+    Kept folders are there, wherever they lie.
+    """
     environment = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     paths = [str(path) for path in (ROOT, *environment, *kept)]
     return ["unshare", "--mount", "sh", "-c", _CONFINE, "sh", str(len(paths)), *paths]
@@ -68,12 +74,18 @@ def why_not_confined() -> str:
 
 def ngc_installation(root: Path) -> Path:
     """Makes what NVIDIA's image has in /opt/tritonserver, of links to the wheel's files."""
-    wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton"))) / "tritonserver"
+    wheel = (
+        Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton"))) / "tritonserver"
+    )
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     files = {
         "bin/tritonserver": wheel / "bin" / "tritonserver",
-        "backends/python/libtriton_python.so": wheel / "backends" / "python" / "libtriton_python.so",
-        "backends/python/triton_python_backend_utils.py": wheel / "backends/python/triton_python_backend_utils.py",
+        "backends/python/libtriton_python.so": wheel
+        / "backends"
+        / "python"
+        / "libtriton_python.so",
+        "backends/python/triton_python_backend_utils.py": wheel
+        / "backends/python/triton_python_backend_utils.py",
         "backends/python/triton_python_backend_stub": wheel
         / "python_backend_stubs"
         / python
@@ -88,7 +100,9 @@ def ngc_installation(root: Path) -> Path:
 
 def image_environment(installation: Path) -> dict[str, str]:
     """What ENV sets in the image, and the libraries that NVIDIA's image has on the loader's path."""
-    wheel_libraries = Path(str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs")))
+    wheel_libraries = Path(
+        str(metadata.distribution("nvidia-pytriton").locate_file("nvidia_pytriton.libs"))
+    )
     libraries = [sysconfig.get_config_var("LIBDIR"), str(wheel_libraries)]
     return os.environ | {
         "TOKEN2WAV_TRITONSERVER": str(installation),

@@ -22,7 +22,9 @@ _RARE = {"reason", "what"}  # whose values show only once something has failed
 
 @dataclass(frozen=True)
 class Selector:
-    """A metric of ours, and its labels: the value that one must have, or None where there is a choice."""
+    """A metric of ours, and its labels: the value that one must have, or None where there is a
+    choice.
+    """
 
     metric: str
     labels: dict[str, str | None]

@@ -1,4 +1,6 @@
-"""One of several `token2wav-serve` that share their ports, each on an address of its own, as in containers."""
+"""One of several `token2wav-serve` that share their ports, each on an address of its own, as in
+containers.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,18 @@ class Replica:
 
     @classmethod
     @contextmanager
-    def start(cls, model: Path, address: str, ports: Ports, status_port: int, *arguments: str) -> Iterator[Replica]:
+    def start(
+        cls, model: Path, address: str, ports: Ports, status_port: int, *arguments: str
+    ) -> Iterator[Replica]:
         program = str(Path(sys.executable).with_name("token2wav-serve"))
         numbers = [f"--{name}-port={port}" for name, port in vars(ports).items()]
-        command = [program, f"--model={model}", f"--host={address}", *numbers, f"--status-port={status_port}"]
+        command = [
+            program,
+            f"--model={model}",
+            f"--host={address}",
+            *numbers,
+            f"--status-port={status_port}",
+        ]
         command.append(f"--config={WHOLE_BLOCKS}")
         with subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -69,7 +79,9 @@ class Replica:
     def wait_for_line(self, pattern: str) -> str:
         """Reads what it prints until a line matches."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not re.search(pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))):
+        while not re.search(
+            pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+        ):
             pass
         return line
 
@@ -82,7 +94,9 @@ class Replica:
         return int(float(count))
 
     def kill(self) -> None:
-        """Kills every process of it at once, as when a machine goes down, and sweeps up what it cannot any more."""
+        """Kills every process of it at once, as when a machine goes down, and sweeps up what it
+        cannot any more.
+        """
         [reaper_pid] = _children(self.process.pid)
         [server] = _children(reaper_pid)
         traces = Traces.of(server)

@@ -1,4 +1,6 @@
-"""The balancer's docker-compose.yml against the other one, and against what the balancer and the servers know."""
+"""The balancer's docker-compose.yml against the other one, and against what the balancer and the
+servers know.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def test_it_fits_what_it_adds_to() -> None:
-    main, added = read(DOCKER / "docker-compose.yml"), read(CONFIGURATION.with_name("docker-compose.yml"))
+    main, added = (
+        read(DOCKER / "docker-compose.yml"),
+        read(CONFIGURATION.with_name("docker-compose.yml")),
+    )
     servers = added["services"].keys() - {"balancer"}
     assert servers <= main["services"].keys()
     balancer = added["services"]["balancer"]
@@ -36,7 +41,10 @@ def test_it_fits_what_it_adds_to() -> None:
     known = set(re.findall(r"TOKEN2WAV_\w+", CONFIGURATION.read_text()))
     assert balancer["environment"].keys() <= known
     assert set(balancer["secrets"]) == added["secrets"].keys()
-    for value in (balancer["environment"]["TOKEN2WAV_CERTIFICATE"], balancer["environment"]["TOKEN2WAV_TOKENS"]):
+    for value in (
+        balancer["environment"]["TOKEN2WAV_CERTIFICATE"],
+        balancer["environment"]["TOKEN2WAV_TOKENS"],
+    ):
         assert Path(value).name in added["secrets"]
     assert (DOCKER / balancer["volumes"][0].partition(":")[0] / CONFIGURATION.name).is_file()
 

@@ -21,7 +21,9 @@ _MAX_CONCURRENT_STREAMS = 3
 
 
 def test_a_connection_carries_more_streams_than_any_server_allows(tmp_path: Path) -> None:
-    """A client has one connection, and its streams beyond what HAProxy allows would wait without a word."""
+    """A client has one connection, and its streams beyond what HAProxy allows would wait without a
+    word.
+    """
     with (
         Balancer.start(tmp_path, [], grpc_port=1, status_port=1) as balancer,
         connected(balancer.url) as client,
@@ -49,12 +51,15 @@ def flood(connection: socket.socket) -> None:
     for first in range(1, 1 << 30, 2000):
         if time.monotonic() > deadline:
             return
-        connection.sendall(b"".join(opened_and_reset(stream) for stream in range(first, first + 2000, 2)))
+        connection.sendall(
+            b"".join(opened_and_reset(stream) for stream in range(first, first + 2000, 2))
+        )
 
 
 def opened_and_reset(stream: int) -> bytes:
     number = struct.pack("!I", stream)
-    headers = b"\x83\x86\x04\x02/x\x01\x01a"  # POST, http, :path /x and :authority a, out of HPACK's own table
+    # POST, http, :path /x and :authority a, out of HPACK's own table
+    headers = b"\x83\x86\x04\x02/x\x01\x01a"
     end_of_stream_and_headers, cancelled = 5, struct.pack("!I", 8)
     return (
         bytes([0, 0, len(headers), 1, end_of_stream_and_headers]) + number + headers
@@ -74,7 +79,9 @@ def connected(url: str, source: str = "127.0.0.1") -> socket.socket:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            return socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS, source_address=(source, 0))
+            return socket.create_connection(
+                (host, int(port)), timeout=PATIENCE_SECONDS, source_address=(source, 0)
+            )
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
             time.sleep(0.05)

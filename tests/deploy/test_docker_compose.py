@@ -1,4 +1,6 @@
-"""docker-compose.yml against the project: paths, ports, variables, commands, and what confines its containers."""
+"""docker-compose.yml against the project: paths, ports, variables, commands, and what confines its
+containers.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def test_compose_accepts_it() -> None:
     environment = os.environ | {"TOKEN2WAV_MODEL": "/srv/model"}
     for command in (["docker", "compose"], ["docker-compose"]):
         program = shutil.which(command[0])
-        if program and not subprocess.run([*command, "version"], capture_output=True, check=False).returncode:
+        if (
+            program
+            and not subprocess.run(
+                [*command, "version"], capture_output=True, check=False
+            ).returncode
+        ):
             break
     else:
         pytest.skip("needs docker compose, or: apt-get install docker-compose")
@@ -73,7 +80,11 @@ def test_variables_are_those_of_the_example(example: dict[str, str]) -> None:
 def test_pages_name_a_profile_for_what_has_none_by_default(compose: dict[str, Any]) -> None:
     assert all(service["profiles"] for service in compose["services"].values())
     pages = [DOCKER.parent / "README.md", *(DOCKER.parent / "docs").glob("*.md")]
-    commands = [line for page in pages for line in re.findall(r"docker compose.* (?:build|up)\b.*", page.read_text())]
+    commands = [
+        line
+        for page in pages
+        for line in re.findall(r"docker compose.* (?:build|up)\b.*", page.read_text())
+    ]
     assert commands
     assert all("--profile" in command for command in commands), commands
 
@@ -81,7 +92,9 @@ def test_pages_name_a_profile_for_what_has_none_by_default(compose: dict[str, An
 def test_what_is_mounted_exists(compose: dict[str, Any]) -> None:
     made_by_the_operator = {"files", "grafana_password"}
     sources = [
-        defaults(volume).split(":")[0] for service in compose["services"].values() for volume in service["volumes"]
+        defaults(volume).split(":")[0]
+        for service in compose["services"].values()
+        for volume in service["volumes"]
     ]
     secrets = [defaults(secret["file"]) for secret in compose["secrets"].values()]
     for source in (*sources, *secrets):
@@ -120,13 +133,18 @@ def test_build_arguments_exist(compose: dict[str, Any]) -> None:
 
 
 def test_tag_is_the_version(example: dict[str, str]) -> None:
-    assert f'\nversion = "{example["TOKEN2WAV_TAG"]}"\n' in (DOCKER.parent / "pyproject.toml").read_text()
+    assert (
+        f'\nversion = "{example["TOKEN2WAV_TAG"]}"\n'
+        in (DOCKER.parent / "pyproject.toml").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_ports(name: str, compose: dict[str, Any]) -> None:
     published = [defaults(port) for port in compose["services"][name]["ports"]]
-    assert published == [f"127.0.0.1:{port}:{port}" for port in (Ports.http, Ports.grpc, Ports.metrics)]
+    assert published == [
+        f"127.0.0.1:{port}:{port}" for port in (Ports.http, Ports.grpc, Ports.metrics)
+    ]
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -137,7 +155,9 @@ def test_server_command(name: str, compose: dict[str, Any]) -> None:
     assert f"\n        {task}) " in ENTRYPOINT.read_text()
     parsed = server_cli._parser().parse_args(["--model", "m", *options])
     grace = int(service["stop_grace_period"].removesuffix("s"))
-    assert grace >= parsed.grace_seconds + 10, "docker kills before the streams' time is over (docs/reliability.md)"
+    assert grace >= parsed.grace_seconds + 10, (
+        "docker kills before the streams' time is over (docs/reliability.md)"
+    )
 
 
 def test_engines_command(compose: dict[str, Any]) -> None:
@@ -177,7 +197,9 @@ def test_everything_is_confined(compose: dict[str, Any]) -> None:
         assert service.get("user", "") not in ("0", "root", "0:0"), name
         assert "max-size" in service["logging"]["options"], name
         for port in service.get("ports", []):
-            assert defaults(port).startswith("127.0.0.1:"), f"{name}: {port} is open to the network by default"
+            assert defaults(port).startswith("127.0.0.1:"), (
+                f"{name}: {port} is open to the network by default"
+            )
         runs_from = service.get("environment", {}).get("TRITON_CACHE_DIR")
         for path, _, options in (folder.partition(":") for folder in service.get("tmpfs", [])):
             exec_flag = "exec" if path == runs_from else "noexec"

@@ -23,7 +23,10 @@ def model(tmp_path: Path) -> Path:
 
 
 def leave_vocoder(engines: EngineFolder, model: Path) -> None:
-    """What a build leaves that was cut short. Nobody runs this graph, so it need not be one: exporting takes long."""
+    """What a build leaves that was cut short.
+
+    Nobody runs this graph, so it need not be one: exporting takes long.
+    """
     with engines.staging() as staged:
         (staged / "vocoder.onnx").touch()
         engines.add(
@@ -47,7 +50,10 @@ def leave_vocoder(engines: EngineFolder, model: Path) -> None:
         )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with a GPU it builds TensorRT engines, in minutes")
+@pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="on a machine with a GPU it builds TensorRT engines, in minutes",
+)
 def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
     root = tmp_path / "engines"
     folder = root / f"cpu-{platform.machine()}_onnx-{version('onnxruntime')}"
@@ -75,6 +81,9 @@ def test_builds_what_is_missing_once(model: Path, tmp_path: Path) -> None:
     assert last == f"engines: {folder} is complete"
     assert list(root.iterdir()) == [folder]
     made = EngineFolder(folder).artifacts()
-    assert {artifact.graph: artifact.precision for artifact in made} == {"step": "float32", "vocoder": "float32"}
+    assert {artifact.graph: artifact.precision for artifact in made} == {
+        "step": "float32",
+        "vocoder": "float32",
+    }
     assert build() == [f"engines: nothing to build: {folder} is up to date"]
     assert EngineFolder(folder).artifacts() == made

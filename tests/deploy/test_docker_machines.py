@@ -39,7 +39,9 @@ def engines() -> ModuleType:
         ("tensorrt", "1", {"compute_capability": "8.0", "gpu": "NVIDIA A100-SXM4-80GB / x"}, None),
     ],
 )
-def test_key(backend: str, version: str, target: dict[str, str], key: str | None, engines: ModuleType) -> None:
+def test_key(
+    backend: str, version: str, target: dict[str, str], key: str | None, engines: ModuleType
+) -> None:
     found = engines.Machine(backend, version, target).key
     assert found == (key or "nvidia-a100-sxm4-80gb-x_8.0_tensorrt-1")
 
@@ -51,7 +53,9 @@ def test_what_a_gpu_needs(engines: ModuleType) -> None:
     command = machine.command(ServerConfig())
     assert command[0] == "tensorrt"
     assert command[command.index("--compute-capability") + 1] == "8.9"
-    assert "--compute-capability" not in engines.Machine("tensorrt", "10", H200).command(ServerConfig())
+    assert "--compute-capability" not in engines.Machine("tensorrt", "10", H200).command(
+        ServerConfig()
+    )
 
 
 def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
@@ -66,7 +70,10 @@ def test_engines_take_what_a_server_captures(engines: ModuleType) -> None:
 
 
 def test_gpu_that_the_installed_tensorrt_cannot_build_for(
-    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The server runs on torch then, unless the settings insist."""
     pytest.importorskip("tensorrt_rtx", reason="needs TensorRT-RTX: pip install tensorrt-rtx-cu13")
@@ -75,13 +82,19 @@ def test_gpu_that_the_installed_tensorrt_cannot_build_for(
     monkeypatch.setattr(engines, "load_package", lambda name: package)
     assert engines.folder(tmp_path) == tmp_path / "none"
     assert engines.build(tmp_path, tmp_path, None) == 0
-    assert "the server will run on torch: --compute-capability: 9.0 is not one of" in capsys.readouterr().out
+    assert (
+        "the server will run on torch: --compute-capability: 9.0 is not one of"
+        in capsys.readouterr().out
+    )
     assert run(engines, tmp_path, "{engine: tensorrt}", monkeypatch) == 2
     assert "other GPUs need ordinary TensorRT" in capsys.readouterr().err
 
 
 def test_gpu_without_a_tensorrt_that_works(
-    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def missing(name: str) -> None:
         raise EngineUnavailableError("not there")
@@ -93,7 +106,10 @@ def test_gpu_without_a_tensorrt_that_works(
 
 
 def test_settings_that_need_no_engines(
-    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(engines, tmp_path, "{engine: torch}", monkeypatch) == 0
     assert capsys.readouterr().out == "engines: nothing to build: the settings ask for torch\n"
@@ -101,7 +117,10 @@ def test_settings_that_need_no_engines(
 
 
 def test_model_folder_that_is_none(
-    engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engines: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(engines, "own_target", dict)
     assert run(engines, tmp_path, "{}", monkeypatch) == 2
@@ -113,7 +132,14 @@ def run(engines: ModuleType, folder: Path, runtime: str, monkeypatch: pytest.Mon
     """Builds for a model that is not there, with these settings."""
     settings = folder / "settings.yaml"
     settings.write_text(f"runtime: {runtime}")
-    arguments = ["build", str(folder / "engines"), "--model", str(folder / "model"), "--config", str(settings)]
+    arguments = [
+        "build",
+        str(folder / "engines"),
+        "--model",
+        str(folder / "model"),
+        "--config",
+        str(settings),
+    ]
     monkeypatch.setattr(sys, "argv", ["engines.py", *arguments])
     code: int = engines.main()
     return code

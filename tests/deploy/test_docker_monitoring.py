@@ -1,4 +1,6 @@
-"""Prometheus' and Grafana's files; that a real server exports what they ask for is seen in test_docker_serving."""
+"""Prometheus' and Grafana's files; that a real server exports what they ask for is seen in
+test_docker_serving.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def promtool(*arguments: str) -> None:
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("needs promtool: apt-get install prometheus")
-    done = subprocess.run([program, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -61,7 +65,9 @@ def test_prometheus_asks_the_server(compose: dict[str, Any]) -> None:
     assert "server" in compose["services"]
     assert "server" in compose["services"]["server-cpu"]["networks"]["inside"]["aliases"]
     assert all((PROMETHEUS / name).is_file() for name in document["rule_files"])
-    assert {name for query in queries() for name in re.findall(r'job="(\w+)"', query.expression)} == {job["job_name"]}
+    assert {
+        name for query in queries() for name in re.findall(r'job="(\w+)"', query.expression)
+    } == {job["job_name"]}
 
 
 def test_prometheus_asks_the_balancer() -> None:
@@ -70,7 +76,10 @@ def test_prometheus_asks_the_balancer() -> None:
     balancer = DOCKER / "balancer"
     assert discovery["names"] == ["balancer"]
     assert re.search(r"(?m)^  balancer:$", (balancer / "docker-compose.yml").read_text())
-    assert f"presetenv TOKEN2WAV_STATUS_BIND :{discovery['port']}\n" in (balancer / "haproxy.cfg").read_text()
+    assert (
+        f"presetenv TOKEN2WAV_STATUS_BIND :{discovery['port']}\n"
+        in (balancer / "haproxy.cfg").read_text()
+    )
 
 
 def test_every_alert_says_what_to_do() -> None:
@@ -88,11 +97,17 @@ def test_alerts_name_settings_that_exist() -> None:
 
 
 def test_grafana_finds_prometheus_and_the_dashboard(compose: dict[str, Any]) -> None:
-    [source] = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"]
+    [source] = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())[
+        "datasources"
+    ]
     host, _, port = source["url"].removeprefix("http://").partition(":")
     assert f":{port}" in compose["services"][host]["ports"][0]
-    assert {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]} == {source["uid"]}
-    [provider] = yaml.safe_load((PROVISIONING / "dashboards" / "token2wav.yml").read_text())["providers"]
+    assert {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]} == {
+        source["uid"]
+    }
+    [provider] = yaml.safe_load((PROVISIONING / "dashboards" / "token2wav.yml").read_text())[
+        "providers"
+    ]
     grafana = compose["services"]["grafana"]
     mounts = dict(volume.split(":")[1::-1] for volume in grafana["volumes"])
     folder = DOCKER / mounts[provider["options"]["path"]]

@@ -1,4 +1,6 @@
-"""The server's entry point with a real server, from the start to the drain, and what Prometheus would read of it."""
+"""The server's entry point with a real server, from the start to the drain, and what Prometheus
+would read of it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class Life:
     Attributes:
         lines: that it printed.
         unconfined: why it was not confined; empty if it was.
-        user: what the kernel says of the model's process: user and group ids, capabilities, whether it may get more.
+        user: what the kernel says of the model's process: user and group ids, capabilities, whether
+            it may get more.
         health: how the compose file's health check ended.
         metrics: at the end.
         speaker: a stream that was open when it was told to stop.
@@ -67,7 +70,11 @@ def life(tmp_path_factory: pytest.TempPathFactory, golden: GoldenSet, voice: Cli
     ports = Ports.free()
     compose = yaml.safe_load((DOCKER / "docker-compose.yml").read_text())
     server = compose["services"]["server"]
-    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    numbers = [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
     environment = image_environment(installation) | {
         "TOKEN2WAV_MODEL_FOLDER": str(TINY),
         "TOKEN2WAV_ENGINES_FOLDER": str(engines),
@@ -85,7 +92,9 @@ def life(tmp_path_factory: pytest.TempPathFactory, golden: GoldenSet, voice: Cli
             list(client.synthesize([[9999]], voice))
         health = _health(server["healthcheck"]["test"], ports, environment)
         [speaker] = speak(url, voice, golden.tokens[:TOKENS], streams=1)
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports.metrics}/metrics", timeout=PATIENCE_SECONDS) as response:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{ports.metrics}/metrics", timeout=PATIENCE_SECONDS
+        ) as response:
             metrics = response.read().decode()
         user = _status(container.process.pid)
         container.process.send_signal(signal.SIGTERM)
@@ -94,13 +103,20 @@ def life(tmp_path_factory: pytest.TempPathFactory, golden: GoldenSet, voice: Cli
     return Life(container.lines, unconfined, user, health, metrics, speaker, exit_code)
 
 
-def _health(test: list[str], ports: Ports, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _health(
+    test: list[str], ports: Ports, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     assert test[0] == "CMD"
     program = shutil.which(test[1], path=environment["PATH"])
     assert program, f"{test[1]} is not on the image's PATH"
     arguments = [word.replace(f":{Ports.grpc}", f":{ports.grpc}") for word in test[2:]]
     return subprocess.run(
-        [program, *arguments], env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        [program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
 
 
@@ -110,13 +126,19 @@ def _status(process: int) -> dict[str, str]:
 
 
 def test_finds_the_folder_of_its_own_engines(life: Life) -> None:
-    [line] = [line for line in life.lines if line.startswith("entrypoint: engines of this machine: ")]
-    assert re.search(r"/engines/(cpu-\w+_onnx-[\d.]+|[\w.-]+_\d+\.\d_tensorrt\w*-[\d.]+|none)$", line), line
+    [line] = [
+        line for line in life.lines if line.startswith("entrypoint: engines of this machine: ")
+    ]
+    assert re.search(
+        r"/engines/(cpu-\w+_onnx-[\d.]+|[\w.-]+_\d+\.\d_tensorrt\w*-[\d.]+|none)$", line
+    ), line
 
 
 def test_runs_without_privileges(life: Life) -> None:
     if life.unconfined:
-        pytest.skip(f"to be confined like a container, a process needs root and unshare: {life.unconfined}")
+        pytest.skip(
+            f"to be confined like a container, a process needs root and unshare: {life.unconfined}"
+        )
     assert life.user["Uid"].split() == ["10001"] * 4
     assert life.user["NoNewPrivs"] == "1"
     assert {life.user[kind] for kind in ("CapEff", "CapPrm", "CapBnd", "CapInh")} == {"0" * 16}
@@ -141,12 +163,18 @@ def test_queries_name_what_the_server_exports(query: Query, life: Life) -> None:
         assert series, f"the server exports no {selector.metric}"
         labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in series]
         for label, value in selector.labels.items():
-            assert any(label in series for series in labels), f"{selector.metric} has no label {label}"
+            assert any(label in series for series in labels), (
+                f"{selector.metric} has no label {label}"
+            )
             if value is not None:
-                assert any(series[label] == value for series in labels), f"{selector.metric} has no {label} {value}"
+                assert any(series[label] == value for series in labels), (
+                    f"{selector.metric} has no {label} {value}"
+                )
 
 
 def test_variable_of_the_dashboard(life: Life) -> None:
-    [variable] = json.loads((DOCKER / "grafana/dashboards/token2wav.json").read_text())["templating"]["list"]
+    [variable] = json.loads((DOCKER / "grafana/dashboards/token2wav.json").read_text())[
+        "templating"
+    ]["list"]
     [metric] = re.findall(r"^label_values\((\w+), instance\)$", variable["query"]["query"])
     assert f"\n{metric}{{" in life.metrics

@@ -1,4 +1,6 @@
-"""The GPU report rehearsed on a machine that has nothing but torch, and what it does about errors and time."""
+"""The GPU report rehearsed on a machine that has nothing but torch, and what it does about errors
+and time.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def with_dependencies(names: list[str]) -> Iterator[str]:
             known.add(name)
             yield name
             needed = [Requirement(text) for text in distribution(name).requires or []]
-            todo += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+            todo += [
+                each.name
+                for each in needed
+                if each.marker is None or each.marker.evaluate({"extra": ""})
+            ]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     [packages] = environment.glob("lib/python*/site-packages")
     for name in with_dependencies(PACKAGES):
         found = distribution(name)
-        for entry in {path.parts[0] for path in found.files or [] if path.parts[0] not in ("..", "__pycache__")}:
+        for entry in {
+            path.parts[0]
+            for path in found.files or []
+            if path.parts[0] not in ("..", "__pycache__")
+        }:
             if not (packages / entry).exists():
                 (packages / entry).symlink_to(str(found.locate_file(entry)))
     return tree, environment / "bin" / "python"
@@ -62,19 +72,31 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path) -> None:
     tree, python = machine
     outside = ("PATH", "HOME", "LANG", "TMPDIR")
-    environment = {name: os.environ[name] for name in outside if name in os.environ} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: os.environ[name] for name in outside if name in os.environ} | {
+        "OMP_NUM_THREADS": "1"
+    }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(python), *arguments]
-        return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+        )
 
     for missing in ("token2wav", "tritonclient", "tqdm", "matplotlib", "onnx"):
-        assert run("-c", f"from importlib.metadata import version; version({missing!r})").returncode == 1
+        assert (
+            run("-c", f"from importlib.metadata import version; version({missing!r})").returncode
+            == 1
+        )
     done = run("-m", "benchmarks.gpu_check", "--rehearse", "--out", str(tmp_path), "--set", *LEAST)
     assert done.returncode == 0, done.stdout + done.stderr
 
     content = json.loads((tmp_path / "report.json").read_text())
-    assert (content["gpu"], content["size"], content["commit"], len(content["runs"])) == (None, "tiny", None, 4)
+    assert (content["gpu"], content["size"], content["commit"], len(content["runs"])) == (
+        None,
+        "tiny",
+        None,
+        4,
+    )
     assert all(section["problem"] is None for section in content["sections"])
     rows = {(row["section"], row["key"]): row for row in content["rows"]}
     left_out = {section: row["left_out"] for (section, _), row in rows.items() if row["left_out"]}
@@ -90,7 +112,10 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
     assert rows["rehearsal of recovery", ON_PURPOSE]["problem"] == "its process ended with SIGKILL"
     assert rows["rehearsal of recovery", "the row after it"]["sum"] == 3
     assert rows["tests", "tests/execution/test_cuda.py"]["skipped"] > 0
-    assert rows["parity", "lean, float32, 2 streams"]["mel"] > rows["parity", "exact, float32, 2 streams"]["mel"]
+    assert (
+        rows["parity", "lean, float32, 2 streams"]["mel"]
+        > rows["parity", "exact, float32, 2 streams"]["mel"]
+    )
     for setting in ("lean", "window", "exact"):
         heard = rows["streams", f"{setting}: 2 streams"]
         assert (heard["errors"], heard["first_audio_ms"]["p50"] > 0) == ([], True)
@@ -105,13 +130,19 @@ def test_all_slices_on_a_bare_machine(machine: tuple[Path, Path], tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "device=cuda:7"], "torch sees no CUDA device; --rehearse runs the report in small on a CPU"),
+        (
+            ["--set", "device=cuda:7"],
+            "torch sees no CUDA device; --rehearse runs the report in small on a CPU",
+        ),
         (["--rehearse", "--set", "batches=many"], "--set.batches: expected a list, got str"),
         (["--merge", "nowhere"], "nowhere has no results.json"),
     ],
 )
 def test_errors_are_one_sentence(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check", *arguments])

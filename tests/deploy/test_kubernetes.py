@@ -1,4 +1,6 @@
-"""The manifests, built by kubectl and held against Kubernetes' schemas, and against what the project really has."""
+"""The manifests, built by kubectl and held against Kubernetes' schemas, and against what the
+project really has.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def needs_kubectl() -> None:
 def kustomize(overlay: Path) -> Manifests:
     """What it is made of, by kind and name."""
     command = ["kubectl", "kustomize", str(overlay)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    built = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert built.returncode == 0, built.stderr
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(built.stdout)}
 
@@ -66,7 +70,9 @@ def test_every_container_is_without_privileges(manifests: Manifests) -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert "memory" in container["resources"]["limits"]
             assert not [
-                variable for variable in container.get("env", []) if re.search("SECRET|PASSWORD", variable["name"])
+                variable
+                for variable in container.get("env", [])
+                if re.search("SECRET|PASSWORD", variable["name"])
             ]
 
 
@@ -77,7 +83,8 @@ def test_a_server_that_stops_has_the_time_it_needs(manifests: Manifests) -> None
     assert pod["terminationGracePeriodSeconds"] >= stopping + 10
     live, ready = (pod["containers"][0][f"{kind}Probe"] for kind in ("liveness", "readiness"))
     assert live["periodSeconds"] * (live["failureThreshold"] - 1) > stopping
-    # The balancer asks every second, a readiness probe is enough for all who only know Kubernetes' answer.
+    # The balancer asks every second, a readiness probe is enough for all who only know Kubernetes'
+    # answer.
     assert ready["periodSeconds"] * ready["failureThreshold"] < float(options["--notice-seconds"])
 
 
@@ -107,12 +114,18 @@ def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
     ):
         template = manifests["Deployment", name]["spec"]["template"]
         labels = template["metadata"]["labels"]
-        ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in template["spec"]["containers"][0]["ports"]
+        }
         spec = manifests["Service", service]["spec"]
         assert spec["selector"].items() <= labels.items()
         assert spec["ports"][0]["targetPort"] == server
         assert server in ports
-        assert manifests["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert (
+            manifests["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"].items()
+            <= labels.items()
+        )
         policy = manifests["NetworkPolicy", name]["spec"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
         for rule in policy["ingress"]:
@@ -125,15 +138,24 @@ def test_ports_names_and_labels_meet(manifests: Manifests) -> None:
 def test_it_scales_by_a_metric_of_ours(manifests: Manifests) -> None:
     spec = manifests["HorizontalPodAutoscaler", "token2wav-server"]["spec"]
     [metric] = spec["metrics"]
-    [rule] = yaml.safe_load((MANIFESTS / "prometheus-adapter-rule.yaml").read_text())["rules"]["custom"]
+    [rule] = yaml.safe_load((MANIFESTS / "prometheus-adapter-rule.yaml").read_text())["rules"][
+        "custom"
+    ]
     name = metric["pods"]["metric"]["name"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].startswith(f"{name}{{")
-    assert rf"^{name}\{{" in (ROOT / "server" / "token2wav_server" / "launcher" / "process.py").read_text()
+    assert (
+        rf"^{name}\{{"
+        in (ROOT / "server" / "token2wav_server" / "launcher" / "process.py").read_text()
+    )
 
 
-def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(manifests: Manifests) -> None:
-    """One that left keeps its place while it may still have streams, and rollouts may follow one another meanwhile."""
+def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(
+    manifests: Manifests,
+) -> None:
+    """One that left keeps its place while it may still have streams, and rollouts may follow one
+    another meanwhile.
+    """
     configuration = _configuration(manifests)
     [places] = re.findall(r"server-template replica- (\d+)", configuration)
     [hold_minutes] = re.findall(r"hold obsolete (\d+)m", configuration)
@@ -147,7 +169,9 @@ def test_the_balancer_has_places_for_servers_that_leave_and_for_those_that_come(
 def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> None:
     """At the place where the entry point looks for them, which is that of docker-compose.yml."""
     name = _config_map(manifests, "token2wav-server")
-    assert manifests["ConfigMap", name]["data"] == {"server.yaml": (ROOT / "docker" / "server.yaml").read_text()}
+    assert manifests["ConfigMap", name]["data"] == {
+        "server.yaml": (ROOT / "docker" / "server.yaml").read_text()
+    }
     pod = _pod(manifests, "token2wav-server")
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "settings"]
@@ -156,15 +180,26 @@ def test_every_container_of_a_server_has_the_settings(manifests: Manifests) -> N
 
 
 def test_the_operator_is_told_what_to_scrape(manifests: Manifests) -> None:
-    monitors = list(yaml.safe_load_all((MANIFESTS / "components" / "monitoring" / "pods.yaml").read_text()))
+    monitors = list(
+        yaml.safe_load_all((MANIFESTS / "components" / "monitoring" / "pods.yaml").read_text())
+    )
     jobs = {}
     for monitor in monitors:
         template = manifests["Deployment", monitor["metadata"]["name"]]["spec"]["template"]
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]
         [relabeling] = endpoint["relabelings"]
-        ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
-        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-        assert str(ports[endpoint["port"]]) == template["metadata"]["annotations"]["prometheus.io/port"]
+        ports = {
+            port["name"]: port["containerPort"]
+            for port in template["spec"]["containers"][0]["ports"]
+        }
+        assert (
+            monitor["spec"]["selector"]["matchLabels"].items()
+            <= template["metadata"]["labels"].items()
+        )
+        assert (
+            str(ports[endpoint["port"]])
+            == template["metadata"]["annotations"]["prometheus.io/port"]
+        )
         jobs[relabeling["replacement"]] = monitor["metadata"]["name"]
     docker = yaml.safe_load((ROOT / "docker" / "prometheus" / "prometheus.yml").read_text())
     assert jobs.keys() == {job["job_name"] for job in docker["scrape_configs"]}
@@ -172,20 +207,28 @@ def test_the_operator_is_told_what_to_scrape(manifests: Manifests) -> None:
 
 def test_the_component_fits_the_overlays(tmp_path: Path) -> None:
     needs_kubectl()
-    shutil.copytree(ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("tokens", "files"))
+    shutil.copytree(
+        ROOT / "docker", tmp_path / "docker", ignore=shutil.ignore_patterns("tokens", "files")
+    )
     shutil.copytree(MANIFESTS, tmp_path / "deploy" / "kubernetes")
     overlay = tmp_path / "deploy" / "kubernetes" / "overlays" / "mine"
     overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text("resources: [../gpu]\ncomponents: [../../components/monitoring]\n")
+    (overlay / "kustomization.yaml").write_text(
+        "resources: [../gpu]\ncomponents: [../../components/monitoring]\n"
+    )
     kinds = [kind for kind, _ in kustomize(overlay)]
     assert kinds.count("PodMonitor") == 2
 
 
 def test_the_operator_gets_the_alerts_of_docker() -> None:
-    printed = subprocess.run([MANIFESTS / "prometheus_rule.sh"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [MANIFESTS / "prometheus_rule.sh"], capture_output=True, text=True, check=True
+    ).stdout
     rule = yaml.safe_load(printed)
     assert rule["kind"] == "PrometheusRule"
-    assert rule["spec"] == yaml.safe_load((ROOT / "docker" / "prometheus" / "alerts.yml").read_text())
+    assert rule["spec"] == yaml.safe_load(
+        (ROOT / "docker" / "prometheus" / "alerts.yml").read_text()
+    )
 
 
 @pytest.mark.parametrize("manifests", ["gpu"], indirect=True)
@@ -194,7 +237,9 @@ def test_a_server_has_a_gpu_of_its_own(manifests: Manifests) -> None:
     for container in [*pod["containers"], *pod["initContainers"]]:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     strategy = manifests["Deployment", "token2wav-server"]["spec"]["strategy"]
-    assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}, "a rollout must not need a spare GPU"
+    assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}, (
+        "a rollout must not need a spare GPU"
+    )
 
 
 def test_haproxy_takes_what_the_manifest_gives_it(manifests: Manifests, tmp_path: Path) -> None:
@@ -257,15 +302,25 @@ def _options(arguments: list[str]) -> dict[str, str]:
 def _help(program: str, *command: str) -> str:
     path = Path(sys.executable).with_name(program)
     return subprocess.run(
-        [path, *command, "--help"], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+        [path, *command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     ).stdout
 
 
 def _config_map(manifests: Manifests, deployment: str) -> str:
     """Name of the one that pods of a deployment mount."""
-    [name] = [volume["configMap"]["name"] for volume in _pod(manifests, deployment)["volumes"] if "configMap" in volume]
+    [name] = [
+        volume["configMap"]["name"]
+        for volume in _pod(manifests, deployment)["volumes"]
+        if "configMap" in volume
+    ]
     return str(name)
 
 
 def _configuration(manifests: Manifests) -> str:
-    return manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"]["haproxy.cfg"]
+    return manifests["ConfigMap", _config_map(manifests, "token2wav-balancer")]["data"][
+        "haproxy.cfg"
+    ]

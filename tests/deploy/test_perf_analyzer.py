@@ -1,7 +1,9 @@
-"""perf_analyzer: what it is given, what is made of its export, and one real run where its program is at hand.
+"""perf_analyzer: what it is given, what is made of its export, and one real run where its program
+is at hand.
 
-tests/data/perf_analyzer has what version 2.60 wrote about the tiny model: `two_at_once`, four utterances of 2.4 s whose
-tensors were stripped, and `with_tensors`, one of two tokens without a prompt, as it came.
+tests/data/perf_analyzer has what version 2.60 wrote about the tiny model: `two_at_once`, four
+utterances of 2.4 s whose tensors were stripped, and `with_tensors`, one of two tokens without a
+prompt, as it came.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.perf_analyzer import PERF_ANALYZER, PerfError, PerfLoad, own_figures, run_perf_analyzer
+from benchmarks.perf_analyzer import (
+    PERF_ANALYZER,
+    PerfError,
+    PerfLoad,
+    own_figures,
+    run_perf_analyzer,
+)
 from benchmarks.perf_export import ExportError, HeardUtterance, read_export, stripped, summary
 from tests.support.golden import TINY
 from token2wav_client import ClientVoice
@@ -27,7 +35,9 @@ TOKENS, VOICE = TINY.parent / "demo" / "tokens.npy", TINY.parent / "demo" / "voi
 
 def make(folder: Path, *arguments: str) -> tuple[int, Path]:
     out = folder / "data.json"
-    return main(["perf-data", "--tokens", str(TOKENS), "--voice", str(VOICE), "--out", str(out), *arguments]), out
+    return main(
+        ["perf-data", "--tokens", str(TOKENS), "--voice", str(VOICE), "--out", str(out), *arguments]
+    ), out
 
 
 def test_perf_data_holds_the_utterance_and_its_voice(tmp_path: Path) -> None:
@@ -44,7 +54,9 @@ def test_perf_data_holds_the_utterance_and_its_voice(tmp_path: Path) -> None:
     assert step.keys() == expected.keys()
     for name, array in expected.items():
         assert step[name]["shape"] == list(array.shape)
-        np.testing.assert_array_equal(np.array(step[name]["content"], array.dtype).reshape(array.shape), array)
+        np.testing.assert_array_equal(
+            np.array(step[name]["content"], array.dtype).reshape(array.shape), array
+        )
 
 
 @pytest.mark.parametrize(("seconds", "count"), [("2.4", 60), ("20", 500), ("0.001", 1)])
@@ -52,10 +64,15 @@ def test_perf_data_cuts_or_repeats_the_tokens(tmp_path: Path, seconds: str, coun
     status, out = make(tmp_path, "--seconds", seconds)
     assert status == 0
     [step] = json.loads(out.read_text())["data"]
-    assert step["tokens"] == {"content": np.resize(np.load(TOKENS), count).tolist(), "shape": [count]}
+    assert step["tokens"] == {
+        "content": np.resize(np.load(TOKENS), count).tolist(),
+        "shape": [count],
+    }
 
 
-def test_perf_data_says_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_perf_data_says_what_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "none.txt").write_text(" ")
     status, _ = make(tmp_path, "--tokens", str(tmp_path / "none.txt"))
     assert (status, capsys.readouterr().err) == (
@@ -74,7 +91,9 @@ def test_export_becomes_what_listeners_heard() -> None:
     assert figures["utterances"] == 4
     assert figures["audio_seconds"] == 9.6
     # Worked out by hand from the timestamps in the file, in nanoseconds.
-    assert figures["first_audio_ms"]["max"] == round((1795256868014891419 - 1795256866759527225) / 1e6, 1)
+    assert figures["first_audio_ms"]["max"] == round(
+        (1795256868014891419 - 1795256866759527225) / 1e6, 1
+    )
     assert figures["gap_ms"]["max"] == round((1795256868823319235 - 1795256868003630886) / 1e6, 1)
     took = (1795256869782398413 - 1795256866759527225) / 1e9
     assert figures["audio_seconds_per_second"] == round(9.6 / took, 2)
@@ -83,8 +102,12 @@ def test_export_becomes_what_listeners_heard() -> None:
 
 def test_its_own_latency_is_that_of_the_last_audio() -> None:
     """Although it prints that it uses the first response: docs/benchmarking.md."""
-    whole = sorted(1000 * utterance.arrivals_s[-1] for utterance in read_export(DATA / "two_at_once.json"))
-    assert own_figures(DATA / "two_at_once.csv")["latency_ms"]["p99"] == pytest.approx(whole[-1], abs=0.1)
+    whole = sorted(
+        1000 * utterance.arrivals_s[-1] for utterance in read_export(DATA / "two_at_once.json")
+    )
+    assert own_figures(DATA / "two_at_once.csv")["latency_ms"]["p99"] == pytest.approx(
+        whole[-1], abs=0.1
+    )
 
 
 def test_tensors_are_stripped_and_nothing_else(tmp_path: Path) -> None:
@@ -130,15 +153,23 @@ def test_a_player_runs_out_of_audio_only_after_its_buffer() -> None:
     assert late.silences_s(0.5) == []
     assert late.gaps_s == [1.25, 1.25]
     figures = summary([late, late], 0.3)
-    assert (figures["underruns"], figures["silent_seconds"], figures["share_without_underrun"]) == (2, 0.4, 0.0)
+    assert (figures["underruns"], figures["silent_seconds"], figures["share_without_underrun"]) == (
+        2,
+        0.4,
+        0.0,
+    )
 
 
 @pytest.fixture(scope="module")
 def program() -> Path:
     environment = {**os.environ, "PERF_ANALYZER_DOWNLOAD": "0"}
-    found = subprocess.run([PERF_ANALYZER, "--version"], env=environment, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [PERF_ANALYZER, "--version"], env=environment, capture_output=True, text=True, check=False
+    )
     if found.returncode:
-        pytest.skip("perf_analyzer is not on this machine; scripts/perf_analyzer.sh --version downloads it")
+        pytest.skip(
+            "perf_analyzer is not on this machine; scripts/perf_analyzer.sh --version downloads it"
+        )
     return PERF_ANALYZER
 
 
@@ -156,11 +187,17 @@ def test_a_real_run_against_a_real_server(program: Path, tmp_path: Path) -> None
             assert figures["latency_ms"]["p99"] == pytest.approx(slowest, abs=0.1)
         np.save(tmp_path / "unknown.npy", np.array([5, 9999], np.int32))
         make(tmp_path, "--tokens", str(tmp_path / "unknown.npy"))
-        with pytest.raises(PerfError, match=r"1 at once: .*tokens: 9999 at index 1 is outside the vocabulary"):
+        with pytest.raises(
+            PerfError, match=r"1 at once: .*tokens: 9999 at index 1 is outside the vocabulary"
+        ):
             run_perf_analyzer(server.grpc_url, data, PerfLoad(concurrency=1), 1, patience_s=120)
 
 
 def test_the_time_of_a_load_is_told_before_it_runs() -> None:
-    assert PerfLoad(concurrency=4).seconds(30, 0.5) == 2 * 30 * 0.5, "our client puts on the same load"
+    assert PerfLoad(concurrency=4).seconds(30, 0.5) == 2 * 30 * 0.5, (
+        "our client puts on the same load"
+    )
     assert PerfLoad(rate=2.0, distribution="poisson").seconds(30, 0.5) == 2 * 15
-    assert PerfLoad(rate=2.0, distribution="constant").seconds(30, 0.5) == 15, "which our client does not have"
+    assert PerfLoad(rate=2.0, distribution="constant").seconds(30, 0.5) == 15, (
+        "which our client does not have"
+    )

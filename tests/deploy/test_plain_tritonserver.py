@@ -36,7 +36,9 @@ def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model:
     ports = Ports.free()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     some_shells_export = {"HOST": "nowhere.invalid"}
-    environment = os.environ | some_shells_export | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
+    environment = (
+        os.environ | some_shells_export | {"PATH": path, "MODEL": str(TINY), "CONFIG": str(config)}
+    )
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(
@@ -46,8 +48,13 @@ def test_it_speaks(tmp_path: Path, golden: GoldenSet, voice: ClientVoice, model:
         try:
             wait_until_healthy(f"127.0.0.1:{ports.grpc}", server)
             with Client(f"127.0.0.1:{ports.grpc}") as client:
-                audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], voice)])
-            assert np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+                audio = np.concatenate(
+                    [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
+                )
+            assert (
+                np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
+                <= SERVER_EQUALS_LIBRARY
+            )
         finally:
             server.terminate()
             server.wait(PATIENCE_SECONDS)

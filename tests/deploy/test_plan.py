@@ -1,4 +1,6 @@
-"""`token2wav-plan`: its memory is what real engines take, its compute what was measured, and nothing is made up."""
+"""`token2wav-plan`: its memory is what real engines take, its compute what was measured, and
+nothing is made up.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,19 @@ def parts() -> Parts:
 
 
 def speak_side_by_side(
-    parts: Parts, engine: CachedFlow, stream: StreamConfig, prompt_tokens: int, tokens: int, count: int
+    parts: Parts,
+    engine: CachedFlow,
+    stream: StreamConfig,
+    prompt_tokens: int,
+    tokens: int,
+    count: int,
 ) -> int:
-    """Speaks in `count` streams at once, tokens coming bit by bit; returns the most pages that were in use."""
-    streams = [FlowStream(engine, a_voice(prompt_tokens), parts.config, stream) for _ in range(count)]
+    """Speaks in `count` streams at once, tokens coming bit by bit; returns the most pages that were
+    in use.
+    """
+    streams = [
+        FlowStream(engine, a_voice(prompt_tokens), parts.config, stream) for _ in range(count)
+    ]
     most = engine.pool.used
     for portion in portions(some_tokens(tokens), [40]):
         for each in streams:
@@ -52,7 +63,9 @@ def speak_side_by_side(
 
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 @pytest.mark.parametrize("left_blocks", [-1, 0, 8])
-@pytest.mark.parametrize(("prompt_tokens", "tokens"), [(0, 1), (0, 300), (75, 10), (80, 260), (99, 603)])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "tokens"), [(0, 1), (0, 300), (75, 10), (80, 260), (99, 603)]
+)
 def test_pages_are_those_of_real_engines(
     parts: Parts, storage: Storage, left_blocks: int, prompt_tokens: int, tokens: int
 ) -> None:
@@ -64,7 +77,9 @@ def test_pages_are_those_of_real_engines(
     assert engine.usage().page_bytes == needs.page_bytes
 
 
-def test_as_many_streams_fit_as_planned_and_not_one_more(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_streams_fit_as_planned_and_not_one_more(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs = stream_needs(parts.config, StreamConfig(), "float32", 80, 260)
     cache = 60 * needs.page_bytes
     plan = share_out(1 << 30, 0, weight_bytes(parts.config, "float32"), cache, needs, voices=1)
@@ -93,7 +108,9 @@ def test_a_page_is_as_large_as_in_the_store(parts: Parts, storage: Storage) -> N
     store = PagedKVCache(layout, 3, torch.device("cpu"))
     tensors = [store._data] + ([] if store._scales is None else [store._scales])
     assert sum(tensor.nbytes for tensor in tensors) == (3 + 2) * layout.page_bytes
-    assert stream_needs(parts.config, StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
+    assert (
+        stream_needs(parts.config, StreamConfig(), storage, 0, 25).page_bytes == layout.page_bytes
+    )
 
 
 def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
@@ -105,7 +122,9 @@ def test_weights_and_contexts_are_those_of_a_loaded_model() -> None:
     assert weight_bytes(config, "float32") == sum(tensor.nbytes for tensor in [*loaded, *tables])
     handle = flow.open(a_voice(30))
     conv_state = flow._streams[handle].conv_state
-    assert stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
+    assert (
+        stream_needs(config, StreamConfig(), "float32", 30, 50).context_bytes == conv_state.nbytes
+    )
     flow.close(handle)
 
 
@@ -116,7 +135,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for each in fields for tensor in _tensors(each)]
 
 
-def test_public_size_in_float16_takes_ninety_megabytes_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+def test_public_size_in_float16_takes_ninety_megabytes_a_second(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--model", str(FULL), "--gpu", "L4", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["bytes_per_second_of_audio"] == 2 * 22 * 16 * 64 * 2 * 10 * 2 * 50
@@ -148,7 +169,9 @@ def report_in(folder: Path, gpu: str | None = "NVIDIA H200") -> Path:
     return path
 
 
-def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compute_binds_where_it_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = ["--model", str(TINY), "--gpu", "H200", "--costs", str(report_in(tmp_path))]
     assert main([*common, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -169,20 +192,30 @@ def test_compute_binds_where_it_was_measured(tmp_path: Path, capsys: pytest.Capt
         ("NVIDIA A100-SXM4-40GB", ["--gpu", "A100 40GB"], None),
         ("NVIDIA RTX A4000", ["--memory-mib", "16376"], None),
         ("NVIDIA L40S", ["--gpu", "L4"], "report.json is of NVIDIA L40S"),
-        ("NVIDIA A100 80GB PCIe", ["--gpu", "A100 40GB"], "report.json is of NVIDIA A100 80GB PCIe"),
+        (
+            "NVIDIA A100 80GB PCIe",
+            ["--gpu", "A100 40GB"],
+            "report.json is of NVIDIA A100 80GB PCIe",
+        ),
         (None, ["--gpu", "L4"], "report.json is of a computer without one"),
         (None, ["--memory-mib", "16376"], "report.json is of a computer without one"),
     ],
 )
 def test_a_report_of_another_gpu_is_left_out(
-    measured: str | None, planned: list[str], said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: str | None,
+    planned: list[str],
+    said: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     common = ["--model", str(TINY), *planned, "--costs", str(report_in(tmp_path, measured))]
     assert main([*common, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["compute"] is None) == (said is not None) == (plan["binds"] != "compute")
     assert main(common) == 0
-    assert (f"compute     not measured on this GPU: {tmp_path}/{said}" in capsys.readouterr().out) == bool(said)
+    assert (
+        f"compute     not measured on this GPU: {tmp_path}/{said}" in capsys.readouterr().out
+    ) == bool(said)
 
 
 @pytest.mark.parametrize(
@@ -191,10 +224,15 @@ def test_a_report_of_another_gpu_is_left_out(
         (["--model", "nowhere"], "nowhere: no such model folder"),
         (["--model", str(TINY), "--left-blocks", "-2"], "stream.left_blocks: -2 is below -1"),
         (["--model", str(TINY), "--max-hop-tokens", "30"], "max_hop_tokens: 30 is not a multiple"),
-        (["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")], "is no report.json of make gpu-check"),
+        (
+            ["--model", str(TINY), "--costs", str(TINY / "cosyvoice3.yaml")],
+            "is no report.json of make gpu-check",
+        ),
     ],
 )
-def test_errors_are_one_sentence(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_sentence(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--gpu", "L4", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -1,4 +1,6 @@
-"""Two servers behind the balancer: who hears what when one of them is killed, comes back, or is drained."""
+"""Two servers behind the balancer: who hears what when one of them is killed, comes back, or is
+drained.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Fleet:
         needs_haproxy()
         ports, others = Ports.free(ADDRESSES[0]), Ports.free(ADDRESSES[0])
         with (
-            Balancer.start(folder, ADDRESSES, grpc_port=ports.grpc, status_port=others.http) as balancer,
+            Balancer.start(
+                folder, ADDRESSES, grpc_port=ports.grpc, status_port=others.http
+            ) as balancer,
             ExitStack() as stack,
         ):
             yield cls(balancer, ports, others.http, _stack=stack)
@@ -58,7 +62,12 @@ class Fleet:
         missing = [address for address in ADDRESSES if address not in self.replicas]
         for address in missing:
             replica = Replica.start(
-                TINY, address, self.ports, self.status_port, "--canary-seconds=0", f"--notice-seconds={NOTICE_SECONDS}"
+                TINY,
+                address,
+                self.ports,
+                self.status_port,
+                "--canary-seconds=0",
+                f"--notice-seconds={NOTICE_SECONDS}",
             )
             self.replicas[address] = self._stack.enter_context(replica)
         for address in missing:
@@ -93,7 +102,11 @@ def expected(model: Token2Wav, golden: GoldenSet, tokens: NDArray[np.int32]) -> 
 
 
 def test_a_killed_replica_costs_only_its_own_streams(
-    fleet: Fleet, voice: ClientVoice, tokens: NDArray[np.int32], expected: NDArray[np.float32], tmp_path: Path
+    fleet: Fleet,
+    voice: ClientVoice,
+    tokens: NDArray[np.int32],
+    expected: NDArray[np.float32],
+    tmp_path: Path,
 ) -> None:
     fleet.complete()
     with retrying_client(fleet.balancer.url, voice, tokens, tmp_path) as client:
@@ -160,12 +173,25 @@ def retrying_client(
 ) -> Iterator[subprocess.Popen[str]]:
     """The command, speaking at the pace of a language model."""
     np.save(folder / "tokens.npy", tokens)
-    program = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--retry", "5", "--rate", "25"]
+    program = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--url",
+        url,
+        "--retry",
+        "5",
+        "--rate",
+        "25",
+    ]
     np.savez(folder / "voice.npz", **{name: getattr(voice, name) for name in FIELDS})
     names = {"tokens": "tokens.npy", "voice": "voice.npz", "out": "out.wav"}
     files = [f"--{option}={folder / name}" for option, name in names.items()]
     with subprocess.Popen(
-        [*program, *files, "--audio-format", "float32", "--quiet"], stderr=subprocess.PIPE, text=True
+        [*program, *files, "--audio-format", "float32", "--quiet"],
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             yield process

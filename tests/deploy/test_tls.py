@@ -1,4 +1,6 @@
-"""TLS, closed protocols, and what the balancer lets through: a server that trusts nobody, and the way to it."""
+"""TLS, closed protocols, and what the balancer lets through: a server that trusts nobody, and the
+way to it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def admin_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def servers(
     authority: Authority, admin_key: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Replica, Replica]]:
-    """One that lets in who has a certificate, and one with TLS for anybody; they start at the same time."""
+    """One that lets in who has a certificate, and one with TLS for anybody; they start at the same
+    time.
+    """
     tls = [
         f"--tls-certificate={authority.certificate('token2wav.test')}",
         f"--tls-key={authority.key('token2wav.test')}",
@@ -75,7 +79,9 @@ def servers(
         "--verbose",
     ]
     with (
-        Replica.start(TINY, ADDRESS, Ports.free(ADDRESS), Ports.free(ADDRESS).http, *closed) as mutual_server,
+        Replica.start(
+            TINY, ADDRESS, Ports.free(ADDRESS), Ports.free(ADDRESS).http, *closed
+        ) as mutual_server,
         Replica.start(TINY, OTHER, Ports.free(OTHER), Ports.free(OTHER).http, *tls) as tls_server,
     ):
         for server in (mutual_server, tls_server):
@@ -89,7 +95,9 @@ def server(servers: tuple[Replica, Replica]) -> Replica:
 
 
 @pytest.fixture(scope="module")
-def balancer(server: Replica, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Balancer]:
+def balancer(
+    server: Replica, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Balancer]:
     """Lets in who has a token, over TLS, and is itself the client with a certificate."""
     folder = tmp_path_factory.mktemp("balancer")
     tokens = folder / "tokens"
@@ -125,12 +133,16 @@ def speaks(url: str, **how: Any) -> bool:
         return client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
 
 
-def test_tls_without_certificates_of_clients(servers: tuple[Replica, Replica], authority: Authority) -> None:
+def test_tls_without_certificates_of_clients(
+    servers: tuple[Replica, Replica], authority: Authority
+) -> None:
     url = servers[1].url
     assert speaks(url, tls=Tls(ca=authority.ca, server_name="token2wav.test"))
     with pytest.raises(ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"):
         speaks(url)
-    certificates = Certificates(authority.certificate("token2wav.test"), authority.key("token2wav.test"))
+    certificates = Certificates(
+        authority.certificate("token2wav.test"), authority.key("token2wav.test")
+    )
     canary = Canary(60.0, REPOSITORY, certificates)
     assert canary.problem(url) == ""
 
@@ -153,14 +165,18 @@ def test_clients_without_the_right_certificate_are_refused(
             speaks(server.url, tls=tls)
 
 
-def test_a_server_that_is_somebody_else_is_refused(server: Replica, authority: Authority, stranger: Authority) -> None:
+def test_a_server_that_is_somebody_else_is_refused(
+    server: Replica, authority: Authority, stranger: Authority
+) -> None:
     for tls in (mutual(authority, ca=stranger.ca), mutual(authority, server_name="other.test")):
         with pytest.raises(NoAccess, match=r"^no secure connection to "):
             speaks(server.url, tls=tls)
 
 
 def test_the_canary_gets_through_mutual_tls(server: Replica, authority: Authority) -> None:
-    certificates = Certificates(authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca)
+    certificates = Certificates(
+        authority.certificate("token2wav.test"), authority.key("token2wav.test"), authority.ca
+    )
     canary = Canary(60.0, REPOSITORY, certificates)
     assert canary.problem(server.url) == ""
 
@@ -173,7 +189,10 @@ CLOSED: dict[str, tuple[str, Any]] = {
 SHARED_MEMORY: dict[str, tuple[str, Any]] = {
     "system": ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
     "CUDA": ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
-    "register": ("SystemSharedMemoryRegister", service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/b")),
+    "register": (
+        "SystemSharedMemoryRegister",
+        service_pb2.SystemSharedMemoryRegisterRequest(name="a", key="/b"),
+    ),
 }
 
 
@@ -186,7 +205,9 @@ def direct(server: Replica, authority: Authority) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("what", CLOSED)
-def test_protocols_that_clients_dont_need_are_closed(what: str, direct: Any, admin_key: Path) -> None:
+def test_protocols_that_clients_dont_need_are_closed(
+    what: str, direct: Any, admin_key: Path
+) -> None:
     name, request = CLOSED[what]
     for metadata in ((), (("triton-grpc-protocol-admin-key", "guessed"),)):
         with pytest.raises(grpc.RpcError, match="This protocol is restricted"):
@@ -224,35 +245,56 @@ def test_http_tells_its_health_and_nothing_that_matters(server: Replica, admin_k
 
     assert status("health/ready") == status("models/token2wav") == 200
     key = admin_key.read_text().strip()
-    for path in ("logging", "trace/setting", "systemsharedmemory/status", "cudasharedmemory/status"):
+    for path in (
+        "logging",
+        "trace/setting",
+        "systemsharedmemory/status",
+        "cudasharedmemory/status",
+    ):
         assert status(path) == status(path, key=key) == 403, path
-    for path in ("repository/index", "repository/models/token2wav/unload", "systemsharedmemory/region/a/register"):
+    for path in (
+        "repository/index",
+        "repository/models/token2wav/unload",
+        "systemsharedmemory/region/a/register",
+    ):
         assert status(path, b"{}") == status(path, b"{}", key) == 403, path
     for path in ("models/token2wav/infer", "models/token2wav/generate_stream"):
         assert status(path, json.dumps({}).encode()) == 403, path
 
 
-def test_a_token_lets_in(balancer: Balancer, authority: Authority, golden: GoldenSet, model: Token2Wav) -> None:
+def test_a_token_lets_in(
+    balancer: Balancer, authority: Authority, golden: GoldenSet, model: Token2Wav
+) -> None:
     tls = Tls(ca=authority.ca, server_name="balancer.test")
     spoken = golden.voice
     voice = ClientVoice(spoken.prompt_tokens, spoken.prompt_mel, spoken.speaker_embedding)
     with Client(balancer.url, tls=tls, token=TOKEN) as client:
         audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], voice)])
-    assert np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    assert (
+        np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    )
 
 
 def test_a_client_gets_its_share_and_cannot_take_another_name(
     balancer: Balancer, server: Replica, authority: Authority
 ) -> None:
     tls = Tls(ca=authority.ca, server_name="balancer.test")
-    speaker = ClientVoice(np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32))
+    speaker = ClientVoice(
+        np.zeros(0, np.int32), np.zeros((0, 80), np.float32), np.ones(192, np.float32)
+    )
     with ExitStack() as stack:
         for name in ("bob", "carol"):
-            client = stack.enter_context(Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: name}))
+            client = stack.enter_context(
+                Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: name})
+            )
             stack.enter_context(client.open(speaker)).push([1])
         wait_until(lambda: server.open_streams() == 2)
-        client = stack.enter_context(Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: "dave"}))
-        with pytest.raises(ServerError, match=r"^streams: client 'alice' has 2 open, .*; try again later$"):
+        client = stack.enter_context(
+            Client(balancer.url, tls=tls, token=TOKEN, headers={CLIENT_HEADER: "dave"})
+        )
+        with pytest.raises(
+            ServerError, match=r"^streams: client 'alice' has 2 open, .*; try again later$"
+        ):
             list(client.synthesize([[1]], speaker))
         assert speaks(server.url, tls=mutual(authority))  # past the balancer, without a name
     wait_until(lambda: server.open_streams() == 0)
@@ -260,9 +302,13 @@ def test_a_client_gets_its_share_and_cannot_take_another_name(
 
 
 @pytest.mark.parametrize("token", [None, "nobody", "wrong", TOKEN[:-1]])
-def test_without_a_token_nobody_gets_in(balancer: Balancer, authority: Authority, token: str | None) -> None:
+def test_without_a_token_nobody_gets_in(
+    balancer: Balancer, authority: Authority, token: str | None
+) -> None:
     tls = Tls(ca=authority.ca, server_name="balancer.test")
-    with pytest.raises(NoAccess, match="balancer: no valid token; send the header authorization: Bearer TOKEN"):
+    with pytest.raises(
+        NoAccess, match="balancer: no valid token; send the header authorization: Bearer TOKEN"
+    ):
         speaks(balancer.url, tls=tls, token=token)
 
 
@@ -271,12 +317,16 @@ def test_the_balancer_wants_tls(balancer: Balancer) -> None:
         speaks(balancer.url, token=TOKEN)
 
 
-def test_the_balancer_passes_on_what_speaking_takes(balancer: Balancer, authority: Authority, admin_key: Path) -> None:
+def test_the_balancer_passes_on_what_speaking_takes(
+    balancer: Balancer, authority: Authority, admin_key: Path
+) -> None:
     metadata = (("authorization", f"Bearer {TOKEN}"), *_admin(admin_key))
     with _channel(balancer.url, "balancer.test", authority.ca) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert stub.ServerLive(service_pb2.ServerLiveRequest(), metadata=metadata).live
-        assert stub.ModelMetadata(service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata).inputs
+        assert stub.ModelMetadata(
+            service_pb2.ModelMetadataRequest(name="token2wav"), metadata=metadata
+        ).inputs
         others = {
             **CLOSED,
             **SHARED_MEMORY,
@@ -288,15 +338,21 @@ def test_the_balancer_passes_on_what_speaking_takes(balancer: Balancer, authorit
                 getattr(stub, name)(request, metadata=metadata)
 
 
-def test_a_message_that_is_too_long_ends_its_stream_only(balancer: Balancer, authority: Authority) -> None:
+def test_a_message_that_is_too_long_ends_its_stream_only(
+    balancer: Balancer, authority: Authority
+) -> None:
     tls = Tls(ca=authority.ca, server_name="balancer.test")
     tokens = MESSAGE_BYTES // (2 * 80 * 4) + 1
-    long = ClientVoice(np.zeros(tokens, np.int32), np.zeros((2 * tokens, 80), np.float32), np.ones(192, np.float32))
+    long = ClientVoice(
+        np.zeros(tokens, np.int32), np.zeros((2 * tokens, 80), np.float32), np.ones(192, np.float32)
+    )
     with Client(balancer.url, tls=tls, token=TOKEN) as client:
         with pytest.raises(ServerError, match="status: 400"):
             list(client.synthesize([[1, 2, 3]], long))
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
-    wait_until(lambda: re.search(r"message of \d+ bytes refused, limit 200000", balancer.log.read_text()))
+    wait_until(
+        lambda: re.search(r"message of \d+ bytes refused, limit 200000", balancer.log.read_text())
+    )
 
 
 def test_no_secret_is_printed(server: Replica, balancer: Balancer, admin_key: Path) -> None:
@@ -309,7 +365,9 @@ def test_no_secret_is_printed(server: Replica, balancer: Balancer, admin_key: Pa
     assert admin_key.stat().st_mode & 0o777 == 0o600
 
 
-def test_certificates_that_cannot_be_used(authority: Authority, stranger: Authority, tmp_path: Path) -> None:
+def test_certificates_that_cannot_be_used(
+    authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
     certificate, key = authority.certificate("token2wav.test"), authority.key("token2wav.test")
     junk = tmp_path / "junk"
     junk.write_text("no certificate")
@@ -323,9 +381,14 @@ def test_certificates_that_cannot_be_used(authority: Authority, stranger: Author
             Certificates(*files)
     with pytest.raises(ConfigError, match=r"client CA .*junk"):
         Certificates(certificate, key, junk)
-    with pytest.raises(ConfigError, match=r"must be valid, and signed by .* for clients too, for the canary; or --can"):
+    with pytest.raises(
+        ConfigError,
+        match=r"must be valid, and signed by .* for clients too, for the canary; or --can",
+    ):
         Certificates(certificate, key, stranger.ca).for_canary()
-    with pytest.raises(ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"):
+    with pytest.raises(
+        ConfigError, match=r"nameless\.crt: names nobody; it needs a subjectAltName"
+    ):
         Certificates(*_nameless(tmp_path)).for_canary()
 
 
@@ -344,12 +407,20 @@ def test_a_key_file_that_is_no_key(tmp_path: Path) -> None:
 
 def test_half_a_certificate_is_wrong_usage(authority: Authority) -> None:
     program = Path(sys.executable).with_name("token2wav-serve")
-    arguments = ["--model", str(TINY), "--tls-certificate", str(authority.certificate("token2wav.test"))]
+    arguments = [
+        "--model",
+        str(TINY),
+        "--tls-certificate",
+        str(authority.certificate("token2wav.test")),
+    ]
     completed = subprocess.run(
         [program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
     assert completed.returncode == 2
-    assert completed.stderr == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
+    assert (
+        completed.stderr
+        == "token2wav-serve: error: TLS needs both --tls-certificate and --tls-key\n"
+    )
 
 
 def wait_until(condition: Callable[[], object]) -> None:

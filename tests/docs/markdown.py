@@ -9,9 +9,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # a page for developers: it is neither on the site nor in its index
+# a page for developers: it is neither on the site nor in its index
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
-_FENCED = re.compile(r"^(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(
+    r"^(?P<fence>```+)(?P<language>\w*)\n(?P<text>.*?)^(?P=fence)$", re.DOTALL | re.MULTILINE
+)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?:    .*\n|\n(?=    ))+", re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`(?P<text>[^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.+)$", re.MULTILINE)
@@ -35,7 +38,8 @@ def code_blocks(page: Path) -> list[Code]:
     text = page.read_text(encoding="utf-8")
     fenced = [Code(match["language"], match["text"]) for match in _FENCED.finditer(text)]
     indented = (
-        re.sub(r"^    ", "", match[0], flags=re.MULTILINE) for match in _INDENTED.finditer(_FENCED.sub("\n", text))
+        re.sub(r"^    ", "", match[0], flags=re.MULTILINE)
+        for match in _INDENTED.finditer(_FENCED.sub("\n", text))
     )
     return fenced + [Code("", block) for block in indented]
 
@@ -46,7 +50,9 @@ def spans(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Lines for a shell, in blocks and within the text, with continued ones joined and comments removed."""
+    """Lines for a shell, in blocks and within the text, with continued ones joined and comments
+    removed.
+    """
     for block in code_blocks(page):
         if block.language in ("", "bash", "sh"):
             joined = re.sub(r"\\\n\s*", " ", block.text)

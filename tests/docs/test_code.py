@@ -1,4 +1,6 @@
-"""Code in the pages: Python compiles, and what is marked as runnable can be found by the script that runs it."""
+"""Code in the pages: Python compiles, and what is marked as runnable can be found by the script
+that runs it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def test_blocks_are_found(tmp_path: Path) -> None:
     page.write_text(
         "# Page\n\n<!-- runnable: server -->\n\n    first \\\n        continued\n\n    second\n\n"
         "Text.\n\n<!-- not runnable: needs docker -->\n\n    left out\n\n- item\n    of a list\n\n"
-        "<!-- runnable -->\n\n```python\nif x:\n    y()\n```\n\n```yaml\na: 1\n```\n\n```python\nnot marked\n```\n"
+        "<!-- runnable -->\n\n```python\nif x:\n    y()\n```\n\n```yaml\na: "
+        "1\n```\n\n```python\nnot marked\n```\n"
     )
     assert blocks(page) == [
         Block(page, 5, "", "first \\\n    continued\n\nsecond", "server"),

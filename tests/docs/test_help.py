@@ -40,9 +40,13 @@ def helped(program: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    codes = re.findall(r"^  (\d+) +\S", helped(program, capsys).partition("exit codes:")[2], re.MULTILINE)
+    codes = re.findall(
+        r"^  (\d+) +\S", helped(program, capsys).partition("exit codes:")[2], re.MULTILINE
+    )
     page = PAGES[program][1].read_text(encoding="utf-8")
-    table = re.search(r"^\| (?:exit )?code \|.*\n\|[-|]+\n(?P<rows>(?:\|.*\n)+)", page, re.MULTILINE)
+    table = re.search(
+        r"^\| (?:exit )?code \|.*\n\|[-|]+\n(?P<rows>(?:\|.*\n)+)", page, re.MULTILINE
+    )
     assert table, "the page has a table of exit codes"
     cells = [row.split("|")[1] for row in table["rows"].splitlines()]
     assert codes
@@ -52,7 +56,11 @@ def test_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_subcommands(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGES[program][1].read_text(encoding="utf-8")
     for command in re.findall(
-        r"^    ([a-z][a-z0-9-]*) {2,}\S|^    ([a-z][a-z0-9-]*)$", helped(program, capsys), re.MULTILINE
+        r"^    ([a-z][a-z0-9-]*) {2,}\S|^    ([a-z][a-z0-9-]*)$",
+        helped(program, capsys),
+        re.MULTILINE,
     ):
         name = "".join(command)
-        assert re.search(rf"{program} {name}\b|`{name}`", page), f"{PAGES[program][1].name} does not name {name}"
+        assert re.search(rf"{program} {name}\b|`{name}`", page), (
+            f"{PAGES[program][1].name} does not name {name}"
+        )

@@ -1,4 +1,6 @@
-"""Links between README, the pages and the repository's files lead somewhere, on GitHub as on the site."""
+"""Links between README, the pages and the repository's files lead somewhere, on GitHub as on the
+site.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every message that troubleshooting quotes is one that the code gives, or Triton's and seen by a test."""
+"""Every message that troubleshooting quotes is one that the code gives, or Triton's and seen by a
+test.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def test_there_are_messages() -> None:
 
 @cache
 def texts() -> frozenset[str]:
-    files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")] + [ROOT / name for name in SEEN]
+    files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")] + [
+        ROOT / name for name in SEEN
+    ]
     found = {text for file in files for text in _strings(file)}
-    found.update(line for name in SCRIPTS for line in (ROOT / name).read_text(encoding="utf-8").splitlines())
+    found.update(
+        line for name in SCRIPTS for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
+    )
     return frozenset(found)
 
 
@@ -51,6 +57,12 @@ def _strings(file: Path) -> Iterator[str]:
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else VALUE for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in statements
+        ):
             yield node.value

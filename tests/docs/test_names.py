@@ -24,7 +24,8 @@ PROGRAMS = {
     "benchmarks": ("benchmarks",),
     "examples": ("examples",),
 }
-# Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their own.
+# Of Triton, pip, Docker, Kubernetes, perf_analyzer and others, where a page names them on their
+# own.
 FOREIGN = {
     "--backend-directory",
     "--exit-timeout-secs",
@@ -47,13 +48,19 @@ def test_make_targets_and_variables(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for command in commands(page):
         for made in _MAKE.finditer(command):
-            assert re.search(rf"^{made['target']}:", makefile, re.MULTILINE), f"make {made['target']}: no such target"
+            assert re.search(rf"^{made['target']}:", makefile, re.MULTILINE), (
+                f"make {made['target']}: no such target"
+            )
             for variable in re.findall(r"([A-Z_]+)=", made["rest"]):
-                assert f"$({variable}" in makefile, f"make {made['target']} {variable}=: no such variable"
+                assert f"$({variable}" in makefile, (
+                    f"make {made['target']} {variable}=: no such variable"
+                )
 
 
 def test_options_of_commands(page: Path) -> None:
-    ours = frozenset().union(*(_options(folders) for folders in PROGRAMS.values()), _makefile_options())
+    ours = frozenset().union(
+        *(_options(folders) for folders in PROGRAMS.values()), _makefile_options()
+    )
     for command in commands(page):
         for part in re.split(r"\s[|;]\s|&&", command):
             if program := _PROGRAM.search(part):
@@ -72,25 +79,37 @@ def test_settings(page: Path) -> None:
             part = getattr(ServerConfig(), setting["part"])
             assert hasattr(part, setting["key"]), f"{span}: no such setting"
     for block in code_blocks(page):
-        if block.language == "yaml" and re.search(r"^(stream|runtime|limits):$", block.text, re.MULTILINE):
+        if block.language == "yaml" and re.search(
+            r"^(stream|runtime|limits):$", block.text, re.MULTILINE
+        ):
             from_mapping(ServerConfig, yaml.safe_load(block.text), "")
 
 
 def test_the_settings_page_shows_the_defaults() -> None:
-    block = next(block for block in code_blocks(ROOT / "docs/settings.md") if block.language == "yaml")
+    block = next(
+        block for block in code_blocks(ROOT / "docs/settings.md") if block.language == "yaml"
+    )
     assert from_mapping(ServerConfig, yaml.safe_load(block.text), "") == ServerConfig()
-    shown = {(part, key) for part, keys in yaml.safe_load(block.text).items() for key in keys or [""]}
+    shown = {
+        (part, key) for part, keys in yaml.safe_load(block.text).items() for key in keys or [""]
+    }
     defaults = dataclasses.asdict(ServerConfig())
     assert shown == {(part, key) for part, keys in defaults.items() for key in keys or [""]}
 
 
 @cache
 def _options(folders: tuple[str, ...]) -> frozenset[str]:
-    """Strings in the source that look like options, alone or with a placeholder; some are put together, by service."""
+    """Strings in the source that look like options, alone or with a placeholder; some are put
+    together, by service.
+    """
     found: set[str] = set()
     for folder in folders:
         for file in (ROOT / folder).rglob("*.py"):
-            found.update(re.findall(r'"(--[a-z][a-z0-9-]*)(?: [A-Z/:=]+)?"', file.read_text(encoding="utf-8")))
+            found.update(
+                re.findall(
+                    r'"(--[a-z][a-z0-9-]*)(?: [A-Z/:=]+)?"', file.read_text(encoding="utf-8")
+                )
+            )
     if "server/token2wav_server" in folders:
         found.update(f"--{service}-port" for service in ("http", "grpc", "metrics"))
     return frozenset(found)

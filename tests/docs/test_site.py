@@ -36,18 +36,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_has_every_page(site: Path) -> None:
-    assert {page.with_suffix(".html").name.lower() for page in PAGES} <= {file.name for file in site.glob("*.html")}
+    assert {page.with_suffix(".html").name.lower() for page in PAGES} <= {
+        file.name for file in site.glob("*.html")
+    }
 
 
 def test_it_documents_every_public_name(site: Path) -> None:
     for package in PACKAGES:
         text = (site / "api" / f"{package.__name__}.html").read_text(encoding="utf-8")
         for name in package.__all__:
-            assert re.search(rf'id="{package.__name__}[\w.]*\.{name}"', text), f"{package.__name__}.{name}"
+            assert re.search(rf'id="{package.__name__}[\w.]*\.{name}"', text), (
+                f"{package.__name__}.{name}"
+            )
 
 
 def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
     for file in site.rglob("*.html"):
         text = file.read_text(encoding="utf-8")
-        loaded = re.findall(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="(https?:[^"]*)"', text)
+        loaded = re.findall(
+            r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="(https?:[^"]*)"', text
+        )
         assert not loaded, f"{file.name}: {loaded}"

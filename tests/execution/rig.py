@@ -1,4 +1,6 @@
-"""What the incremental tests share: the tiny model's parts, streams that end at their mel, and a recorder of mels."""
+"""What the incremental tests share: the tiny model's parts, streams that end at their mel, and a
+recorder of mels.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ class Parts:
 
     def layout(self, storage: Storage = "float32") -> CacheLayout:
         guidance = self.config.flow.inference_cfg_rate
-        return CacheLayout.of(self.config, self.flow.estimator, guidance, self.config.ode_steps, storage)
+        return CacheLayout.of(
+            self.config, self.flow.estimator, guidance, self.config.ode_steps, storage
+        )
 
     def incremental(
         self,
@@ -95,7 +99,9 @@ class Parts:
 
     def recompute(self, *, left_blocks: int = -1) -> RecomputeFlow:
         solvers = {self.config.ode_steps: self.solver}
-        return RecomputeFlow(self.config, self.flow, self.flow_noise, solvers, left_blocks=left_blocks)
+        return RecomputeFlow(
+            self.config, self.flow, self.flow_noise, solvers, left_blocks=left_blocks
+        )
 
     def whole(self, tokens: Tokens, voice: Voice, *, left_blocks: int = -1) -> Mel:
         """The mel of an utterance computed at once: the oracle."""
@@ -108,11 +114,15 @@ class Parts:
     def model(self, flow: FlowStage, stream: StreamConfig | None = None) -> RecordedModel:
         """A model on a flow engine and the incremental vocoder, with a recorder between them."""
         recorder = MelRecorder(StreamingVocoder(self.hift, self.source_noise))
-        return RecordedModel(Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder)
+        return RecordedModel(
+            Token2Wav(self.config, two_stages(flow, recorder), stream or WHOLE_BLOCKS), recorder
+        )
 
 
 class CountingSolver:
-    """Stands before what computes chunks of an engine, counts its calls, and does something else before each."""
+    """Stands before what computes chunks of an engine, counts its calls, and does something else
+    before each.
+    """
 
     def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.calls = 0
@@ -192,7 +202,9 @@ class RecordedModel:
     def run(self, portions: Iterable[Tokens], voice: Voice) -> tuple[NDArray[np.float32], Mel]:
         """Audio and mel of an utterance whose tokens are pushed in portions."""
         with self.model.stream(voice) as stream:
-            chunks = [chunk for portion in portions for chunk in stream.push(portion)] + stream.finish()
+            chunks = [
+                chunk for portion in portions for chunk in stream.push(portion)
+            ] + stream.finish()
         return np.concatenate([chunk.audio for chunk in chunks]), self.recorder.mel()
 
 
@@ -207,7 +219,11 @@ class FlowStream:
     """
 
     def __init__(
-        self, engine: FlowStage, voice: Voice, config: ModelConfig, stream: StreamConfig | None = None
+        self,
+        engine: FlowStage,
+        voice: Voice,
+        config: ModelConfig,
+        stream: StreamConfig | None = None,
     ) -> None:
         self._engine = engine
         self.handle = engine.open(voice)
@@ -218,7 +234,9 @@ class FlowStream:
 
     @property
     def mel(self) -> Mel:
-        """(bands, frames) so far, as a vocoder gets it: without the prompt, and without what was spoken before."""
+        """(bands, frames) so far, as a vocoder gets it: without the prompt, and without what was
+        spoken before.
+        """
         return torch.cat(self._mels, dim=1).numpy()
 
     def push(self, tokens: Tokens) -> FlowStream:
@@ -242,7 +260,11 @@ class FlowStream:
 
 
 def flow_mel(
-    parts: Parts, engine: FlowStage, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None
+    parts: Parts,
+    engine: FlowStage,
+    portions: Iterable[Tokens],
+    voice: Voice,
+    stream: StreamConfig | None = None,
 ) -> Mel:
     """Mel of an utterance whose tokens are pushed in portions; the stream is closed."""
     utterance = FlowStream(engine, voice, parts.config, stream)

@@ -13,7 +13,8 @@ from token2wav.execution.batch import BatchSize
 from token2wav.execution.cached_flow import CachedFlow
 from token2wav.serving.chunking import Chunker, HopSchedule
 
-BATCHED = 1e-5  # of the mel: sums in another order, which depends on the sizes that a library is asked for
+# of the mel: sums in another order, which depends on the sizes that a library is asked for
+BATCHED = 1e-5
 PREPARED = exported_buckets(longest=4, past=(4, 8))
 
 UTTERANCES: list[list[Utterance]] = [
@@ -31,7 +32,9 @@ def batching(parts: Parts, request: pytest.FixtureRequest) -> CachedFlow:
 
 
 @pytest.mark.parametrize("utterances", UTTERANCES)
-def test_a_batch_equals_its_streams_alone(parts: Parts, batching: CachedFlow, utterances: list[Utterance]) -> None:
+def test_a_batch_equals_its_streams_alone(
+    parts: Parts, batching: CachedFlow, utterances: list[Utterance]
+) -> None:
     together = run_together(parts, batching, utterances)
     for seed, ((prompt, length), mel) in enumerate(zip(utterances, together, strict=True)):
         alone = flow_mel(parts, parts.incremental(), [some_tokens(length, seed)], a_voice(prompt))
@@ -40,13 +43,26 @@ def test_a_batch_equals_its_streams_alone(parts: Parts, batching: CachedFlow, ut
 
 @pytest.mark.parametrize("left_blocks", [0, 1, 3])
 def test_a_batch_with_a_window_equals_its_streams_alone(parts: Parts, left_blocks: int) -> None:
-    for engine in (parts.incremental(left_blocks=left_blocks), pad_batches(parts.incremental(left_blocks=left_blocks))):
+    for engine in (
+        parts.incremental(left_blocks=left_blocks),
+        pad_batches(parts.incremental(left_blocks=left_blocks)),
+    ):
         together = run_together(parts, engine, UTTERANCES[1])
         for seed, ((prompt, length), mel) in enumerate(zip(UTTERANCES[1], together, strict=True)):
-            assert off(mel, parts.whole(some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks)) <= 2e-5
+            assert (
+                off(
+                    mel,
+                    parts.whole(
+                        some_tokens(length, seed), a_voice(prompt), left_blocks=left_blocks
+                    ),
+                )
+                <= 2e-5
+            )
 
 
-def test_a_broken_stream_does_not_break_those_in_its_batch(parts: Parts, batching: CachedFlow) -> None:
+def test_a_broken_stream_does_not_break_those_in_its_batch(
+    parts: Parts, batching: CachedFlow
+) -> None:
     healthy, config = a_voice(28), parts.config
     schedule = HopSchedule.of(WHOLE_BLOCKS, config)
     handles = [batching.open(healthy) for _ in range(3)]
@@ -69,5 +85,8 @@ def test_a_batch_takes_the_smallest_bucket_that_fits() -> None:
     assert BatchSize(1, 2, 3).fits(BatchSize(1, 2, 3))
     assert not BatchSize(1, 2, 4).fits(BatchSize(4, 2, 3))
     assert exported_buckets(4, (4, 8, 16)) == [
-        BatchSize(streams, length, past) for streams in (1, 2, 4) for length in (1, 2, 4) for past in (4, 8, 16)
+        BatchSize(streams, length, past)
+        for streams in (1, 2, 4)
+        for length in (1, 2, 4)
+        for past in (4, 8, 16)
     ]

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.execution.rig import MEL, FlowStream, Mel, Parts, Tokens, a_voice, off, portions, some_tokens
+from tests.execution.rig import (
+    MEL,
+    FlowStream,
+    Mel,
+    Parts,
+    Tokens,
+    a_voice,
+    off,
+    portions,
+    some_tokens,
+)
 from tests.support.golden import TINY
 from tests.support.yaml_edits import edit_yaml
 from token2wav import RuntimeConfig, Token2Wav, Voice
@@ -33,7 +43,12 @@ def mask_frame_by_frame(frames: int, block: int) -> torch.Tensor:
 
 
 def brute_force(
-    flow: Flow, noise: FlowNoise, solver: EulerSolver, tokens: Tokens, voice: Voice, mask: torch.Tensor
+    flow: Flow,
+    noise: FlowNoise,
+    solver: EulerSolver,
+    tokens: Tokens,
+    voice: Voice,
+    mask: torch.Tensor,
 ) -> Mel:
     """Mel of prompt and tokens in one call under any mask, without an engine."""
     everything = np.concatenate((voice.prompt_tokens, tokens))

@@ -1,4 +1,6 @@
-"""Tokens of several codes: the embedding of separate tables, streams as the whole, hops in milliseconds, errors."""
+"""Tokens of several codes: the embedding of separate tables, streams as the whole, hops in
+milliseconds, errors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from token2wav.execution.artifacts import fingerprint
 from token2wav.execution.assemble import check_folder, load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 
-MEL, SNR_DB = 2e-5, 50.0  # 59 was seen, by the sums of another processor; a single wrong frame is 44
+# 59 was seen, by the sums of another processor; a single wrong frame is 44
+MEL, SNR_DB = 2e-5, 50.0
 CODES = some_codes(75)
 
 
@@ -56,7 +59,9 @@ def test_the_embedding_is_that_of_separate_tables(folder: Path) -> None:
 
 @pytest.mark.parametrize("incremental", [True, False])
 def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    cached = Token2Wav.load(folder, stream=StreamConfig(first_tokens=0), runtime=RuntimeConfig(cache_mib=64))
+    cached = Token2Wav.load(
+        folder, stream=StreamConfig(first_tokens=0), runtime=RuntimeConfig(cache_mib=64)
+    )
     model, voice = cached if incremental else recomputing(folder), a_voice()
     audio = []
     with model.stream(voice) as stream:
@@ -85,11 +90,15 @@ def test_what_is_refused(folder: Path) -> None:
     model, voice = Token2Wav.load(folder), a_voice()
     wrong = CODES.copy()
     wrong[3, 2] = VOCABULARY
-    with pytest.raises(InputError, match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49"):
+    with pytest.raises(
+        InputError, match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49"
+    ):
         model.mel(wrong, voice)
     stream = model.stream(voice)
     for tokens in (CODES[:, 0], CODES[:, :3], CODES[None]):
-        with pytest.raises(InputError, match=r"tokens: shape \(.*\), expected \(tokens, 4\), 4 codes for each"):
+        with pytest.raises(
+            InputError, match=r"tokens: shape \(.*\), expected \(tokens, 4\), 4 codes for each"
+        ):
             stream.push(tokens)
     stream.cancel()
     plain = Voice(np.zeros(20, np.int32), voice.prompt_mel, voice.speaker_embedding)
@@ -102,16 +111,29 @@ def test_what_is_refused(folder: Path) -> None:
 def test_hops_are_whole_blocks_of_the_model(folder: Path) -> None:
     assert CosyVoice3Config.read(folder).hops(StreamConfig()) == (12, 48)
     with pytest.raises(
-        ConfigError, match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens"
+        ConfigError,
+        match=r"stream\.max_hop_tokens: 25 is not a multiple of the attention block, 12 tokens",
     ):
         Token2Wav.load(folder, stream=StreamConfig(max_hop_tokens=25))
 
 
 WRONG = {
-    "one": ("count: 4", "count: 1", "flow.codebooks.count: 1 is below 2; for one code leave codebooks out"),
+    "one": (
+        "count: 4",
+        "count: 1",
+        "flow.codebooks.count: 1 is below 2; for one code leave codebooks out",
+    ),
     "no count": ("        count: 4\n", "", "flow.codebooks.count: missing"),
-    "another merge": ("merge: sum", "merge: mean", "flow.codebooks.merge: 'mean' is not one of sum, concat"),
-    "another key": ("merge: sum", "merge: sum\n        sizes: 4", "flow.codebooks: unknown key 'sizes'"),
+    "another merge": (
+        "merge: sum",
+        "merge: mean",
+        "flow.codebooks.merge: 'mean' is not one of sum, concat",
+    ),
+    "another key": (
+        "merge: sum",
+        "merge: sum\n        sizes: 4",
+        "flow.codebooks: unknown key 'sizes'",
+    ),
     "no share": (
         "count: 4\n        merge: sum",
         "count: 3\n        merge: concat",

@@ -1,4 +1,6 @@
-"""What only a GPU can show of the flow: captured graphs equal steps run one by one, and both equal the CPU."""
+"""What only a GPU can show of the flow: captured graphs equal steps run one by one, and both equal
+the CPU.
+"""
 
 from __future__ import annotations
 
@@ -103,16 +105,25 @@ def test_a_failed_kernel_costs_the_process_its_device() -> None:
     """In a process of its own: nothing else could use the GPU in this one afterwards."""
     command = [sys.executable, "-c", LOSE_THE_DEVICE, str(TINY)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "lost: engine: the GPU cannot be used any more by this process" in done.stdout, done.stderr
+    assert "lost: engine: the GPU cannot be used any more by this process" in done.stdout, (
+        done.stderr
+    )
 
 
 def test_audio_of_a_stream_on_the_gpu(reference: Token2Wav) -> None:
     tokens, voice = some_tokens(150), a_voice(30)
-    assert snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
+    assert (
+        snr_db(load("float32").synthesize(tokens, voice), reference.synthesize(tokens, voice)) >= 35
+    )
 
 
 def test_a_window_on_the_gpu() -> None:
     stream = StreamConfig(left_blocks=2)
     tokens, voice = some_tokens(260), a_voice(30)
     exact = Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu", engine="torch"))
-    assert np.abs(stream_mel(load("float32", stream), tokens, voice) - stream_mel(exact, tokens, voice)).max() <= MEL
+    assert (
+        np.abs(
+            stream_mel(load("float32", stream), tokens, voice) - stream_mel(exact, tokens, voice)
+        ).max()
+        <= MEL
+    )

@@ -1,4 +1,6 @@
-"""What only a GPU can show of the vocoder: graphs equal eager runs, both equal the CPU, and nothing waits."""
+"""What only a GPU can show of the vocoder: graphs equal eager runs, both equal the CPU, and nothing
+waits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-# F0 of another library differs in its last bits, which moves phases; see tests/families/cosyvoice3/tolerances.py.
+# F0 of another library differs in its last bits, which moves phases; see
+# tests/families/cosyvoice3/tolerances.py.
 SNR_DB = 50
 
 
@@ -50,7 +53,10 @@ def utterances() -> list[Utterance]:
         Utterance([50, 100, 200, 31], start=0, seed=0, device="cuda"),
         Utterance([98, 100, 1], start=1, seed=1, device="cuda"),
         Utterance([13], start=1, seed=2, device="cuda"),
-        *(Utterance([50, 50, 50 - index], start=2, seed=3 + index, device="cuda") for index in range(6)),
+        *(
+            Utterance([50, 50, 50 - index], start=2, seed=3 + index, device="cuda")
+            for index in range(6)
+        ),
     ]
 
 
@@ -71,14 +77,21 @@ def test_audio_is_that_of_the_cpu(parts: Parts, vocoders: dict[bool, StreamingVo
 
 
 @pytest.mark.parametrize("capture", [False, True])
-def test_nothing_waits_for_the_device(vocoders: dict[bool, StreamingVocoder], capture: bool) -> None:
+def test_nothing_waits_for_the_device(
+    vocoders: dict[bool, StreamingVocoder], capture: bool
+) -> None:
     vocoder = vocoders[capture]
     run(vocoder, utterances())  # draws noise, which waits, and takes memory
     handles, mels = [vocoder.open() for _ in range(4)], torch.zeros(3, 4, 80, 50, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         for turn in mels:
-            vocoder.advance([(handle, FrameChunk(mel, last=False)) for handle, mel in zip(handles, turn, strict=True)])
+            vocoder.advance(
+                [
+                    (handle, FrameChunk(mel, last=False))
+                    for handle, mel in zip(handles, turn, strict=True)
+                ]
+            )
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for handle in handles:

@@ -1,4 +1,6 @@
-"""Device of a model: exact arithmetic, the current GPU, its loss, room beside the cache, graphs of one model."""
+"""Device of a model: exact arithmetic, the current GPU, its loss, room beside the cache, graphs of
+one model.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ def roundings() -> set[str]:
     """Those that torch may make."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     allowed = (cudnn.allow_tf32, matmul.allow_tf32, matmul.allow_fp16_reduced_precision_reduction)
-    return {name for name, on in zip(("cudnn TF32", "matmul TF32", "float16 sums"), allowed, strict=True) if on}
+    return {
+        name
+        for name, on in zip(("cudnn TF32", "matmul TF32", "float16 sums"), allowed, strict=True)
+        if on
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +71,9 @@ def test_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "entered", lambda device: nullcontext())
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: False)
     with pytest.raises(InterruptedError):
-        assemble.assemble(TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(engine="torch"))
+        assemble.assemble(
+            TINY, CosyVoice3Config.read(TINY), StreamConfig(), RuntimeConfig(engine="torch")
+        )
 
 
 def test_work_goes_to_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +122,10 @@ def test_the_cache_leaves_room_for_graphs(free_gib: float, cache_gib: float) -> 
         ({"memory.max": 2000, "memory.current": 900}, 2000 - 900 + 300),
         ({"memory.max": 20000, "memory.current": 900}, 8000),
         ({"memory.max": 800, "memory.current": 1200}, 0),
-        ({"memory/memory.limit_in_bytes": 1000, "memory/memory.usage_in_bytes": 900}, 1000 - 900 + 300),
+        (
+            {"memory/memory.limit_in_bytes": 1000, "memory/memory.usage_in_bytes": 900},
+            1000 - 900 + 300,
+        ),
     ],
     ids=["no limits", "unlimited", "limited", "more than the host has", "lowered", "version 1"],
 )
@@ -128,21 +139,28 @@ def test_memory_of_a_cpu_is_what_host_and_container_leave(
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{value if value == 'max' else int(value) << 20}\n")
-        (file.parent / "memory.stat").write_text(f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n")
+        (file.parent / "memory.stat").write_text(
+            f"anon 5\ninactive_file {100 << 20}\nactive_file {200 << 20}\n"
+        )
     assert available_bytes(tmp_path) == available_mib << 20
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_does_not_fit_is_refused_with_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("token2wav.execution.device.available_bytes", lambda: 800 << 20)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (300 << 20, 1000 << 20))
     cpu, gpu = torch.device("cpu"), torch.device("cuda:1")
     assert [cache_bytes(mib, cpu) >> 20 for mib in (0, 1, 800)] == [200, 1, 800]
     assert cache_bytes(300, gpu) == 300 << 20
     with pytest.raises(
-        ConfigError, match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB of memory are free on cpu; set less"
+        ConfigError,
+        match=r"^runtime\.cache_mib: 801 MiB, but 800 MiB of memory are free on cpu; set less",
     ):
         cache_bytes(801, cpu)
-    with pytest.raises(ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB of memory are free on cuda:1"):
+    with pytest.raises(
+        ConfigError, match=r"^runtime\.cache_mib: 301 MiB, but 300 MiB of memory are free on cuda:1"
+    ):
         cache_bytes(301, gpu)
 
 
@@ -180,8 +198,19 @@ def test_every_model_has_a_pool_and_a_stream_of_its_own(monkeypatch: pytest.Monk
         for work in ("flow", "vocoder"):
             pool.capture(lambda work=work: journal.append(f"{work} on {streams[-1].name}"))  # type: ignore[misc]
     first = [f"{work} on stream 1" for work in ("flow", "vocoder")]
-    assert journal[:8] == [first[0], first[0], "pool 0", first[0], first[1], first[1], "pool 0", first[1]]
-    assert journal[8:] == [line.replace("stream 1", "stream 3").replace("pool 0", "pool 2") for line in journal[:8]]
+    assert journal[:8] == [
+        first[0],
+        first[0],
+        "pool 0",
+        first[0],
+        first[1],
+        first[1],
+        "pool 0",
+        first[1],
+    ]
+    assert journal[8:] == [
+        line.replace("stream 1", "stream 3").replace("pool 0", "pool 2") for line in journal[:8]
+    ]
 
 
 def test_a_convolution_as_a_product() -> None:

@@ -1,4 +1,6 @@
-"""A vocoder that holds back less than it looks ahead: earlier by a known time, and exact again behind every seam."""
+"""A vocoder that holds back less than it looks ahead: earlier by a known time, and exact again
+behind every seam.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ def stage(hift: HiFT, hold_frames: int) -> StreamingVocoder:
     return StreamingVocoder(hift, NormalNoise(9), hold_frames=hold_frames)
 
 
-def spoken(stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]) -> list[list[torch.Tensor]]:
+def spoken(
+    stage: StreamingVocoder, mels: Sequence[torch.Tensor], stops: Sequence[int]
+) -> list[list[torch.Tensor]]:
     """Audio of every chunk of utterances that run side by side."""
     handles, chunks, start = [stage.open() for _ in mels], [], 0
     for stop in stops:
         last = stop == stops[-1]
-        batch = [(handle, FrameChunk(mel[:, start:stop], last)) for handle, mel in zip(handles, mels, strict=True)]
+        batch = [
+            (handle, FrameChunk(mel[:, start:stop], last))
+            for handle, mel in zip(handles, mels, strict=True)
+        ]
         chunks.append(stage.advance(batch))
         start = stop
     for handle in handles:
@@ -49,18 +56,24 @@ def test_only_the_ends_of_chunks_differ(hift: HiFT) -> None:
     exact, early = stage(hift, 0), stage(hift, HOLD)
     whole, [pieces] = exact.whole(mel), spoken(early, [mel], STOPS)
     sent = [sum(len(piece) for piece in pieces[: index + 1]) for index in range(len(pieces))]
-    assert sent == [(stop - HOLD) * FRAME_SAMPLES for stop in STOPS[:-1]] + [STOPS[-1] * FRAME_SAMPLES]
+    assert sent == [(stop - HOLD) * FRAME_SAMPLES for stop in STOPS[:-1]] + [
+        STOPS[-1] * FRAME_SAMPLES
+    ]
     off = (torch.cat(pieces) - whole).abs()
     guessed = torch.zeros(len(whole), dtype=torch.bool)
     for stop, end in zip(STOPS, sent[:-1], strict=False):
         guessed[stop * FRAME_SAMPLES - hift.output_delay : end] = True
     assert off[~guessed].max() <= ROUNDING
     assert off[guessed].max() > 100 * ROUNDING
-    torch.testing.assert_close(torch.cat(spoken(exact, [mel], STOPS)[0]), whole, atol=ROUNDING, rtol=0)
+    torch.testing.assert_close(
+        torch.cat(spoken(exact, [mel], STOPS)[0]), whole, atol=ROUNDING, rtol=0
+    )
 
 
 def test_holding_more_is_closer(hift: HiFT) -> None:
-    """The last frame before a seam, by the frames that are held back; docs/models.md has the figures."""
+    """The last frame before a seam, by the frames that are held back; docs/models.md has the
+    figures.
+    """
     frames = torch.randn(1, BANDS, 41, generator=torch.Generator().manual_seed(1))
     mel = F.interpolate(frames, 200, mode="linear")[0]  # which changes as slowly as speech does
     whole = stage(hift, 0).whole(mel)
@@ -81,4 +94,6 @@ def test_batched_is_alone(hift: HiFT) -> None:
     mels = [torch.randn(BANDS, STOPS[-1]) for _ in range(3)]
     early = stage(hift, HOLD)
     for mel, pieces in zip(mels, spoken(early, mels, STOPS), strict=True):
-        torch.testing.assert_close(torch.cat(pieces), torch.cat(spoken(early, [mel], STOPS)[0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(pieces), torch.cat(spoken(early, [mel], STOPS)[0]), atol=1e-5, rtol=0
+        )

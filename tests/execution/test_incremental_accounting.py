@@ -39,7 +39,11 @@ class Voices:
     @property
     def live(self) -> list[int]:
         """Voices whose prefix is there, the least recently used first."""
-        return [each.content.number for each in self.cache._prefixes.values() if each.content is not None]
+        return [
+            each.content.number
+            for each in self.cache._prefixes.values()
+            if each.content is not None
+        ]
 
     def _compute(self, number: int) -> Numbered:
         self.made += 1
@@ -116,9 +120,19 @@ def test_prefix_in_use_is_not_evicted() -> None:
     assert first is again
     voices.cache.release(first)
     assert not voices.cache.evict()
-    assert (voices.live, voices.cache.referenced, voices.cache.pages, voices.cache.idle_pages) == ([0], 1, 1, 0)
+    assert (voices.live, voices.cache.referenced, voices.cache.pages, voices.cache.idle_pages) == (
+        [0],
+        1,
+        1,
+        0,
+    )
     voices.cache.release(again)
-    assert (voices.live, voices.cache.referenced, len(voices.cache), voices.pool.used) == ([], 0, 0, 0)
+    assert (voices.live, voices.cache.referenced, len(voices.cache), voices.pool.used) == (
+        [],
+        0,
+        0,
+        0,
+    )
 
 
 def test_most_prefixes_that_are_kept() -> None:

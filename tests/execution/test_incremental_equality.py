@@ -1,4 +1,6 @@
-"""A stream yields what its utterance yields at once, whatever the prompt, the length and the portions."""
+"""A stream yields what its utterance yields at once, whatever the prompt, the length and the
+portions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,35 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.execution.cached_flow import CachedFlow
 
 # Around the ends of blocks, the 3 look-ahead tokens, and the 4 frames that the vocoder holds back.
-LENGTHS = [1, 2, 3, 4, 5, 22, 23, 24, 25, 26, 27, 28, 29, 47, 48, 49, 50, 51, 52, 53, 54, 75, 77, 78, 79, 100, 103]
+LENGTHS = [
+    1,
+    2,
+    3,
+    4,
+    5,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    28,
+    29,
+    47,
+    48,
+    49,
+    50,
+    51,
+    52,
+    53,
+    54,
+    75,
+    77,
+    78,
+    79,
+    100,
+    103,
+]
 PROMPTS = [0, 1, 24, 25, 27, 28, 41, 75]
 
 
@@ -62,10 +92,15 @@ def test_mel_of_every_schedule(parts: Parts, engine: CachedFlow, stream: StreamC
 
 def test_mel_of_a_long_stream(parts: Parts, engine: CachedFlow) -> None:
     voice, tokens = a_voice(41), some_tokens(430)
-    assert off(flow_mel(parts, engine, portions(tokens, [13]), voice), parts.whole(tokens, voice)) <= MEL
+    assert (
+        off(flow_mel(parts, engine, portions(tokens, [13]), voice), parts.whole(tokens, voice))
+        <= MEL
+    )
 
 
-@pytest.mark.parametrize(("prompt", "length"), [(0, 1), (1, 4), (24, 26), (41, 29), (75, 53), (28, 100)])
+@pytest.mark.parametrize(
+    ("prompt", "length"), [(0, 1), (1, 4), (24, 26), (41, 29), (75, 53), (28, 100)]
+)
 def test_audio_is_that_of_the_same_mel_vocoded_at_once(
     parts: Parts, model: RecordedModel, prompt: int, length: int
 ) -> None:
@@ -82,13 +117,15 @@ def test_audio_is_that_of_the_same_mel_vocoded_at_once(
     lengths=st.lists(st.integers(0, 40), max_size=6),
     last=st.integers(1, 40),
 )
-def test_any_pushes(parts: Parts, model: RecordedModel, prompt: int, lengths: list[int], last: int) -> None:
+def test_any_pushes(
+    parts: Parts, model: RecordedModel, prompt: int, lengths: list[int], last: int
+) -> None:
     voice, tokens = a_voice(prompt), some_tokens(sum(lengths) + last)
     ends = np.cumsum(lengths, dtype=int)
     audio, mel = model.run(np.split(tokens, ends), voice)
     assert off(mel, parts.whole(tokens, voice)) <= MEL
-    # A vocoder of random weights turns rounding into large errors of single samples (the logarithm of a magnitude, the
-    # sign of a phase), so for any input only the sum of errors has a bound.
+    # A vocoder of random weights turns rounding into large errors of single samples (the logarithm
+    # of a magnitude, the sign of a phase), so for any input only the sum of errors has a bound.
     assert audio.shape == (960 * len(tokens),)
     assert snr_db(audio, parts.vocode(mel)) >= 60
 

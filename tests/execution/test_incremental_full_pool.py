@@ -39,7 +39,11 @@ def test_voice_that_does_not_fit_is_refused_and_leaves_nothing(parts: Parts) -> 
     for prompt in (78, 128):  # 3 pages of prompt leave none for a stream; 5 do not fit at all
         with pytest.raises(LimitError, match="cache"):
             engine.open(a_voice(prompt))
-    assert (engine.open_streams, engine.prefixes.referenced, unreferenced_evicted(engine)) == (0, 0, 0)
+    assert (engine.open_streams, engine.prefixes.referenced, unreferenced_evicted(engine)) == (
+        0,
+        0,
+        0,
+    )
     engine.close(engine.open(a_voice(0)))
 
 
@@ -103,7 +107,9 @@ def test_a_prompt_is_evicted_once_its_streams_go_on_without_it(parts: Parts) -> 
 def test_streams_of_bounded_memory_have_all_their_pages_from_the_start(
     parts: Parts, left_blocks: int, longest_hop: int
 ) -> None:
-    """Whatever prompt and length: after `open` the pool may be empty. 26 + 50 tokens make the longest first chunk."""
+    """Whatever prompt and length: after `open` the pool may be empty. 26 + 50 tokens make the
+    longest first chunk.
+    """
     stream = StreamConfig(max_hop_tokens=longest_hop, left_blocks=left_blocks)
     for prompt, length in ((26, 51), (26, 180), (41, 180)):
         engine = parts.incremental(left_blocks=left_blocks, longest_hop=longest_hop)
@@ -122,7 +128,8 @@ def test_idle_voices_make_room(parts: Parts) -> None:
         engine.close(engine.open(a_voice(prompt)))
     assert (engine.pool.used, len(engine.prefixes)) == (4, 2)
     flow_mel(parts, engine, [some_tokens(100)], a_voice(0), FIXED)  # 4 pages
-    assert [len(engine.prefixes), engine.prefixes.computed] == [2, 3]  # the older one went; an empty one came
+    # the older one went; an empty one came
+    assert [len(engine.prefixes), engine.prefixes.computed] == [2, 3]
     calls = solver.calls
     engine.close(engine.open(a_voice(54)))
     assert solver.calls == calls

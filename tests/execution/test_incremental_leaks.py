@@ -100,11 +100,14 @@ def test_failing_engine_leaves_nothing(parts: Parts, fails_at: int) -> None:
 
     engine = parts.incremental(pages=4, solver=CountingSolver(fail))
     model = parts.model(engine, FIXED).model
-    kept: list[Stream] = []  # streams that failed are not dropped, so only their failure can free what they held
+    # streams that failed are not dropped, so only their failure can free what they held
+    kept: list[Stream] = []
 
     def run() -> int:
         kept.append(model.stream(a_voice(41)))
-        return sum(len(chunk.audio) for chunk in kept[-1].push(some_tokens(100)) + kept[-1].finish())
+        return sum(
+            len(chunk.audio) for chunk in kept[-1].push(some_tokens(100)) + kept[-1].finish()
+        )
 
     with pytest.raises(EngineError, match="it broke"):
         run()
@@ -149,7 +152,9 @@ def test_an_open_that_fails_at_any_step_leaves_nothing(
     assert len(model.synthesize(some_tokens(30), voice)) == 30 * 960
 
 
-def test_a_vocoder_that_cannot_open_leaves_nothing(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocoder_that_cannot_open_leaves_nothing(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, vocoder = parts.incremental(), StreamingVocoder(parts.hift, parts.source_noise)
     model = Token2Wav(parts.config, two_stages(engine, vocoder), FIXED)
 
@@ -179,7 +184,9 @@ def test_streams_in_reference_cycles_leave_nothing(parts: Parts) -> None:
 
 
 def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) -> None:
-    """The flow's solver is stubbed and there is no vocoder: what is counted is pages, prompts and handles."""
+    """The flow's solver is stubbed and there is no vocoder: what is counted is pages, prompts and
+    handles.
+    """
     engine = parts.incremental(pages=14, solver=CheapSolver())
     random = np.random.default_rng(0)
     voices = [a_voice(prompt) for prompt in (0, 1, 28, 41, 53, 78)]
@@ -188,7 +195,9 @@ def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) ->
     opened = refused = outgrown = 0
     while opened < 10_000:
         try:
-            utterance = FlowStream(engine, voices[random.integers(len(voices))], parts.config, FIXED)
+            utterance = FlowStream(
+                engine, voices[random.integers(len(voices))], parts.config, FIXED
+            )
         except LimitError:
             refused += 1
             running.pop(0).close()
@@ -208,6 +217,10 @@ def test_ten_thousand_streams_of_accounting_alone_leave_nothing(parts: Parts) ->
     assert outgrown > 100
     for utterance in running:
         utterance.close()
-    assert [engine.open_streams, engine._recompute.open_streams, engine.prefixes.referenced] == [0, 0, 0]
+    assert [engine.open_streams, engine._recompute.open_streams, engine.prefixes.referenced] == [
+        0,
+        0,
+        0,
+    ]
     assert unreferenced_evicted(engine) == 0
     assert engine.pool.acquire(14) == list(range(14))

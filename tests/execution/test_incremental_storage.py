@@ -11,12 +11,14 @@ from token2wav import StreamConfig
 from token2wav.cache.paged_kv_cache import BRANCHES, CacheLayout, PagedKVCache, Storage
 
 STORAGES: list[Storage] = ["float32", "float16", "int8"]
-# Error of a value relative to the largest of its vector: half a unit of 11 bits of mantissa, half a step of 127.
+# Error of a value relative to the largest of its vector: half a unit of 11 bits of mantissa, half a
+# step of 127.
 ROUNDING = {"float32": 0.0, "float16": 2**-11, "int8": 0.5 / 127 * 1.001}
 # Of the mel, relative to its deviation; measured 5.6e-5 and 1.3e-3.
 ERROR = {"float32": 5e-6, "float16": 1.5e-4, "int8": 3e-3}
-# Chunks of other lengths round sums differently, and a value beside a rounding step of the storage then moves by a
-# whole step. In double precision the chunks make no difference (4e-15); measured in single 3e-6 and 3e-5.
+# Chunks of other lengths round sums differently, and a value beside a rounding step of the storage
+# then moves by a whole step. In double precision the chunks make no difference (4e-15); measured in
+# single 3e-6 and 3e-5.
 CHUNKING = {"float32": 5e-6, "float16": 1e-5, "int8": 1e-4}
 
 
@@ -47,13 +49,19 @@ def test_what_is_written_is_read(storage: Storage, pages: list[int]) -> None:
     for step in range(2):
         for layer in range(2):
             k, v = (values(4 * len(pages), 10 * step + 2 * layer + which) for which in (0, 1))
-            store.layer(step, layer).write(store.index(pages), k.unflatten(1, (-1, 4)), v.unflatten(1, (-1, 4)))
+            store.layer(step, layer).write(
+                store.index(pages), k.unflatten(1, (-1, 4)), v.unflatten(1, (-1, 4))
+            )
             written[step, layer] = k, v
     for (step, layer), (k, v) in written.items():
         view = store.layer(step, layer)
-        for value, reference in zip(view.read(store.index(pages), 4 * len(pages)), (k, v), strict=True):
+        for value, reference in zip(
+            view.read(store.index(pages), 4 * len(pages)), (k, v), strict=True
+        ):
             assert_close(value, reference, storage)
-        assert torch.equal(view.read(store.index(pages), 3)[1], view.read(store.index(pages), 4)[1][:, :3])
+        assert torch.equal(
+            view.read(store.index(pages), 3)[1], view.read(store.index(pages), 4)[1][:, :3]
+        )
         for at, page in enumerate(pages):  # one by one, whatever lies between them
             assert torch.equal(
                 view.read(store.index([page]), 4)[0],
@@ -82,7 +90,9 @@ def test_mel_is_close_and_hardly_depends_on_the_chunks(parts: Parts, storage: St
     voice, tokens = a_voice(41), some_tokens(210)
     growing = flow_mel(parts, parts.incremental(storage=storage), [tokens], voice)
     by_block = StreamConfig(first_tokens=0, max_hop_tokens=25)
-    fixed = flow_mel(parts, parts.incremental(storage=storage), portions(tokens, [9]), voice, by_block)
+    fixed = flow_mel(
+        parts, parts.incremental(storage=storage), portions(tokens, [9]), voice, by_block
+    )
     whole = parts.whole(tokens, voice)
     assert relative_rms(growing - whole, whole) <= ERROR[storage]
     assert relative_rms(growing - fixed, whole) <= CHUNKING[storage]

@@ -24,5 +24,10 @@ def test_loaded_model_holds_no_time_weights(parts: Parts) -> None:
         "norm_out.linear",
         *(f"transformer_blocks.{layer}.attn_norm.linear" for layer in range(depth)),
     }
-    assert sum(value.numel() for value in after.values()) < 0.95 * sum(value.numel() for value in before.values())
-    assert off(model.mel(some_tokens(60), a_voice(41)), parts.whole(some_tokens(60), a_voice(41))) <= MEL
+    assert sum(value.numel() for value in after.values()) < 0.95 * sum(
+        value.numel() for value in before.values()
+    )
+    assert (
+        off(model.mel(some_tokens(60), a_voice(41)), parts.whole(some_tokens(60), a_voice(41)))
+        <= MEL
+    )

@@ -8,7 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.execution.rig import MEL, RESERVED, CountingSolver, Parts, a_voice, flow_mel, off, some_tokens
+from tests.execution.rig import (
+    MEL,
+    RESERVED,
+    CountingSolver,
+    Parts,
+    a_voice,
+    flow_mel,
+    off,
+    some_tokens,
+)
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav import Voice
 
@@ -48,7 +57,11 @@ def test_second_stream_of_a_voice_has_the_same_mel(parts: Parts, prompt: int) ->
 def test_equal_content_is_one_voice(parts: Parts) -> None:
     engine = parts.incremental()
     voice = a_voice(28)
-    copy = Voice(list(voice.prompt_tokens), voice.prompt_mel.astype(np.float64), voice.speaker_embedding.copy())
+    copy = Voice(
+        list(voice.prompt_tokens),
+        voice.prompt_mel.astype(np.float64),
+        voice.speaker_embedding.copy(),
+    )
     handles = [engine.open(voice), engine.open(copy)]
     assert (engine.prefixes.computed, engine.prefixes.referenced, len(engine.prefixes)) == (1, 1, 1)
     for handle in handles:
@@ -59,7 +72,10 @@ def test_equal_content_is_one_voice(parts: Parts) -> None:
 @pytest.mark.parametrize("changed", ["prompt_tokens", "prompt_mel", "speaker_embedding"])
 def test_voices_that_differ_anywhere_are_not_shared(parts: Parts, changed: str) -> None:
     engine = parts.incremental()
-    arrays = {name: getattr(a_voice(28), name).copy() for name in ("prompt_tokens", "prompt_mel", "speaker_embedding")}
+    arrays = {
+        name: getattr(a_voice(28), name).copy()
+        for name in ("prompt_tokens", "prompt_mel", "speaker_embedding")
+    }
     arrays[changed].flat[-1] += 1 if arrays[changed].flat[-1] < 1 else -1
     other = Voice(**arrays)
     for voice in (a_voice(28), other):

@@ -44,19 +44,32 @@ def test_any_rectangle_is_that_part_of_the_whole() -> None:
 
 @pytest.mark.parametrize("left_blocks", LEFT_BLOCKS)
 @pytest.mark.parametrize("prompt", [0, 75])
-def test_streams_equal_the_whole_under_the_mask(parts: Parts, left_blocks: int, prompt: int) -> None:
+def test_streams_equal_the_whole_under_the_mask(
+    parts: Parts, left_blocks: int, prompt: int
+) -> None:
     stream = StreamConfig(first_tokens=0, left_blocks=left_blocks)
     voice, tokens = a_voice(prompt), some_tokens(180)
     whole = parts.whole(tokens, voice, left_blocks=left_blocks)
-    for engine in (parts.incremental(left_blocks=left_blocks), parts.recompute(left_blocks=left_blocks)):
+    for engine in (
+        parts.incremental(left_blocks=left_blocks),
+        parts.recompute(left_blocks=left_blocks),
+    ):
         assert off(flow_mel(parts, engine, portions(tokens, [17]), voice, stream), whole) <= MEL
     fixed = StreamConfig(first_tokens=0, max_hop_tokens=25, left_blocks=left_blocks)
-    assert off(flow_mel(parts, parts.incremental(left_blocks=left_blocks), [tokens], voice, fixed), whole) <= MEL
+    assert (
+        off(
+            flow_mel(parts, parts.incremental(left_blocks=left_blocks), [tokens], voice, fixed),
+            whole,
+        )
+        <= MEL
+    )
 
 
 def test_window_as_long_as_the_utterance_is_exact(parts: Parts) -> None:
     voice, tokens = a_voice(41), some_tokens(160)
-    mel = flow_mel(parts, parts.incremental(left_blocks=8), [tokens], voice, StreamConfig(left_blocks=8))
+    mel = flow_mel(
+        parts, parts.incremental(left_blocks=8), [tokens], voice, StreamConfig(left_blocks=8)
+    )
     assert off(mel, parts.whole(tokens, voice)) <= MEL
 
 
@@ -70,5 +83,7 @@ def test_prompt_stays_in_view(parts: Parts) -> None:
     tokens = some_tokens(160)
     engine = parts.incremental(left_blocks=0)
     stream = StreamConfig(left_blocks=0)
-    last = [flow_mel(parts, engine, [tokens], a_voice(28, seed), stream)[:, -40:] for seed in (0, 1)]
+    last = [
+        flow_mel(parts, engine, [tokens], a_voice(28, seed), stream)[:, -40:] for seed in (0, 1)
+    ]
     assert off(*last) > 1e-2

@@ -1,4 +1,6 @@
-"""Other numbers of ODE steps, other times, no guidance: the public arithmetic, streams as the whole, one pool."""
+"""Other numbers of ODE steps, other times, no guidance: the public arithmetic, streams as the
+whole, one pool.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ TOKENS = some_tokens(130)
 def edited(folder: Path, scheduler: str = COSINE, guidance: float = 0.7) -> Path:
     """The tiny model with another schedule and guidance rate."""
     shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("golden*", "report*"))
-    text = (TINY / "cosyvoice3.yaml").read_text().replace("t_scheduler: 'cosine'", f"t_scheduler: {scheduler}")
-    (folder / "cosyvoice3.yaml").write_text(re.sub("inference_cfg_rate: 0.7", f"inference_cfg_rate: {guidance}", text))
+    text = (
+        (TINY / "cosyvoice3.yaml")
+        .read_text()
+        .replace("t_scheduler: 'cosine'", f"t_scheduler: {scheduler}")
+    )
+    (folder / "cosyvoice3.yaml").write_text(
+        re.sub("inference_cfg_rate: 0.7", f"inference_cfg_rate: {guidance}", text)
+    )
     return folder
 
 
@@ -79,14 +87,20 @@ def reference(folder: Path, grid: Sequence[float], guidance: float, voice: Voice
 )
 @pytest.mark.parametrize("guidance", [0.7, 0])
 def test_streams_are_the_public_arithmetic_at_those_times(
-    tmp_path: Path, scheduler: str, steps: int, grid: list[float], guidance: float, incremental: bool
+    tmp_path: Path,
+    scheduler: str,
+    steps: int,
+    grid: list[float],
+    guidance: float,
+    incremental: bool,
 ) -> None:
     folder, voice = edited(tmp_path / "model", scheduler, guidance), a_voice(40)
     stream = StreamConfig(steps=(steps,))
     cached = partial(Token2Wav.load, stream=stream, runtime=RuntimeConfig(cache_mib=64))
     model = cached(folder) if incremental else recomputing(folder, stream)
     wanted = reference(folder, grid, guidance, voice)
-    assert off(model.mel(TOKENS, voice), wanted) <= 10 * MEL  # times in float32, rounded in another order
+    # times in float32, rounded in another order
+    assert off(model.mel(TOKENS, voice), wanted) <= 10 * MEL
     assert off(stream_mel(model, TOKENS, voice, steps), model.mel(TOKENS, voice)) <= MEL
     assert off(stream_mel(model, TOKENS, voice, 0), model.mel(TOKENS, voice, steps=steps)) <= MEL
 
@@ -101,7 +115,9 @@ def test_the_usual_schedule_is_untouched() -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Token2Wav:
-    return Token2Wav.load(TINY, stream=StreamConfig(steps=(10, 5, 2)), runtime=RuntimeConfig(cache_mib=64))
+    return Token2Wav.load(
+        TINY, stream=StreamConfig(steps=(10, 5, 2)), runtime=RuntimeConfig(cache_mib=64)
+    )
 
 
 def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
@@ -112,7 +128,9 @@ def test_the_first_number_is_the_usual_one(model: Token2Wav) -> None:
 
 
 def test_a_batch_of_different_steps_equals_its_streams_alone(model: Token2Wav) -> None:
-    cases = [(a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))]
+    cases = [
+        (a_voice(prompt), steps) for prompt, steps in ((30, 10), (30, 5), (75, 2), (30, 5), (0, 10))
+    ]
     audio = spoken_together(model.pipeline, [(voice, TOKENS, steps) for voice, steps in cases])
     for each, (voice, steps) in zip(audio, cases, strict=True):
         assert np.abs(each - model.synthesize(TOKENS, voice, steps=steps)).max() <= 1e-3
@@ -131,12 +149,15 @@ def test_prompts_belong_to_a_number_of_steps_and_share_one_pool(model: Token2Wav
     for handle in handles:
         flow.close(handle)
     flow.close(handles[0])
-    assert flow.usage().used == flow.usage().shared == flow.usage().idle  # prompts stay, of every number
+    # prompts stay, of every number
+    assert flow.usage().used == flow.usage().shared == flow.usage().idle
     assert flow.open_streams == 0
 
 
 def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
-    small = Token2Wav.load(TINY, stream=StreamConfig(steps=(10, 5)), runtime=RuntimeConfig(cache_mib=32))
+    small = Token2Wav.load(
+        TINY, stream=StreamConfig(steps=(10, 5)), runtime=RuntimeConfig(cache_mib=32)
+    )
     flow = small.pipeline.flow
     capacity = flow.usage().capacity
     for seed in range(capacity):
@@ -149,15 +170,22 @@ def test_idle_prompts_of_any_steps_make_room(model: Token2Wav) -> None:
 
 def test_no_guidance_has_no_unconditional_rows(tmp_path: Path) -> None:
     folder = edited(tmp_path / "model", guidance=0)
-    with_guidance, without = (Token2Wav.load(each, runtime=RuntimeConfig(cache_mib=64)) for each in (TINY, folder))
-    assert 2 * without.pipeline.flow.usage().page_bytes == with_guidance.pipeline.flow.usage().page_bytes
+    with_guidance, without = (
+        Token2Wav.load(each, runtime=RuntimeConfig(cache_mib=64)) for each in (TINY, folder)
+    )
+    assert (
+        2 * without.pipeline.flow.usage().page_bytes
+        == with_guidance.pipeline.flow.usage().page_bytes
+    )
 
 
 @pytest.mark.parametrize("guidance", [0.7, 0])
 def test_padded_batches_without_guidance(tmp_path: Path, guidance: float) -> None:
     """What GPUs and exported graphs run."""
     folder, voice = edited(tmp_path / "model", guidance=guidance), a_voice(40)
-    model = Token2Wav.load(folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64))
+    model = Token2Wav.load(
+        folder, stream=StreamConfig(steps=(3,)), runtime=RuntimeConfig(cache_mib=64)
+    )
     flow: Any = model.pipeline.flow
     whole = model.mel(TOKENS, voice)
     pad_batches(flow)
@@ -178,14 +206,26 @@ WRONG = {
     "twice": (COSINE, (5, 5), "stream.steps[1]: 5 is there twice"),
     "none": (COSINE, (0,), "stream.steps[0]: 0 is not between 1 and 100"),
     "many": (COSINE, (10, 101), "stream.steps[1]: 101 is not between 1 and 100"),
-    "distilled": (LIST, (10,), "stream.steps: 10, but the model has a list of times, for 3 steps only"),
-    "another": ("'exp'", (), "flow.decoder.cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear"),
+    "distilled": (
+        LIST,
+        (10,),
+        "stream.steps: 10, but the model has a list of times, for 3 steps only",
+    ),
+    "another": (
+        "'exp'",
+        (),
+        "flow.decoder.cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear",
+    ),
     "backwards": (
         f"{COSINE}\n                times: [0, 0.6, 0.5, 1]",
         (),
         "content.times[2]: 0.5 does not come after",
     ),
-    "no end": (f"{COSINE}\n                times: [0, 0.6]", (), "content.times: 2 of them; they start with 0 and end"),
+    "no end": (
+        f"{COSINE}\n                times: [0, 0.6]",
+        (),
+        "content.times: 2 of them; they start with 0 and end",
+    ),
     "no steps": (
         f"{COSINE}\n                n_timesteps: 0",
         (),

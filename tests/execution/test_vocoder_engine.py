@@ -1,4 +1,6 @@
-"""The vocoder in pieces: the samples of the whole mel, however it is cut, on prepared lengths or its own."""
+"""The vocoder in pieces: the samples of the whole mel, however it is cut, on prepared lengths or
+its own.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def a_mel(frames: int, seed: int = 0) -> torch.Tensor:
 
 
 def prepared(parts: Parts, streams: int = 4) -> list[PieceShape]:
-    return likely_pieces(parts.hift.lookahead_frames, parts.config, parts.config.hops(StreamConfig()), streams)
+    return likely_pieces(
+        parts.hift.lookahead_frames, parts.config, parts.config.hops(StreamConfig()), streams
+    )
 
 
 @pytest.fixture(scope="module", params=["own lengths", PREPARED])
@@ -66,14 +70,20 @@ class Utterance:
         index = turn - self.start
         if not 0 <= index < len(self.lengths):
             return None
-        return FrameChunk(self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1)
+        return FrameChunk(
+            self.mel.split(list(self.lengths), dim=1)[index], index == len(self.lengths) - 1
+        )
 
 
 def run(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
     """Vocodes utterances side by side; whoever is at its end is closed."""
     handles: dict[int, int] = {}
     for turn in range(max(each.start + len(each.lengths) for each in utterances)):
-        chunks = {index: chunk for index, each in enumerate(utterances) if (chunk := each.chunk(turn)) is not None}
+        chunks = {
+            index: chunk
+            for index, each in enumerate(utterances)
+            if (chunk := each.chunk(turn)) is not None
+        }
         for index in chunks:
             if index not in handles:
                 handles[index] = engine.open()
@@ -94,7 +104,9 @@ def check(engine: StreamingVocoder, utterances: Sequence[Utterance]) -> None:
             if index == len(each.lengths) - 1:
                 assert sent == SAMPLES * frames
             else:
-                assert sent == (SAMPLES * frames - hift.output_delay if frames > hift.lookahead_frames else 0)
+                assert sent == (
+                    SAMPLES * frames - hift.output_delay if frames > hift.lookahead_frames else 0
+                )
         assert float((torch.cat(each.audio) - engine.whole(each.mel)).abs().max()) <= AUDIO
 
 
@@ -106,7 +118,9 @@ def test_any_pieces_equal_the_whole(parts: Parts, size: int) -> None:
     check(engine, [utterance])
 
 
-@pytest.mark.parametrize("lengths", [[1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]])
+@pytest.mark.parametrize(
+    "lengths", [[1] * 40, [7] * 9, [36, 1, 1, 40], [50, 100, 200, 7], [3], [8, 1], [50, 0]]
+)
 def test_any_lengths(engine: StreamingVocoder, lengths: list[int]) -> None:
     utterance = Utterance(lengths)
     run(engine, [utterance])
@@ -129,7 +143,9 @@ def test_an_end_that_is_longer_than_prepared_lengths(engine: StreamingVocoder) -
 
 
 def test_mixed_batches(engine: StreamingVocoder) -> None:
-    """Starts, middles and ends of all hops together; prepared numbers of streams that are full, in part, exceeded."""
+    """Starts, middles and ends of all hops together; prepared numbers of streams that are full, in
+    part, exceeded.
+    """
     utterances = [
         Utterance([50, 100, 31], start=0, seed=0),
         Utterance([50, 100, 200, 7], start=0, seed=1),
@@ -145,28 +161,40 @@ def test_mixed_batches(engine: StreamingVocoder) -> None:
 
 
 def test_another_geometry() -> None:
-    """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half a frame."""
+    """A vocoder whose windows of the STFT are two frames long, so that it holds back more than half
+    a frame.
+    """
     config = CosyVoice3Config.read(DEMO)
     hift, noise = load_network(DEMO, config, "vocoder"), load_source_noise(DEMO, config)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
     for engine in (StreamingVocoder(hift, noise), StreamingVocoder(hift, noise, shapes=shapes)):
-        utterances = [Utterance([50, 100, 31], seed=0), Utterance([50, 2], seed=1), Utterance([5, 1], seed=2)]
+        utterances = [
+            Utterance([50, 100, 31], seed=0),
+            Utterance([50, 2], seed=1),
+            Utterance([5, 1], seed=2),
+        ]
         run(engine, utterances)
         check(engine, utterances)
 
 
-def test_nothing_beyond_the_delay_has_influence_and_it_is_no_longer_than_needed(parts: Parts) -> None:
+def test_nothing_beyond_the_delay_has_influence_and_it_is_no_longer_than_needed(
+    parts: Parts,
+) -> None:
     hift, at = parts.hift, 40
     mel = a_mel(60)[None]
     changed = mel.clone()
     changed[:, :, at:] += 3
-    moved = (hift.vocode(changed, parts.source_noise) - hift.vocode(mel, parts.source_noise))[0].abs()
+    moved = (hift.vocode(changed, parts.source_noise) - hift.vocode(mel, parts.source_noise))[
+        0
+    ].abs()
     first = SAMPLES * at - hift.output_delay
     assert float(moved[:first].max()) == 0
     assert float(moved[first : first + SAMPLES].max()) > 0
-    assert hift.output_delay == 4 * SAMPLES + 4  # the first convolution's look-ahead, and half a window less its hop
+    # the first convolution's look-ahead, and half a window less its hop
+    assert hift.output_delay == 4 * SAMPLES + 4
     assert torch.equal(
-        hift.vocode(mel, parts.source_noise, final=False), hift.vocode(mel, parts.source_noise)[:, : -hift.output_delay]
+        hift.vocode(mel, parts.source_noise, final=False),
+        hift.vocode(mel, parts.source_noise)[:, : -hift.output_delay],
     )
 
 
@@ -198,19 +226,25 @@ def test_phase_of_an_hour_carried_on_equals_double_precision() -> None:
 
 
 def test_slots_are_used_again(parts: Parts) -> None:
-    """More streams than there are slots at first, and many after them in the slots of those that ended."""
+    """More streams than there are slots at first, and many after them in the slots of those that
+    ended.
+    """
     engine = StreamingVocoder(parts.hift, parts.source_noise)
     held = [engine.open() for _ in range(62)]
     utterances = [Utterance([40, 9 + index], start=index // 3, seed=index) for index in range(12)]
     run(engine, utterances)
     check(engine, utterances)
     assert engine.store.used == 62
-    slots = {engine._streams[handle].slot for handle in held} | {engine._streams[engine.open()].slot for _ in range(20)}
+    slots = {engine._streams[handle].slot for handle in held} | {
+        engine._streams[engine.open()].slot for _ in range(20)
+    }
     assert len(slots) == 82
     assert SCRATCH_SLOT not in slots
 
 
-def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(engine: StreamingVocoder) -> None:
+def test_a_broken_stream_harms_neither_its_batch_nor_the_next_in_its_slot(
+    engine: StreamingVocoder,
+) -> None:
     broken, sound = engine.open(), Utterance([50, 50], seed=1)
     other, nan = engine.open(), torch.full((80, 50), torch.nan)
     slot = engine._streams[broken].slot
@@ -267,7 +301,10 @@ def test_launches_do_not_grow_with_the_streams(parts: Parts) -> None:
     for streams in (1, 3, 4):
         handles = [engine.open() for _ in range(streams)]
         for turn, frames in enumerate((50, 100, 100)):
-            batch = [(handle, FrameChunk(a_mel(frames, index), last=False)) for index, handle in enumerate(handles)]
+            batch = [
+                (handle, FrameChunk(a_mel(frames, index), last=False))
+                for index, handle in enumerate(handles)
+            ]
             with Launches() as launches:
                 engine.advance(batch)
             counts[streams, turn] = launches.count
@@ -284,19 +321,27 @@ class Devices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)
+        ]
         self.found |= {each.device.type for each in tensors}
         return result
 
 
 @pytest.mark.parametrize(("first", "frames_past_end"), [(True, 0), (False, 0), (False, 5)])
-def test_what_is_captured_needs_nothing_of_the_host(parts: Parts, first: bool, frames_past_end: int) -> None:
-    """On tensors without content: whoever wants to know a number fails, and whoever brings one shows."""
+def test_what_is_captured_needs_nothing_of_the_host(
+    parts: Parts, first: bool, frames_past_end: int
+) -> None:
+    """On tensors without content: whoever wants to know a number fails, and whoever brings one
+    shows.
+    """
     hift = copy.deepcopy(parts.hift).to("meta")
     store = StateStore(state_specs(hift), torch.device("meta"))
     step = StreamStep(store.views(store.rows(4)), first, 40, frames_past_end)
     with torch.inference_mode(), Devices() as devices:
-        hift(torch.empty(4, 80, 40, device="meta"), torch.empty(4, 40 * SAMPLES, device="meta"), step)
+        hift(
+            torch.empty(4, 80, 40, device="meta"), torch.empty(4, 40 * SAMPLES, device="meta"), step
+        )
     assert devices.found == {"meta"}
 
 
@@ -304,7 +349,9 @@ def test_what_is_captured_needs_nothing_of_the_host(parts: Parts, first: bool, f
 def test_every_chunk_is_made_up_of_prepared_lengths(
     parts: Parts, streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Starts with any part of the prompt's last block, all hops, ends of any length, and more streams than prepared."""
+    """Starts with any part of the prompt's last block, all hops, ends of any length, and more
+    streams than prepared.
+    """
     engine = StreamingVocoder(parts.hift, parts.source_noise, shapes=prepared(parts))
     asked: list[PieceShape] = []
 
@@ -337,10 +384,13 @@ class _NoGraphs:
 
 
 def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the capture, which needs a GPU: lengths, engine and streams of a model as it is loaded there."""
+    """All but the capture, which needs a GPU: lengths, engine and streams of a model as it is
+    loaded there.
+    """
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
     monkeypatch.setattr(assemble, "GraphPool", _NoGraphs)
-    # The flow runs as on a CPU: padded, its last digits would move phases, and hide what the vocoder does.
+    # The flow runs as on a CPU: padded, its last digits would move phases, and hide what the
+    # vocoder does.
     monkeypatch.setattr(assemble, "runner", lambda *given: choice.runner(*given[:4]))
     runtime = RuntimeConfig(device="cpu", engine="torch")
     captured, tokens, voice = Token2Wav.load(TINY, runtime=runtime), some_tokens(190), a_voice(41)
@@ -350,5 +400,7 @@ def test_a_model_with_graphs_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Token2Wav.load(TINY, runtime=runtime)
     assert isinstance(exact.pipeline.vocoder, StreamingVocoder)
     assert not exact.pipeline.vocoder._lengths
-    assert np.abs(captured.synthesize(tokens, voice) - exact.synthesize(tokens, voice)).max() <= AUDIO
+    assert (
+        np.abs(captured.synthesize(tokens, voice) - exact.synthesize(tokens, voice)).max() <= AUDIO
+    )
     assert captured.pipeline.open_streams == 0

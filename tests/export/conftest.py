@@ -18,7 +18,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     That has a single layer: exporting takes as long as there are operations.
     """
-    return {"tiny": TINY, "wide": random_model(tmp_path_factory.mktemp("wide"), SIZES["small"] | {"depth": 1})}
+    return {
+        "tiny": TINY,
+        "wide": random_model(tmp_path_factory.mktemp("wide"), SIZES["small"] | {"depth": 1}),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +31,9 @@ def networks() -> Exportable:
 
 
 @pytest.fixture(scope="session")
-def engine_folders(tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]) -> dict[str, EngineFolder]:
+def engine_folders(
+    tmp_path_factory: pytest.TempPathFactory, models: dict[str, Path]
+) -> dict[str, EngineFolder]:
     """Where the exports of a session are, by model."""
     return {name: EngineFolder(tmp_path_factory.mktemp(f"engines_{name}")) for name in models}
 

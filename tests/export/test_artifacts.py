@@ -17,7 +17,13 @@ import pytest
 from tests.export.rig import ARTIFACT, TINY, add, engine
 from tests.support.patience import PATIENCE_SECONDS
 from token2wav.errors import ArtifactError, CheckpointError
-from token2wav.execution.artifacts import DESCRIPTION, GRAPH_VERSION, Artifact, EngineFolder, fingerprint
+from token2wav.execution.artifacts import (
+    DESCRIPTION,
+    GRAPH_VERSION,
+    Artifact,
+    EngineFolder,
+    fingerprint,
+)
 
 
 @pytest.fixture
@@ -66,7 +72,8 @@ def test_the_default_folder_lies_in_the_model(model: Path) -> None:
 def test_nothing_there(engines: EngineFolder) -> None:
     assert engines.artifacts() == []
     assert refusal(engines) == (
-        f"{engines.path}: the step graph is not there in float32 for onnx; run: token2wav-export onnx --model {TINY} "
+        f"{engines.path}: the step graph is not there in float32 for onnx; run: token2wav-export "
+        f"onnx --model {TINY} "
         f"--out {engines.path} --graphs step --precision float32"
     )
     assert not engines.path.exists()
@@ -83,7 +90,9 @@ def test_a_later_artefact_replaces_an_earlier_one(engines: EngineFolder) -> None
 def test_other_precisions_graphs_and_gpus_lie_side_by_side(engines: EngineFolder) -> None:
     half = dataclasses.replace(ARTIFACT, precision="float16")
     full = dataclasses.replace(ARTIFACT, graph="estimator-full")
-    paths = {add(engines, artifact) for artifact in (ARTIFACT, half, full, engine("8.9"), engine("12.0"))}
+    paths = {
+        add(engines, artifact) for artifact in (ARTIFACT, half, full, engine("8.9"), engine("12.0"))
+    }
     assert len(paths) == 5
     assert {engines.path / artifact.file for artifact in engines.artifacts()} == paths
 
@@ -103,7 +112,9 @@ STALE: dict[str, tuple[Artifact, str]] = {
 
 
 @pytest.mark.parametrize(("artifact", "reason"), STALE.values(), ids=STALE.keys())
-def test_an_artefact_of_something_else_is_refused(engines: EngineFolder, artifact: Artifact, reason: str) -> None:
+def test_an_artefact_of_something_else_is_refused(
+    engines: EngineFolder, artifact: Artifact, reason: str
+) -> None:
     path = add(engines, artifact)
     command = f"token2wav-export onnx --model {TINY} --out {engines.path} --graphs step --precision float32"
     assert refusal(engines) == f"{path}: {reason}; run: {command}"
@@ -114,7 +125,10 @@ def test_files_that_are_missing_or_truncated(engines: EngineFolder, name: str) -
     path = add(engines).with_name(name)
     whole = path.read_bytes()
     path.write_bytes(whole[:-2])
-    assert f"{name} has {len(whole) - 2} bytes instead of {len(whole)}; run: token2wav-export onnx" in refusal(engines)
+    assert (
+        f"{name} has {len(whole) - 2} bytes instead of {len(whole)}; run: token2wav-export onnx"
+        in refusal(engines)
+    )
     path.unlink()
     assert f"{name} is missing; run: token2wav-export onnx" in refusal(engines)
 
@@ -123,10 +137,15 @@ def test_engines_are_for_the_package_that_made_them(engines: EngineFolder) -> No
     path = add(engines, engine("8.9", "1.7.1"))
 
     def find(version: str) -> Path:
-        return engines.find("step", "float32", "tensorrt_rtx", model_folder=TINY, versions={"tensorrt_rtx": version})
+        return engines.find(
+            "step", "float32", "tensorrt_rtx", model_folder=TINY, versions={"tensorrt_rtx": version}
+        )
 
     assert find("1.7.1") == path
-    with pytest.raises(ArtifactError, match=r"it was made by tensorrt_rtx 1\.7\.1, but 1\.8\.0 is installed; run: .*"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"it was made by tensorrt_rtx 1\.7\.1, but 1\.8\.0 is installed; run: .*",
+    ):
         find("1.8.0")
 
 
@@ -140,8 +159,9 @@ def test_engines_are_for_the_gpu_they_were_built_for(engines: EngineFolder) -> N
     assert {capability: find(capability) for capability in paths} == paths
     with pytest.raises(ArtifactError) as caught:
         find("8.6")
-    assert "it is for compute capability 12.0, but this machine has 8.6; run: token2wav-export tensorrt" in str(
-        caught.value
+    assert (
+        "it is for compute capability 12.0, but this machine has 8.6; run: token2wav-export "
+        "tensorrt" in str(caught.value)
     )
     assert str(caught.value).endswith("--package tensorrt_rtx --compute-capability 8.6")
 
@@ -155,7 +175,9 @@ def test_an_engine_for_no_gpu_in_particular_will_do_on_any(engines: EngineFolder
 # Fingerprints.
 
 
-def test_a_fingerprint_changes_with_weights_and_configuration_of_its_stage_only(model: Path) -> None:
+def test_a_fingerprint_changes_with_weights_and_configuration_of_its_stage_only(
+    model: Path,
+) -> None:
     flow, hift = fingerprint(model, "flow"), fingerprint(model, "vocoder")
     assert (flow, hift) == (fingerprint(TINY, "flow"), fingerprint(TINY, "vocoder"))
     weights = model / "flow.safetensors"
@@ -194,15 +216,26 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "key unknown": (rewritten(lambda a: a.update(extra=1)), "unknown key 'extra'"),
     "wrong type": (rewritten(lambda a: a.update(sizes=[1])), "sizes: expected a mapping"),
     "unknown graph": (rewritten(lambda a: a.update(graph="other")), "'other' is not one of"),
-    "outside": (rewritten(lambda a: a.update(file="../graph.onnx")), "'../graph.onnx' is not a file in this folder"),
-    "absolute": (rewritten(lambda a: a.update(file="/graph.onnx")), "'/graph.onnx' is not a file in this folder"),
-    "other file outside": (rewritten(lambda a: a["sizes"].update({"../x": 1})), "'../x' is not a file in this folder"),
+    "outside": (
+        rewritten(lambda a: a.update(file="../graph.onnx")),
+        "'../graph.onnx' is not a file in this folder",
+    ),
+    "absolute": (
+        rewritten(lambda a: a.update(file="/graph.onnx")),
+        "'/graph.onnx' is not a file in this folder",
+    ),
+    "other file outside": (
+        rewritten(lambda a: a["sizes"].update({"../x": 1})),
+        "'../x' is not a file in this folder",
+    ),
     "file without size": (rewritten(lambda a: a.update(sizes={})), "is not among them"),
 }
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_damaged_description_is_one_sentence(engines: EngineFolder, damage: Callable[[str], str], words: str) -> None:
+def test_a_damaged_description_is_one_sentence(
+    engines: EngineFolder, damage: Callable[[str], str], words: str
+) -> None:
     description = add(engines).with_name(DESCRIPTION)
     description.write_text(damage(description.read_text()))
     message = refusal(engines)
@@ -228,7 +261,9 @@ def test_an_export_that_fails_leaves_what_was_there(engines: EngineFolder) -> No
     assert found(engines) == path
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_made(engines: EngineFolder) -> None:
+def test_what_a_killed_export_left_is_removed_by_the_next_but_not_what_is_being_made(
+    engines: EngineFolder,
+) -> None:
     path = add(engines)
     abandoned = engines.path / ".partial-0123456789ab"
     abandoned.mkdir()
@@ -257,14 +292,19 @@ def add_many(path: Path, capabilities: list[str]) -> None:
 def test_processes_add_at_the_same_time(engines: EngineFolder) -> None:
     context = multiprocessing.get_context("spawn")
     theirs = [[f"{worker}.{number}" for number in range(10)] + ["8.9"] for worker in range(3)]
-    workers = [context.Process(target=add_many, args=(engines.path, capabilities)) for capabilities in theirs]
+    workers = [
+        context.Process(target=add_many, args=(engines.path, capabilities))
+        for capabilities in theirs
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(PATIENCE_SECONDS)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
     artifacts = engines.artifacts()
-    assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {c for cs in theirs for c in cs}
+    assert {artifact.target["compute_capability"][0] for artifact in artifacts} == {
+        c for cs in theirs for c in cs
+    }
     assert len(artifacts) == 31
     on_disk = {path.name for path in engines.path.iterdir()}
     assert on_disk == {Path(artifact.file).parts[0] for artifact in artifacts}

@@ -1,4 +1,6 @@
-"""Exported graphs as engines: streams through them equal torch, and configuration alone chooses between them."""
+"""Exported graphs as engines: streams through them equal torch, and configuration alone chooses
+between them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def engines(export: Export, engine_folders: dict[str, EngineFolder]) -> str:
     return str(engine_folders["tiny"].path)
 
 
-def load(engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str) -> Token2Wav:
+def load(
+    engines: str, engine: str = "onnx", stream: StreamConfig | None = None, **options: str
+) -> Token2Wav:
     runtime = RuntimeConfig(device="cpu", engine=engine, engines=engines, cache_mib=64, **options)  # type: ignore[arg-type]
     return Token2Wav.load(TINY, stream=stream, runtime=runtime)
 
@@ -52,7 +56,9 @@ def onnx(engines: str) -> Token2Wav:
 
 
 @pytest.mark.parametrize(("prompt", "length"), [(0, 1), (0, 130), (41, 60), (75, 210)])
-def test_streams_on_onnx_equal_torch(onnx: Token2Wav, reference: Token2Wav, prompt: int, length: int) -> None:
+def test_streams_on_onnx_equal_torch(
+    onnx: Token2Wav, reference: Token2Wav, prompt: int, length: int
+) -> None:
     voice, tokens = a_voice(prompt), some_tokens(length)
     whole = reference.mel(tokens, voice)
     assert np.abs(stream_mel(onnx, tokens, voice) - whole).max() <= MEL
@@ -69,7 +75,9 @@ def test_every_way_to_stream_works_on_onnx(engines: str, stream: StreamConfig) -
 
 
 def test_a_batch_on_onnx_equals_its_streams_alone(onnx: Token2Wav) -> None:
-    cases = [(a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))]
+    cases = [
+        (a_voice(prompt), some_tokens(length)) for prompt, length in ((0, 60), (30, 200), (75, 28))
+    ]
     audio = spoken_together(onnx.pipeline, [(voice, tokens, 0) for voice, tokens in cases])
     for each, (voice, tokens) in zip(audio, cases, strict=True):
         assert snr_db(each, onnx.synthesize(tokens, voice)) >= AUDIO_DB
@@ -104,7 +112,10 @@ def test_auto_takes_what_is_there_and_says_why_not_others(
     with caplog.at_level(logging.INFO):
         assert load(engines, "auto").engine.name == "onnx"
         assert load(str(tmp_path), "auto").engine.name == "torch"
-    assert "engine tensorrt would come before others but cannot be used: tensorrt runs on NVIDIA GPUs" in caplog.text
+    assert (
+        "engine tensorrt would come before others but cannot be used: tensorrt runs on NVIDIA GPUs"
+        in caplog.text
+    )
     assert "engine onnx would come before others but cannot be used" in caplog.text
     assert "token2wav-export onnx" in caplog.text
 
@@ -120,31 +131,63 @@ def test_tensorrt_needs_a_gpu(engines: str) -> None:
 
 
 def test_recomputing_has_no_other_engine() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"):
+    with pytest.raises(
+        ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"
+    ):
         load("", "onnx", StreamConfig(reference=True))
 
 
 # The command that compares.
 
 
-@pytest.mark.parametrize(("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")])
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("onnx", "float32"), ("onnx", "float16"), ("torch", "float16")]
+)
 def test_verify_accepts_good_engines(
     engines: str, engine: str, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["verify", "--model", str(TINY), "--out", engines, "--engine", engine, "--precision", precision]
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        engines,
+        "--engine",
+        engine,
+        "--precision",
+        precision,
+    ]
     assert main([*arguments, "--device", "cpu", "--seconds", "4"]) == 0
     assert f"{engine}, {precision}, cpu, against torch, float32" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")])
+@pytest.mark.parametrize(
+    ("precisions", "taken"), [(("float32", "float16"), "float32"), (("float16",), "float16")]
+)
 def test_verify_compares_what_was_exported(
-    engines: str, precisions: tuple[str, ...], taken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engines: str,
+    precisions: tuple[str, ...],
+    taken: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A server on this CPU would take torch."""
     for folder in Path(engines).glob("[!.]*"):
-        if folder.name.startswith(("vocoder.", *(f"step.{precision}." for precision in precisions))):
+        if folder.name.startswith(
+            ("vocoder.", *(f"step.{precision}." for precision in precisions))
+        ):
             (tmp_path / folder.name).symlink_to(folder)
-    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert told.out.startswith(f"onnx, {taken}, cpu, against torch, float32")
@@ -156,7 +199,17 @@ def test_verify_refuses_an_engine_that_differs(
 ) -> None:
     exact = ExportedVocoder.__call__
     monkeypatch.setattr(ExportedVocoder, "__call__", lambda *arguments: 1.01 * exact(*arguments))
-    arguments = ["verify", "--model", str(TINY), "--out", engines, "--engine", "onnx", "--device", "cpu"]
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        engines,
+        "--engine",
+        "onnx",
+        "--device",
+        "cpu",
+    ]
     assert main([*arguments, "--seconds", "2", "--json"]) == 1
     assert "vocoder_max" in capsys.readouterr().err
 
@@ -164,7 +217,9 @@ def test_verify_refuses_an_engine_that_differs(
 # The server.
 
 
-def test_a_server_serves_on_onnx_by_configuration_alone(engines: str, onnx: Token2Wav, tmp_path: Path) -> None:
+def test_a_server_serves_on_onnx_by_configuration_alone(
+    engines: str, onnx: Token2Wav, tmp_path: Path
+) -> None:
     settings = f"runtime: {{engine: onnx, engines: '{engines}', device: cpu}}"
     tokens, voice = some_tokens(90), a_voice(30)
     with Rig.start(TINY, tmp_path, settings) as rig, rig.connect() as connection:
@@ -178,7 +233,10 @@ def test_a_server_serves_on_onnx_by_configuration_alone(engines: str, onnx: Toke
 
 def test_a_server_without_the_graphs_says_how_to_make_them(tmp_path: Path) -> None:
     settings = f"runtime: {{engine: onnx, engines: '{tmp_path}', device: cpu}}"
-    with pytest.raises(ServerError, match="token2wav-export onnx"), Rig.start(TINY, tmp_path, settings):
+    with (
+        pytest.raises(ServerError, match="token2wav-export onnx"),
+        Rig.start(TINY, tmp_path, settings),
+    ):
         pass
 
 
@@ -187,5 +245,7 @@ def test_a_gpu_needs_the_onnxruntime_for_gpus() -> None:
     from token2wav.execution.exported_graphs import check_provider
 
     check_provider(torch.device("cpu"))
-    with pytest.raises(EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"):
+    with pytest.raises(
+        EngineUnavailableError, match=r"no CUDA provider; run: .*'token2wav\[onnx-gpu\]'"
+    ):
         check_provider(torch.device("cuda"))

@@ -1,4 +1,7 @@
-"""The command: what it says, and what it answers to the shell. Nothing here exports for real but one graph."""
+"""The command: what it says, and what it answers to the shell.
+
+Nothing here exports for real but one graph.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,15 @@ def failure(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
 
 
 @pytest.mark.parametrize("command", ["onnx", "tensorrt", "inspect"])
-def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+def test_a_model_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
     add(EngineFolder(tmp_path / "out"))
     arguments = [command, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     if command == "tensorrt":
-        pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)")
+        pytest.importorskip(
+            "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
+        )
     assert "no such model folder" in failure(capsys, 2, *arguments)
 
 
@@ -79,7 +86,10 @@ def test_tensorrt_without_its_libraries(
 
 
 def test_ordinary_tensorrt_builds_for_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--compute-capability: ordinary TensorRT builds for the GPU of this machine"):
+    with pytest.raises(
+        ConfigError,
+        match="--compute-capability: ordinary TensorRT builds for the GPU of this machine",
+    ):
         build_target("tensorrt", ["8.9"])
     monkeypatch.setattr(engines, "own_target", dict)
     with pytest.raises(ConfigError, match="builds on the GPU it is for, and torch sees none here"):
@@ -129,22 +139,47 @@ def test_an_interrupted_export(
 # verify
 
 
-def test_verify_says_that_it_compares_torch_with_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+def test_verify_says_that_it_compares_torch_with_itself(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert told.out.startswith("torch, float32, cpu, against torch, float32: 1 s of audio")
     assert (
-        f"token2wav-export: {tmp_path} holds no graph that can run on this device, so torch is compared with itself; "
+        f"token2wav-export: {tmp_path} holds no graph that can run on this device, so torch is "
+        f"compared with itself; "
         f"to export graphs, run: token2wav-export onnx --model {TINY} --out {tmp_path}\n"
     ) in told.err
     assert main([*arguments, "--engine", "torch"]) == 0
     assert "compared with itself" not in capsys.readouterr().err  # it was asked for
 
 
-def test_verify_does_not_skip_a_graph_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_does_not_skip_a_graph_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     stale = dataclasses.replace(ARTIFACT, fingerprint="of another checkpoint")
-    arguments = ["verify", "--model", str(TINY), "--out", str(tmp_path), "--device", "cpu", "--seconds", "1"]
+    arguments = [
+        "verify",
+        "--model",
+        str(TINY),
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--seconds",
+        "1",
+    ]
     add(EngineFolder(tmp_path), stale)
     assert "made from another checkpoint" in failure(capsys, 2, *arguments)
 
@@ -156,7 +191,10 @@ def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     for _ in range(2):  # at first empty, then without artefacts
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path)]) == 0
         command = f"token2wav-export onnx --model {TINY} --out {tmp_path}"
-        assert capsys.readouterr().out == f"{tmp_path}: nothing was exported here yet; run: {command}\n"
+        assert (
+            capsys.readouterr().out
+            == f"{tmp_path}: nothing was exported here yet; run: {command}\n"
+        )
         assert main(["inspect", "--model", str(TINY), "--out", str(tmp_path), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == []
         (tmp_path / "flow.pt").touch()
@@ -164,13 +202,20 @@ def test_an_empty_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_an_engine_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+def test_an_engine_folder_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
     arguments = [command, "--model", str(TINY), "--out"]
     message = failure(capsys, 2, *arguments, str(tmp_path / "nowhere"))
-    assert f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav-export onnx" in message
+    assert (
+        f"{tmp_path / 'nowhere'}: no such engine folder; to export graphs, run: token2wav-export "
+        f"onnx" in message
+    )
     file = tmp_path / "file"
     file.touch()
-    assert f"{file}: not a folder; name the engine folder with --out" in failure(capsys, 2, *arguments, str(file))
+    assert f"{file}: not a folder; name the engine folder with --out" in failure(
+        capsys, 2, *arguments, str(file)
+    )
 
 
 def test_a_model_that_has_no_engine_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Engines: real builds with TensorRT-RTX, which needs no GPU for that, and the profiles they are built with."""
+"""Engines: real builds with TensorRT-RTX, which needs no GPU for that, and the profiles they are
+built with.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LOAD = Load(StreamConfig(), max_streams=4, history_seconds=30.0)
 
 @pytest.fixture(scope="module")
 def rtx() -> Package:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)")
+    pytest.importorskip(
+        "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
+    )
     return load_package("tensorrt_rtx")
 
 
@@ -52,13 +56,21 @@ def test_graphs_build_with_dynamic_profiles(
     maker = Maker(models[model], engines, ["pytest"])
     path = maker.tensorrt(graph, precision, rtx, LOAD, capabilities)
     assert path.stat().st_size > 100_000
-    machine = {"versions": {"tensorrt_rtx": version_of(rtx)}, "target": {"compute_capability": "12.0"}}
-    assert engines.find(graph, precision, "tensorrt_rtx", model_folder=models[model], **machine) == path
+    machine = {
+        "versions": {"tensorrt_rtx": version_of(rtx)},
+        "target": {"compute_capability": "12.0"},
+    }
+    assert (
+        engines.find(graph, precision, "tensorrt_rtx", model_folder=models[model], **machine)
+        == path
+    )
     made = next(a for a in engines.artifacts() if engines.path / a.file == path)
     assert len(made.profiles) == count
     assert made.flags == (("TF32 off",) if precision == "float32" else ())
     assert made.opset == 20
-    assert made.target["compute_capability"] == build_target(rtx, capabilities)["compute_capability"]
+    assert (
+        made.target["compute_capability"] == build_target(rtx, capabilities)["compute_capability"]
+    )
     assert source.exists()
 
 
@@ -84,7 +96,9 @@ def test_what_the_package_says_reaches_the_user(
     (allowed, *_) = profiles("step", LOAD, networks)
     incomplete = shapes(allowed, signature("step", "float32", networks))
     del incomplete["bias"]
-    with pytest.raises(ExportError, match=r"tensorrt_rtx .* cannot build step-float32.onnx: .*bias"):
+    with pytest.raises(
+        ExportError, match=r"tensorrt_rtx .* cannot build step-float32.onnx: .*bias"
+    ):
         build_engine(
             rtx,
             export("tiny", "step", "float32"),
@@ -113,7 +127,9 @@ def test_a_file_that_is_no_graph(rtx: Package, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("capability", ["8.0", "9.0"])
 def test_a_gpu_that_the_package_does_not_support(rtx: Package, capability: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--compute-capability: {capability} is not one of .*8.9.* ordinary"):
+    with pytest.raises(
+        ConfigError, match=rf"--compute-capability: {capability} is not one of .*8.9.* ordinary"
+    ):
         build_target(rtx, [capability])
 
 
@@ -134,13 +150,19 @@ def test_without_a_choice_an_engine_is_for_every_gpu_from_ampere_on(rtx: Package
         (StreamConfig(max_hop_tokens=75), [50, 100, 150]),
     ],
 )
-def test_chunks_of_a_schedule(networks: Exportable, stream: StreamConfig, frames: list[int]) -> None:
+def test_chunks_of_a_schedule(
+    networks: Exportable, stream: StreamConfig, frames: list[int]
+) -> None:
     assert chunk_frames(stream, networks.config) == frames
 
 
 def test_profiles_of_the_step_cover_every_length_once(networks: Exportable) -> None:
     found = profiles("step", LOAD, networks)
-    covered = [n for profile in found for n in range(profile["frames"].smallest, profile["frames"].largest + 1)]
+    covered = [
+        n
+        for profile in found
+        for n in range(profile["frames"].smallest, profile["frames"].largest + 1)
+    ]
     assert covered == list(range(1, 201))
     assert [profile["frames"].best for profile in found] == [50, 100, 200]
     assert {profile["rows"] for profile in found} == {Span(2, 2, 8)}

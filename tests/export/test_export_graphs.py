@@ -1,4 +1,6 @@
-"""Exported graphs compute what torch computes, at sizes other than those they were traced and checked with."""
+"""Exported graphs compute what torch computes, at sizes other than those they were traced and
+checked with.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import pytest
 import torch
 
 from tests.export.rig import Export
-from token2wav.execution.artifacts import GRAPH_VERSION, EngineFolder, Graph, Precision, fingerprint, stage_of
+from token2wav.execution.artifacts import (
+    GRAPH_VERSION,
+    EngineFolder,
+    Graph,
+    Precision,
+    fingerprint,
+    stage_of,
+)
 from token2wav.execution.assemble import Exportable, exportable
 from token2wav.networks.dit import DiT
 from token2wav.networks.estimator import CachedStep
@@ -43,9 +52,15 @@ def test_a_graph_agrees_with_torch_at_any_size(
         sizes = {"rows": rows, "frames": frames, "past": past}
         inputs = sample_inputs(reference, tensors, sizes, seed)
         outputs = run_onnx(session, inputs)
-        assert {name: value.shape for name, value in outputs.items()} == {s.name: s.of(sizes) for s in tensors.outputs}
-        assert [value.dtype.name for value in outputs.values()] == [spec.dtype for spec in tensors.outputs]
-        assert disagreement(outputs, run_module(reference, inputs), precision) <= bound(graph, precision), sizes
+        assert {name: value.shape for name, value in outputs.items()} == {
+            s.name: s.of(sizes) for s in tensors.outputs
+        }
+        assert [value.dtype.name for value in outputs.values()] == [
+            spec.dtype for spec in tensors.outputs
+        ]
+        assert disagreement(outputs, run_module(reference, inputs), precision) <= bound(
+            graph, precision
+        ), sizes
 
 
 def test_a_file_says_what_it_is_and_names_its_dimensions(
@@ -62,20 +77,27 @@ def test_a_file_says_what_it_is_and_names_its_dimensions(
     assert said["fingerprint"] == fingerprint(models["tiny"], stage_of("step"))
     assert (said["opset"], said["steps"], said["guidance"]) == ("20", "10", "0.7")
     assert model.opset_import[0].version == 20
-    shapes = {v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    shapes = {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in model.graph.input
+    }
     assert shapes["x"] == ["rows", 80, "frames"]
     assert shapes["bias"] == ["rows", 1, "frames", "past+frames"]
     assert shapes["past_key_1"] == ["rows", "past", 64]
     assert {"If", "Loop", "NonZero"} & {node.op_type for node in model.graph.node} == set()
 
 
-def test_a_graph_that_computes_something_else_is_refused(export: Export, networks: Exportable) -> None:
+def test_a_graph_that_computes_something_else_is_refused(
+    export: Export, networks: Exportable
+) -> None:
     path = export("tiny", "step", "float32")
     other = load_module("step", "float32", networks)
     assert isinstance(other, CachedStep)
     assert isinstance(other.estimator, DiT)
     other.estimator.proj_out.bias.add_(1e-3)
-    with pytest.raises(ExportError, match=r"step in float32: ONNX Runtime and torch disagree by \d.\de-04"):
+    with pytest.raises(
+        ExportError, match=r"step in float32: ONNX Runtime and torch disagree by \d.\de-04"
+    ):
         check_parity(path, "step", "float32", signature("step", "float32", networks), other)
 
 
@@ -87,6 +109,8 @@ def test_outputs_that_are_not_finite_never_agree() -> None:
 
 def test_a_vocoder_with_convolutions_in_float16_is_40_db_from_float32(networks: Exportable) -> None:
     full, half = (load_module("vocoder", each, networks) for each in ("float32", "float16"))
-    inputs = sample_inputs(full, signature("vocoder", "float16", networks), {"rows": 2, "frames": 100})
+    inputs = sample_inputs(
+        full, signature("vocoder", "float16", networks), {"rows": 2, "frames": 100}
+    )
     found = {name: output.numpy() for name, output in run_module(half, inputs).items()}
     assert disagreement(found, run_module(full, inputs), "float16") < 1e-2

@@ -1,4 +1,6 @@
-"""Graphs of other families than CosyVoice3: streams on their exported step equal torch, alone and in batches."""
+"""Graphs of other families than CosyVoice3: streams on their exported step equal torch, alone and
+in batches.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ AUDIO_DB = 40.0
 
 def a_cosyvoice2(folder: Path) -> Path:
     """With few convolutions in its vocoder: exporting takes as long as there are operations."""
-    path = cosyvoice2_model.write_model(folder, FamilyGolden("cosyvoice2", "tiny")) / "cosyvoice2.yaml"
+    path = (
+        cosyvoice2_model.write_model(folder, FamilyGolden("cosyvoice2", "tiny")) / "cosyvoice2.yaml"
+    )
     text = path.read_text()
     for key, published, fewer in (
         ("    resblock_kernel_sizes", "[3, 7, 11]", "[3]"),
@@ -64,7 +68,10 @@ def cosyvoice2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=["cosyvoice2", "stepaudio2", "turbo"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A model on torch, and with its exported step. The vocoder is exported for CosyVoice2 only: it is the same."""
+    """A model on torch, and with its exported step.
+
+    The vocoder is exported for CosyVoice2 only: it is the same.
+    """
     if request.param == "cosyvoice2":
         folder: Path = request.getfixturevalue("cosyvoice2")
         return load(folder, "torch"), load(folder, "onnx")
@@ -72,7 +79,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "stepaudio2":
         stepaudio2_model.write_model(folder, FamilyGolden("stepaudio2", "tiny"))
         graph = OnnxModule(
-            Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"), torch.device("cpu")
+            Maker(folder, EngineFolder.of(folder), ["pytest"]).onnx("step", "float32"),
+            torch.device("cpu"),
         )
     else:  # without guidance; the graph itself is CosyVoice2's, so torch runs what would be in it
         chatterbox_model.write_model(folder, FamilyGolden("chatterbox", "tiny"), mean_flow=True)
@@ -93,7 +101,9 @@ def test_a_streamed_mel_is_that_of_the_whole_on_torch(pair: Pair, prompt: int, c
 
 def test_batched_is_alone(pair: Pair) -> None:
     _, exported = pair
-    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41))]
+    utterances = [
+        (some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41))
+    ]
     for utterance, mel in zip(utterances, streamed_mels(exported, *utterances), strict=True):
         [alone] = streamed_mels(exported, utterance)
         assert off(mel, alone) <= MEL
@@ -108,13 +118,22 @@ def test_audio_comes_from_both_graphs(cosyvoice2: Path) -> None:
 
 
 def test_an_engine_is_built_of_it(cosyvoice2: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)")
+    pytest.importorskip(
+        "tensorrt_rtx", reason="TensorRT-RTX is not installed (pip install tensorrt-rtx-cu13)"
+    )
     load = Load(StreamConfig(), max_streams=4, history_seconds=30.0)
     maker = Maker(cosyvoice2, EngineFolder.of(cosyvoice2), ["pytest"])
-    assert maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"]).stat().st_size > 100_000
+    assert (
+        maker.tensorrt("step", "float32", load_package("tensorrt_rtx"), load, ["8.9"])
+        .stat()
+        .st_size
+        > 100_000
+    )
 
 
-def test_the_public_call_is_of_cosyvoice3_only(cosyvoice2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_public_call_is_of_cosyvoice3_only(
+    cosyvoice2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["onnx", "--model", str(cosyvoice2), "--graphs", "estimator-full"]) == 3
     assert (
         "estimator-full: only flows of CosyVoice3 have it; export the graphs step and vocoder"
@@ -124,5 +143,9 @@ def test_the_public_call_is_of_cosyvoice3_only(cosyvoice2: Path, capsys: pytest.
 
 def test_whole_utterances_have_no_other_engine(tmp_path: Path) -> None:
     folder = chatterbox_model.write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
-    with pytest.raises(ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"):
-        Token2Wav.load(folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(engine="onnx"))
+    with pytest.raises(
+        ConfigError, match=r"runtime\.engine: onnx does not run stream\.reference; take torch"
+    ):
+        Token2Wav.load(
+            folder, stream=StreamConfig(reference=True), runtime=RuntimeConfig(engine="onnx")
+        )

@@ -1,4 +1,6 @@
-"""Absurd numbers in model folders: each is refused by its key and bound, before anything is computed with it."""
+"""Absurd numbers in model folders: each is refused by its key and bound, before anything is
+computed with it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,17 @@ def cosyvoice3(folder: Path) -> Path:
     text = (TINY / path.name).read_text()
     codebooks = "    codebooks:\n        count: 2\n    vocab_size"
     times = "t_scheduler: 'cosine'\n                n_timesteps: 10"
-    path.write_text(text.replace("    vocab_size", codebooks).replace("t_scheduler: 'cosine'", times))
+    path.write_text(
+        text.replace("    vocab_size", codebooks).replace("t_scheduler: 'cosine'", times)
+    )
     return path
 
 
 def cosyvoice2(folder: Path) -> Path:
     path = cosyvoice2_model.write_yaml(folder, FamilyGolden("cosyvoice2", "tiny"))
-    path.write_text(path.read_text().replace("llm_input_size: 896", "llm_input_size: 896  # not read"))
+    path.write_text(
+        path.read_text().replace("llm_input_size: 896", "llm_input_size: 896  # not read")
+    )
     return path
 
 
@@ -52,7 +58,9 @@ def streamflow(folder: Path) -> Path:
         for name, value in numbers.items()
         if not isinstance(value, str) and value != ()
     ]
-    path.write_text("\n".join(["sample_rate: 16000", "flow:", *lines, "vocoder: {type: bigvgan}", ""]))
+    path.write_text(
+        "\n".join(["sample_rate: 16000", "flow:", *lines, "vocoder: {type: bigvgan}", ""])
+    )
     config = json.loads((DATA / "bigvgan" / "config.json").read_text())
     config |= {"num_mels": 80, "hop_size": 160, "sampling_rate": 16000, "upsample_rates": [16, 10]}
     (folder / "config.json").write_text(json.dumps(config | {"upsample_kernel_sizes": [32, 20]}))
@@ -61,7 +69,9 @@ def streamflow(folder: Path) -> Path:
 
 @pytest.mark.parametrize("write", [cosyvoice3, cosyvoice2, stepaudio2, streamflow])
 @pytest.mark.parametrize("absurd", ABSURD)
-def test_an_absurd_number_is_refused_by_its_key(tmp_path: Path, write: Callable[[Path], Path], absurd: str) -> None:
+def test_an_absurd_number_is_refused_by_its_key(
+    tmp_path: Path, write: Callable[[Path], Path], absurd: str
+) -> None:
     path = write(tmp_path)
     text, sound = path.read_text(), read_config(tmp_path)
     refused = 0
@@ -70,7 +80,9 @@ def test_an_absurd_number_is_refused_by_its_key(tmp_path: Path, write: Callable[
         other = absurd if value.startswith("!ref") else re.sub(r"[\d.]+", absurd, value, count=1)
         path.write_text(f"{text[: match.start(3)]}{other}{text[match.end(3) :]}")
         try:
-            assert read_config(tmp_path) == sound or (key, absurd) in HARMLESS, f"{key}: {other} was accepted"
+            assert read_config(tmp_path) == sound or (key, absurd) in HARMLESS, (
+                f"{key}: {other} was accepted"
+            )
             continue
         except ConfigError as error:
             message = one_line(error).removeprefix(str(path))
@@ -102,20 +114,27 @@ def test_an_absurd_number_in_a_bigvgan_is_refused_by_its_key(tmp_path: Path, abs
         (" " * ((1 << 20) + 1), "larger than 1048576 bytes"),
     ],
 )
-def test_a_bigvgan_file_that_is_ambiguous_or_endless_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_bigvgan_file_that_is_ambiguous_or_endless_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_bigvgan(tmp_path)
 
 
-def test_a_network_that_its_weights_cannot_fill_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+def test_a_network_that_its_weights_cannot_fill_is_refused_before_it_takes_memory(
+    tmp_path: Path,
+) -> None:
     """Each size is within its bounds; together they would be some petabytes."""
     folder = tiny_copy(tmp_path)
     path = folder / "cosyvoice3.yaml"
-    text = path.read_text().replace("dim: 64\n", "dim: 65536\n").replace("depth: 2\n", "depth: 256\n")
+    text = (
+        path.read_text().replace("dim: 64\n", "dim: 65536\n").replace("depth: 2\n", "depth: 256\n")
+    )
     path.write_text(text.replace("dim_head: 32", "dim_head: 65536"))
     with pytest.raises(
-        CheckpointError, match=r"flow\.safetensors: the sizes in the model's configuration make a network"
+        CheckpointError,
+        match=r"flow\.safetensors: the sizes in the model's configuration make a network",
     ):
         check_folder(folder)
 
@@ -125,10 +144,15 @@ def test_a_network_that_its_weights_cannot_fill_is_refused_before_it_takes_memor
     [
         ([10**9, 0], r"flow\.encoder\.size: 1000000000 is not between 1 and 65536"),
         ([0], r"flow\.encoder\.size: 0 is not between 1 and 65536"),
-        ([], r"'flow\.encoder\.after_norm\.weight' has the shape \(\), without the size 1 of S3Gen"),
+        (
+            [],
+            r"'flow\.encoder\.after_norm\.weight' has the shape \(\), without the size 1 of S3Gen",
+        ),
     ],
 )
-def test_sizes_that_are_counted_in_weights_have_bounds(tmp_path: Path, shape: list[int], words: str) -> None:
+def test_sizes_that_are_counted_in_weights_have_bounds(
+    tmp_path: Path, shape: list[int], words: str
+) -> None:
     """A tensor without numbers may say any size in its file: zero times any size takes no bytes."""
     header = {
         name: {"dtype": "F32", "shape": size, "data_offsets": [0, 0] if size else [0, 4]}

@@ -1,6 +1,8 @@
-"""Flows of the newer families in the form that is captured on a GPU: their streams equal the whole, as run eagerly.
+"""Flows of the newer families in the form that is captured on a GPU: their streams equal the whole,
+as run eagerly.
 
-Without a GPU torch stands in for the attention kernel, and nothing is captured. `execution/kernels` tests the kernel.
+Without a GPU torch stands in for the attention kernel, and nothing is captured. `execution/kernels`
+tests the kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return WRITERS[request.param](tmp_path_factory.mktemp(request.param), golden)
 
 
-def store(qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor) -> None:
+def store(
+    qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
+) -> None:
     """`store_keys_values` on torch."""
     for which, new in enumerate(qkv.chunk(3, dim=-1)[1:]):
         for branch, blocks in enumerate(new.unflatten(0, (-1, len(table)))):
@@ -65,7 +69,9 @@ def attend(
             seen = pages[:, row[ABSENT] : (row[VISIBLE] - 1) * len(query) + row[VALID]]
             k, v = seen.to(query.dtype).transpose(1, 2)  # (heads, keys, dim)
             q = query[: row[VALID]].unflatten(-1, (heads, -1)).transpose(0, 1)
-            out[index, : row[VALID]] = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+            out[index, : row[VALID]] = (
+                F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+            )
     return out
 
 
@@ -82,7 +88,11 @@ def test_streams_equal_the_whole(folder: Path) -> None:
     for steps, runner in (runners := model.pipeline.flow._runners).items():
         step = TorchStep(runner.step.estimator, runner.step.tables, runner.step.cache, kernels=True)
         runners[steps] = GraphRunner(step, BUCKETS, None)
-    utterances = [(some_tokens(130), a_voice(30)), (some_tokens(28), a_voice(80)), (some_tokens(1), a_voice(0))]
+    utterances = [
+        (some_tokens(130), a_voice(30)),
+        (some_tokens(28), a_voice(80)),
+        (some_tokens(1), a_voice(0)),
+    ]
     for mel, utterance in zip(streamed_mels(model, *utterances), utterances, strict=True):
         assert off(mel, model.mel(*utterance)) <= MEL
 

@@ -1,4 +1,6 @@
-"""Model folders: every form of a good one gives the same modules, every bad one a sentence, and nothing is executed."""
+"""Model folders: every form of a good one gives the same modules, every bad one a sentence, and
+nothing is executed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.support.patience import PATIENCE_SECONDS
-from tests.unit.material import DATA, FULL_SIZE, STEMS, TINY, one_line, replace_weights, tiny_copy, tiny_weights
+from tests.unit.material import (
+    DATA,
+    FULL_SIZE,
+    STEMS,
+    TINY,
+    one_line,
+    replace_weights,
+    tiny_copy,
+    tiny_weights,
+)
 from token2wav import CheckpointError, RuntimeConfig, Token2Wav, Token2WavError
 from token2wav.execution.assemble import check_folder, load_network
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
@@ -40,11 +51,17 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(folder: Path) -> Path:
-    """A model with fewer residual blocks, to be broken: most of the time of a load goes into building them."""
+    """A model with fewer residual blocks, to be broken: most of the time of a load goes into
+    building them.
+    """
     path = folder / "cosyvoice3.yaml"
-    text = path.read_text(encoding="utf-8").replace("[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]")
+    text = path.read_text(encoding="utf-8").replace(
+        "[[1, 3, 5], [1, 3, 5], [1, 3, 5]]", "[[1], [1], [1]]"
+    )
     text = text.replace("    resblock_kernel_sizes: [3, 7, 11]", "    resblock_kernel_sizes: [3]")
-    path.write_text(text.replace(" resblock_dilation_sizes: [[1], [1], [1]]", " resblock_dilation_sizes: [[1]]"))
+    path.write_text(
+        text.replace(" resblock_dilation_sizes: [[1], [1], [1]]", " resblock_dilation_sizes: [[1]]")
+    )
     save_file(HiFT(CosyVoice3Config.read(folder).vocoder).state_dict(), folder / "hift.safetensors")
     return folder
 
@@ -78,7 +95,9 @@ def test_full_size_modules_have_the_names_shapes_and_types_of_public_checkpoints
     config = CosyVoice3Config.read(FULL_SIZE)
     with torch.device("meta"):
         module: nn.Module = Flow(config.flow) if stem == "flow" else HiFT(config.vocoder)
-    ours = {name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()}
+    ours = {
+        name: [list(value.shape), str(value.dtype)] for name, value in module.state_dict().items()
+    }
     assert ours == json.loads((DATA / "public_state_dict_shapes.json").read_text())[stem]
 
 
@@ -129,12 +148,16 @@ def test_other_names_of_public_hift_files_give_the_same_module(
     assert_same(loaded(folder, "hift"), reference["hift"])
 
 
-def test_bookkeeping_of_the_trainer_is_left_out(folder: Path, reference: dict[str, dict[str, torch.Tensor]]) -> None:
+def test_bookkeeping_of_the_trainer_is_left_out(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
     replace_weights(folder, "flow", OrderedDict(tiny_weights("flow"), epoch=12, step=120000), ".pt")
     assert_same(loaded(folder, "flow"), reference["flow"])
 
 
-def test_a_checkpoint_of_old_torch_versions_loads(folder: Path, reference: dict[str, dict[str, torch.Tensor]]) -> None:
+def test_a_checkpoint_of_old_torch_versions_loads(
+    folder: Path, reference: dict[str, dict[str, torch.Tensor]]
+) -> None:
     (folder / "hift.safetensors").unlink()
     torch.save(tiny_weights("hift"), folder / "hift.pt", _use_new_zipfile_serialization=False)
     assert_same(loaded(folder, "hift"), reference["hift"])
@@ -142,7 +165,9 @@ def test_a_checkpoint_of_old_torch_versions_loads(folder: Path, reference: dict[
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_other_precisions_are_widened_to_float32(folder: Path, dtype: torch.dtype, suffix: str) -> None:
+def test_other_precisions_are_widened_to_float32(
+    folder: Path, dtype: torch.dtype, suffix: str
+) -> None:
     weights = {name: value.to(dtype) for name, value in tiny_weights("flow").items()}
     replace_weights(folder, "flow", weights, suffix)
     found = loaded(folder, "flow")
@@ -154,7 +179,10 @@ def test_other_precisions_are_widened_to_float32(folder: Path, dtype: torch.dtyp
 def test_safetensors_are_preferred_when_both_formats_are_there(
     folder: Path, reference: dict[str, dict[str, torch.Tensor]]
 ) -> None:
-    torch.save({name: torch.zeros_like(value) for name, value in tiny_weights("flow").items()}, folder / "flow.pt")
+    torch.save(
+        {name: torch.zeros_like(value) for name, value in tiny_weights("flow").items()},
+        folder / "flow.pt",
+    )
     assert_same(loaded(folder, "flow"), reference["flow"])
 
 
@@ -203,7 +231,9 @@ def with_one_element(name: str, value: float) -> Callable[[dict[str, Any]], None
 def truncated(name: str, keep: float) -> Breakage:
     def break_it(folder: Path) -> None:
         stem, suffix = name.split(".")
-        path = replace_weights(folder, stem, load_file(folder / f"{stem}.safetensors"), f".{suffix}")
+        path = replace_weights(
+            folder, stem, load_file(folder / f"{stem}.safetensors"), f".{suffix}"
+        )
         path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
 
     return break_it
@@ -239,29 +269,50 @@ GAIN = "conv_pre.parametrizations.weight.original0"
 
 BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
     "parameter missing": (changed("flow", without(BIAS)), ["flow.pt", "1 missing", BIAS]),
-    "parameter missing in safetensors": (changed("flow", without(BIAS), ".safetensors"), ["1 missing", BIAS]),
-    "parameter too many": (changed("hift", with_value("ups.9.bias", torch.ones(2))), ["1 unexpected", "ups.9.bias"]),
+    "parameter missing in safetensors": (
+        changed("flow", without(BIAS), ".safetensors"),
+        ["1 missing", BIAS],
+    ),
+    "parameter too many": (
+        changed("hift", with_value("ups.9.bias", torch.ones(2))),
+        ["1 unexpected", "ups.9.bias"],
+    ),
     "wrong shape": (changed("flow", with_value(BIAS, torch.ones(81))), [BIAS, "(81,)", "(80,)"]),
     "transposed": (
         changed(
-            "flow", lambda w: w.update({k: v.T.contiguous() for k, v in w.items() if k.endswith("affine_layer.weight")})
+            "flow",
+            lambda w: w.update(
+                {k: v.T.contiguous() for k, v in w.items() if k.endswith("affine_layer.weight")}
+            ),
         ),
         ["spk_embed_affine_layer.weight", "(192, 80)", "(80, 192)"],
     ),
     "NaN": (changed("flow", with_one_element(BIAS, float("nan"))), ["NaN", BIAS]),
-    "infinity": (changed("hift", with_one_element(GAIN, float("inf")), ".safetensors"), ["infinite", GAIN]),
+    "infinity": (
+        changed("hift", with_one_element(GAIN, float("inf")), ".safetensors"),
+        ["infinite", GAIN],
+    ),
     "beyond float32": (
         changed("flow", with_value(BIAS, torch.full((80,), 1e300, dtype=torch.float64))),
         ["infinite", BIAS],
     ),
-    "integers": (changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int64))), [BIAS, "int64", "floating"]),
+    "integers": (
+        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int64))),
+        [BIAS, "int64", "floating"],
+    ),
     "integers in safetensors": (
         changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.int8)), ".safetensors"),
         [BIAS, "int8"],
     ),
-    "complex numbers": (changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.complex64))), [BIAS, "complex64"]),
+    "complex numbers": (
+        changed("flow", with_value(BIAS, torch.ones(80, dtype=torch.complex64))),
+        [BIAS, "complex64"],
+    ),
     "value is no tensor": (changed("flow", with_value("extra", [1, 2])), ["'extra'", "list"]),
-    "state dict nested": (changed("flow", lambda w: {"state_dict": w}), ["'state_dict'", "dict", "not a tensor"]),
+    "state dict nested": (
+        changed("flow", lambda w: {"state_dict": w}),
+        ["'state_dict'", "dict", "not a tensor"],
+    ),
     "same parameter under both names": (
         changed("hift", with_value("conv_pre.weight_g", torch.ones(32, 1, 1))),
         ["twice", "conv_pre.weight_g", GAIN],
@@ -269,19 +320,34 @@ BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
     "no dict": (changed("flow", lambda w: list(w.values())), ["flow.pt", "state dict", "list"]),
     "one tensor": (changed("hift", lambda w: torch.ones(3)), ["state dict", "Tensor"]),
     "empty dict": (changed("flow", lambda w: {}), ["missing", "input_embedding.weight"]),
-    "stages swapped": (changed("flow", lambda w: tiny_weights("hift")), ["flow.pt", "missing", "unexpected"]),
+    "stages swapped": (
+        changed("flow", lambda w: tiny_weights("hift")),
+        ["flow.pt", "missing", "unexpected"],
+    ),
     "truncated pt": (truncated("flow.pt", 0.9), ["flow.pt", "cannot be read"]),
     "start of a pt": (truncated("hift.pt", 0.01), ["hift.pt"]),
-    "truncated safetensors": (truncated("flow.safetensors", 0.9), ["flow.safetensors", "cannot be read"]),
-    "start of a safetensors": (truncated("hift.safetensors", 0.01), ["hift.safetensors", "cannot be read"]),
+    "truncated safetensors": (
+        truncated("flow.safetensors", 0.9),
+        ["flow.safetensors", "cannot be read"],
+    ),
+    "start of a safetensors": (
+        truncated("hift.safetensors", 0.01),
+        ["hift.safetensors", "cannot be read"],
+    ),
     "empty pt": (written("flow.pt", b""), ["flow.pt"]),
     "empty safetensors": (written("flow.safetensors", b""), ["flow.safetensors", "cannot be read"]),
     "text as pt": (
         written("flow.pt", b"version https://git-lfs.github.com/spec/v1\n"),
         ["flow.pt", "no pickle of tensors"],
     ),
-    "text as safetensors": (written("hift.safetensors", b"oid sha256:0123456789\n" * 3), ["hift.safetensors"]),
-    "safetensors of monstrous header": (written("flow.safetensors", b"\xff" * 64), ["flow.safetensors"]),
+    "text as safetensors": (
+        written("hift.safetensors", b"oid sha256:0123456789\n" * 3),
+        ["hift.safetensors"],
+    ),
+    "safetensors of monstrous header": (
+        written("flow.safetensors", b"\xff" * 64),
+        ["flow.safetensors"],
+    ),
     "only flow": (removed("hift.safetensors"), ["hift.safetensors", "hift.pt"]),
     "only hift": (removed("flow.safetensors"), ["flow.safetensors", "flow.pt"]),
     "only yaml": (removed("flow.safetensors", "hift.safetensors"), ["neither"]),
@@ -290,8 +356,14 @@ BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
         noise(cfm__rand_noise=torch.zeros(1, 40, 50)),
         ["cfm.rand_noise", "(1, 40, 50)", "80"],
     ),
-    "flow noise without batch": (noise(cfm__rand_noise=torch.zeros(80, 50)), ["cfm.rand_noise", "(80, 50)"]),
-    "flow noise is NaN": (noise(cfm__rand_noise=torch.full((1, 80, 4), float("nan"))), ["cfm.rand_noise", "NaN"]),
+    "flow noise without batch": (
+        noise(cfm__rand_noise=torch.zeros(80, 50)),
+        ["cfm.rand_noise", "(80, 50)"],
+    ),
+    "flow noise is NaN": (
+        noise(cfm__rand_noise=torch.full((1, 80, 4), float("nan"))),
+        ["cfm.rand_noise", "NaN"],
+    ),
     "source noise of other harmonics": (
         noise(sinegen__sine_waves=torch.zeros(1, 480, 8)),
         ["sinegen.sine_waves", "(1, 480, 8)", "9"],
@@ -304,7 +376,10 @@ BREAKAGES: dict[str, tuple[Breakage, list[str]]] = {
         noise(sinegen__sine_waves_u24=torch.zeros(480, 9, 3)),
         ["sinegen.sine_waves_u24", "float32", "uint8"],
     ),
-    "noise file is text": (written("noise.safetensors", b"not tensors"), ["noise.safetensors", "cannot be read"]),
+    "noise file is text": (
+        written("noise.safetensors", b"not tensors"),
+        ["noise.safetensors", "cannot be read"],
+    ),
 }
 
 
@@ -397,7 +472,8 @@ def test_code_in_a_checkpoint_is_refused_and_not_executed(
             read(small)
         message = one_line(caught.value)
         assert "nothing was executed" in message
-        assert form == "pickle" or f"'{os.name}." in message  # the module where os.open and os.system live
+        # the module where os.open and os.system live
+        assert form == "pickle" or f"'{os.name}." in message
     assert not bait.exists()
 
 
@@ -425,19 +501,24 @@ def test_damaged_checkpoints_raise_nothing_but_checkpoint_errors(folder: Path) -
             for at in torch.randint(len(damaged), (4,), generator=generator).tolist():
                 damaged[at] = int(torch.randint(256, (1,), generator=generator))
             path.write_bytes(damaged)
-            with pytest.raises(CheckpointError) as caught:  # even an undamaged one has the wrong names
+            # even an undamaged one has the wrong names
+            with pytest.raises(CheckpointError) as caught:
                 load_network(folder, config, "flow")
             one_line(caught.value)
         path.unlink()
 
 
-def test_noise_of_the_folder_replaces_the_first_samples(folder: Path, config: CosyVoice3Config) -> None:
+def test_noise_of_the_folder_replaces_the_first_samples(
+    folder: Path, config: CosyVoice3Config
+) -> None:
     given = load_file(TINY / "noise.safetensors")
     stock_flow, stock_source = load_flow_noise(folder, config), load_source_noise(folder, config)
     flow, source = load_flow_noise(TINY, config), load_source_noise(TINY, config)
     frames, samples = given["cfm.rand_noise"].shape[2], given["sinegen.sine_waves_u24"].shape[0]
     assert torch.equal(flow.window(0, frames), given["cfm.rand_noise"][0])
     assert torch.equal(flow.window(frames, frames + 100), stock_flow.window(frames, frames + 100))
-    assert torch.equal(source.window(samples, samples + 100), stock_source.window(samples, samples + 100))
+    assert torch.equal(
+        source.window(samples, samples + 100), stock_source.window(samples, samples + 100)
+    )
     low, middle, high = given["sinegen.sine_waves_u24"][:1000].double().unbind(-1)
     assert torch.equal(source.window(0, 1000).double(), (low + 256 * middle + 65536 * high) / 2**24)

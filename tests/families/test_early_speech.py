@@ -1,4 +1,6 @@
-"""Provisional first audio of every family whose flow keeps what it computed: a piece of a block leaves no trace."""
+"""Provisional first audio of every family whose flow keeps what it computed: a piece of a block
+leaves no trace.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from token2wav import RuntimeConfig, StreamConfig, Token2Wav
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 MEL = 2e-5  # as for these families' streams in whole blocks
-FAMILIES = {"cosyvoice2": cosyvoice2_model, "stepaudio2": stepaudio2_model, "chatterbox": chatterbox_model}
+FAMILIES = {
+    "cosyvoice2": cosyvoice2_model,
+    "stepaudio2": stepaudio2_model,
+    "chatterbox": chatterbox_model,
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -25,11 +31,18 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("prompt", [0, 30, 75])
-def test_from_the_first_whole_block_on_the_mel_is_that_of_the_whole(model: Token2Wav, prompt: int) -> None:
+def test_from_the_first_whole_block_on_the_mel_is_that_of_the_whole(
+    model: Token2Wav, prompt: int
+) -> None:
     voice, tokens, flow = a_voice(prompt), some_tokens(120), model.pipeline.flow
     schedule = HopSchedule.of(StreamConfig(), model.config)
     assert schedule.first_tokens == 8
-    chunker, handle, mels, provisional = Chunker(voice.prompt_tokens, model.config, schedule), flow.open(voice), [], 0
+    chunker, handle, mels, provisional = (
+        Chunker(voice.prompt_tokens, model.config, schedule),
+        flow.open(voice),
+        [],
+        0,
+    )
     for portion in np.split(tokens, [10, 11, 40]):
         chunker.push(portion, end=chunker.new_tokens >= 40)
         while (chunk := chunker.next_chunk) is not None:

@@ -1,4 +1,5 @@
-"""Families that nothing here knows, in distributions of their own: they are found, loaded, streamed and served.
+"""Families that nothing here knows, in distributions of their own: they are found, loaded, streamed
+and served.
 
 Tone has two stages of its own. Codec has one stage, from codes to audio, and brings a network only.
 """
@@ -38,22 +39,30 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name in ("tone", "codec"):
         (site / f"token2wav_{name}").symlink_to(MADE_UP / f"token2wav_{name}")
         (info := site / f"token2wav_{name}-1.dist-info").mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: token2wav-{name}\nVersion: 1\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: token2wav-{name}\nVersion: 1\n"
+        )
         (info / "entry_points.txt").write_text(f"[token2wav.families]\n{name} = token2wav_{name}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         yield site
-    for name in [name for name in sys.modules if name.startswith(("token2wav_tone", "token2wav_codec"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("token2wav_tone", "token2wav_codec"))
+    ]:
         del sys.modules[name]
 
 
 @pytest.fixture
 def _environment(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment with this one's packages and that one more: Triton takes packages from no other place."""
+    """An environment with this one's packages and that one more: Triton takes packages from no
+    other place.
+    """
     venv.create(tmp_path / "venv", symlinks=True)
     [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
     folders = [sysconfig.get_path("purelib"), str(site)]
-    (packages / "both.pth").write_text("".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders))
+    (packages / "both.pth").write_text(
+        "".join(f"import site; site.addsitedir({folder!r})\n" for folder in folders)
+    )
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
 
 
@@ -98,7 +107,9 @@ def test_it_is_found_and_its_folder_checked(folder: Path) -> None:
 
 
 def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*tone\.json is there"):
+    with pytest.raises(
+        ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*tone\.json is there"
+    ):
         Token2Wav.load(tmp_path)
 
 
@@ -106,22 +117,32 @@ def test_a_folder_of_no_family_is_refused_by_what_was_looked_for(tmp_path: Path)
 @pytest.mark.parametrize("portion", [1, 7, 47])
 def test_chunks_equal_the_whole(model: Token2Wav, prompt_tokens: int, portion: int) -> None:
     with model.stream(a_voice(prompt_tokens)) as stream:
-        chunks = [chunk for at in range(0, 47, portion) for chunk in stream.push(TOKENS[at : at + portion])]
+        chunks = [
+            chunk
+            for at in range(0, 47, portion)
+            for chunk in stream.push(TOKENS[at : at + portion])
+        ]
         chunks += stream.finish()
     assert len(chunks) > 1
-    assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - by_hand(TOKENS)).max() <= AUDIO
+    assert (
+        np.abs(np.concatenate([chunk.audio for chunk in chunks]) - by_hand(TOKENS)).max() <= AUDIO
+    )
 
 
 def test_batches_equal_each_alone(model: Token2Wav) -> None:
     lengths = (47, 3, 20)
-    audio = spoken_together(model.pipeline, [(a_voice(length % 7), TOKENS[:length], 0) for length in lengths])
+    audio = spoken_together(
+        model.pipeline, [(a_voice(length % 7), TOKENS[:length], 0) for length in lengths]
+    )
     for length, heard in zip(lengths, audio, strict=True):
         assert np.abs(heard - by_hand(TOKENS[:length])).max() <= AUDIO
     assert model.pipeline.open_streams == 0
 
 
 def test_bad_input_is_refused_by_the_numbers_of_the_model(model: Token2Wav) -> None:
-    with pytest.raises(InputError, match="tokens: 100 at index 0 is outside the vocabulary 0 to 99"):
+    with pytest.raises(
+        InputError, match="tokens: 100 at index 0 is outside the vocabulary 0 to 99"
+    ):
         model.synthesize([100], a_voice(0))
     with pytest.raises(InputError, match=r"speaker_embedding: shape \(2,\), expected \(3,\)"):
         model.stream(Voice([], np.zeros((0, 1)), np.ones(2)))
@@ -178,7 +199,9 @@ def decoded(codec: Token2Wav) -> NDArray[np.float32]:
 def test_one_stage_streams(codec: Token2Wav, decoded: NDArray[np.float32], portion: int) -> None:
     assert [*codec.pipeline.stages] == ["decoder"]
     with codec.stream(NOBODY) as stream:
-        chunks = [chunk for at in range(0, 53, portion) for chunk in stream.push(CODES[at : at + portion])]
+        chunks = [
+            chunk for at in range(0, 53, portion) for chunk in stream.push(CODES[at : at + portion])
+        ]
         chunks += stream.finish()
     assert len(chunks) > 1
     assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - decoded).max() <= AUDIO
@@ -202,7 +225,9 @@ def test_one_stage_has_no_mel(codec: Token2Wav, codec_folder: Path) -> None:
         codec.synthesize([1, 2, 3], NOBODY)
     check_folder(codec_folder)
     (broken := codec_folder / "decoder.safetensors").rename(codec_folder / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"neither decoder\.safetensors nor decoder\.pt is there"):
+    with pytest.raises(
+        CheckpointError, match=r"neither decoder\.safetensors nor decoder\.pt is there"
+    ):
         check_folder(codec_folder)
     (codec_folder / "elsewhere").rename(broken)
 

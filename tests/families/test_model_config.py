@@ -1,4 +1,6 @@
-"""cosyvoice3.yaml: the public layout is understood, and whatever does not hold together is named with its bound."""
+"""cosyvoice3.yaml: the public layout is understood, and whatever does not hold together is named
+with its bound.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ FULL_HIFT = HiFTConfig(
 
 
 def test_a_full_file_of_the_public_layout_is_read_in_full() -> None:
-    assert CosyVoice3Config.read(FULL_SIZE) == CosyVoice3Config.of(FULL_FLOW, FULL_HIFT, token_frame_rate=25)
+    assert CosyVoice3Config.read(FULL_SIZE) == CosyVoice3Config.of(
+        FULL_FLOW, FULL_HIFT, token_frame_rate=25
+    )
 
 
 def test_the_arithmetic_of_a_stream_follows_from_the_file() -> None:
@@ -104,29 +108,56 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
     "hift of another model": (
         "generator.CausalHiFTGenerator",
         "generator.HiFTGenerator",
-        ["hift: expected '!new:...CausalHiFTGenerator'", "'!new:cosyvoice.hifigan.generator.HiFTGenerator'"],
+        [
+            "hift: expected '!new:...CausalHiFTGenerator'",
+            "'!new:cosyvoice.hifigan.generator.HiFTGenerator'",
+        ],
     ),
-    "estimator of another model": ("dit.DiT\n", "dit.UNet\n", [f"{ESTIMATOR}: expected '!new:...DiT'", "UNet"]),
-    "F0 predictor of another model": ("f0_predictor.CausalConv", "f0_predictor.Conv", ["hift.f0_predictor: expected"]),
+    "estimator of another model": (
+        "dit.DiT\n",
+        "dit.UNet\n",
+        [f"{ESTIMATOR}: expected '!new:...DiT'", "UNet"],
+    ),
+    "F0 predictor of another model": (
+        "f0_predictor.CausalConv",
+        "f0_predictor.Conv",
+        ["hift.f0_predictor: expected"],
+    ),
     "look-ahead of another model": (
         "PreLookaheadLayer",
         "Upsample",
         ["flow.pre_lookahead_layer: expected", "Upsample"],
     ),
-    "decoder of another model": ("CausalConditionalCFM", "ConditionalCFM", ["flow.decoder: expected"]),
+    "decoder of another model": (
+        "CausalConditionalCFM",
+        "ConditionalCFM",
+        ["flow.decoder: expected"],
+    ),
     "applied, not built": (
         "hift: !new:cosyvoice",
         "hift: !apply:cosyvoice",
         ["hift: expected '!new:...CausalHiFTGenerator'", "'!apply:"],
     ),
-    "flow without a class": ("!new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT", "", ["flow: expected", "'dict'"]),
+    "flow without a class": (
+        "!new:cosyvoice.flow.flow.CausalMaskedDiffWithDiT",
+        "",
+        ["flow: expected", "'dict'"],
+    ),
     "look-aheads that differ": (
         "channels: 64\n        pre_lookahead_len: 3",
         "channels: 64\n        pre_lookahead_len: 2",
         ["flow.pre_lookahead_layer.pre_lookahead_len: 2", "flow.pre_lookahead_len is 3"],
     ),
-    "another solver": ("'euler'", "'midpoint'", ["cfm_params.content.solver", "'euler'", "'midpoint'"]),
-    "another time grid": ("'cosine'", "'exp'", ["cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear"]),
+    "another solver": (
+        "'euler'",
+        "'midpoint'",
+        ["cfm_params.content.solver", "'euler'", "'midpoint'"],
+    ),
+    "another time grid": (
+        "'cosine'",
+        "'exp'",
+        ["cfm_params.content.t_scheduler: 'exp' is not one of cosine, linear"],
+    ),
     # missing keys
     "flow missing": ("flow: !new", "flaw: !new", ["key 'flow' is missing"]),
     "hift missing": ("hift: !new", "heft: !new", ["key 'hift' is missing"]),
@@ -141,15 +172,43 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
     "f0 width missing": ("cond_channels:", "width:", ["hift.f0_predictor.cond_channels: missing"]),
     "referenced key missing": ("spk_embed_dim: 192\n", "", ["'spk_embed_dim' is missing"]),
     # wrong types
-    "text as integer": ("vocab_size: 6561", "vocab_size: many", ["flow.vocab_size: expected int, got 'many'"]),
-    "number in quotes": ("vocab_size: 6561", "vocab_size: '6561'", ["flow.vocab_size: expected int, got '6561'"]),
-    "boolean as integer": ("vocab_size: 6561", "vocab_size: true", ["flow.vocab_size: expected int, got True"]),
-    "boolean as float": ("nsf_alpha: 0.1", "nsf_alpha: yes", ["hift.nsf_alpha: expected float, got True"]),
-    "fraction as integer": ("depth: 2", "depth: 2.5", [f"{ESTIMATOR}.depth: expected int, got 2.5"]),
+    "text as integer": (
+        "vocab_size: 6561",
+        "vocab_size: many",
+        ["flow.vocab_size: expected int, got 'many'"],
+    ),
+    "number in quotes": (
+        "vocab_size: 6561",
+        "vocab_size: '6561'",
+        ["flow.vocab_size: expected int, got '6561'"],
+    ),
+    "boolean as integer": (
+        "vocab_size: 6561",
+        "vocab_size: true",
+        ["flow.vocab_size: expected int, got True"],
+    ),
+    "boolean as float": (
+        "nsf_alpha: 0.1",
+        "nsf_alpha: yes",
+        ["hift.nsf_alpha: expected float, got True"],
+    ),
+    "fraction as integer": (
+        "depth: 2",
+        "depth: 2.5",
+        [f"{ESTIMATOR}.depth: expected int, got 2.5"],
+    ),
     "null as integer": ("depth: 2", "depth: null", [f"{ESTIMATOR}.depth: expected int, got None"]),
     "list as integer": ("depth: 2", "depth: [2]", [f"{ESTIMATOR}.depth: expected int, got list"]),
-    "reference to a mapping": ("depth: 2", "depth: !ref <hift>", [f"{ESTIMATOR}.depth: expected int, got Tagged"]),
-    "integer as list": ("upsample_rates: [8, 5, 3]", "upsample_rates: 120", ["hift.upsample_rates: expected a list"]),
+    "reference to a mapping": (
+        "depth: 2",
+        "depth: !ref <hift>",
+        [f"{ESTIMATOR}.depth: expected int, got Tagged"],
+    ),
+    "integer as list": (
+        "upsample_rates: [8, 5, 3]",
+        "upsample_rates: 120",
+        ["hift.upsample_rates: expected a list"],
+    ),
     "text in list": (
         "upsample_rates: [8, 5, 3]",
         "upsample_rates: [8, five, 3]",
@@ -166,15 +225,43 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         ["istft_params: expected a mapping, got list"],
     ),
     "integer as solver": ("'euler'", "1", ["solver: expected str, got 1"]),
-    "NaN": ("inference_cfg_rate: 0.7", "inference_cfg_rate: .nan", ["inference_cfg_rate: expected float, got nan"]),
+    "NaN": (
+        "inference_cfg_rate: 0.7",
+        "inference_cfg_rate: .nan",
+        ["inference_cfg_rate: expected float, got nan"],
+    ),
     "infinity": ("nsf_alpha: 0.1", "nsf_alpha: .inf", ["hift.nsf_alpha: expected float, got inf"]),
-    "infinite integer": ("depth: 2", "depth: -.inf", [f"{ESTIMATOR}.depth: expected int, got -inf"]),
-    "integer beyond all bounds": ("depth: 2", "depth: 1" + "0" * 400, [f"{ESTIMATOR}.depth: expected int, got 1000"]),
-    "float beyond all bounds": ("nsf_alpha: 0.1", "nsf_alpha: 1" + "0" * 400, ["hift.nsf_alpha: expected float"]),
-    "division by zero": ("<chunk_size> * <token_mel_ratio>", "<chunk_size> / 0", ["not arithmetic", "zero"]),
+    "infinite integer": (
+        "depth: 2",
+        "depth: -.inf",
+        [f"{ESTIMATOR}.depth: expected int, got -inf"],
+    ),
+    "integer beyond all bounds": (
+        "depth: 2",
+        "depth: 1" + "0" * 400,
+        [f"{ESTIMATOR}.depth: expected int, got 1000"],
+    ),
+    "float beyond all bounds": (
+        "nsf_alpha: 0.1",
+        "nsf_alpha: 1" + "0" * 400,
+        ["hift.nsf_alpha: expected float"],
+    ),
+    "division by zero": (
+        "<chunk_size> * <token_mel_ratio>",
+        "<chunk_size> / 0",
+        ["not arithmetic", "zero"],
+    ),
     # out of range
-    "no vocabulary": ("vocab_size: 6561", "vocab_size: 0", ["flow.vocab_size: 0 is not between 1 and 1048576"]),
-    "negative depth": ("depth: 2", "depth: -2", [f"{ESTIMATOR}.depth: -2 is not between 1 and 256"]),
+    "no vocabulary": (
+        "vocab_size: 6561",
+        "vocab_size: 0",
+        ["flow.vocab_size: 0 is not between 1 and 1048576"],
+    ),
+    "negative depth": (
+        "depth: 2",
+        "depth: -2",
+        [f"{ESTIMATOR}.depth: -2 is not between 1 and 256"],
+    ),
     "negative guidance": (
         "inference_cfg_rate: 0.7",
         "inference_cfg_rate: -1.0",
@@ -195,17 +282,33 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         "token_frame_rate: 0",
         ["flow.input_frame_rate: 0.0 is not between 0.01 and 1000"],
     ),
-    "no stages": ("upsample_rates: [8, 5, 3]", "upsample_rates: []", ["hift.upsample_rates: empty"]),
+    "no stages": (
+        "upsample_rates: [8, 5, 3]",
+        "upsample_rates: []",
+        ["hift.upsample_rates: empty"],
+    ),
     "no resblocks": (
         "    resblock_kernel_sizes: [3, 7, 11]",
         "    resblock_kernel_sizes: []",
         ["hift.resblock_kernel_sizes: empty"],
     ),
     # numbers that do not fit each other
-    "width and convolution groups": ("dim: 64\n", "dim: 72\n", [f"{ESTIMATOR}.dim: 72 is not a multiple of 16"]),
+    "width and convolution groups": (
+        "dim: 64\n",
+        "dim: 72\n",
+        [f"{ESTIMATOR}.dim: 72 is not a multiple of 16"],
+    ),
     "odd heads": ("dim_head: 32", "dim_head: 33", [f"{ESTIMATOR}.dim_head: 33 is odd"]),
-    "estimator bands": ("mu_dim: 80", "mu_dim: 40", [f"{ESTIMATOR}: mel_dim, mu_dim, spk_dim", "80, 40, 80, 80"]),
-    "embedding and estimator": ("    input_size: 80", "    input_size: 96", ["flow.input_size: 96", "mu_dim 80"]),
+    "estimator bands": (
+        "mu_dim: 80",
+        "mu_dim: 40",
+        [f"{ESTIMATOR}: mel_dim, mu_dim, spk_dim", "80, 40, 80, 80"],
+    ),
+    "embedding and estimator": (
+        "    input_size: 80",
+        "    input_size: 96",
+        ["flow.input_size: 96", "mu_dim 80"],
+    ),
     "block and tokens": (
         "chunk_size: 25\n",
         "chunk_size: 25.5\n",
@@ -231,18 +334,38 @@ EDITS: dict[str, tuple[str, str, list[str]]] = {
         "    resblock_dilation_sizes: [[1, 3, 5], [1, 3, 5]]",
         ["hift: resblock_dilation_sizes needs one list per resblock kernel size"],
     ),
-    "channels that cannot be halved": ("base_channels: 32", "base_channels: 36", ["hift.base_channels: 36", "3 times"]),
+    "channels that cannot be halved": (
+        "base_channels: 32",
+        "base_channels: 36",
+        ["hift.base_channels: 36", "3 times"],
+    ),
     "odd n_fft": ("n_fft: 16", "n_fft: 15", ["hift.istft_params: n_fft 15 must be even"]),
-    "hop longer than half a window": ("n_fft: 16", "n_fft: 6", ["n_fft 6 must be", "twice hop_len 4"]),
+    "hop longer than half a window": (
+        "n_fft: 16",
+        "n_fft: 6",
+        ["n_fft 6 must be", "twice hop_len 4"],
+    ),
     "mel bands of flow and hift": (
         "    in_channels: 80\n    base",
         "    in_channels: 100\n    base",
         ["hift.in_channels: 100 mel bands, but the flow makes 80"],
     ),
-    "sample rate": ("sample_rate: 24000", "sample_rate: 22050", ["sample_rate: 25 tokens", "960 samples", "22050 Hz"]),
-    "token rate": ("token_frame_rate: 25", "token_frame_rate: 50", ["sample_rate: 50 tokens", "24000 Hz"]),
+    "sample rate": (
+        "sample_rate: 24000",
+        "sample_rate: 22050",
+        ["sample_rate: 25 tokens", "960 samples", "22050 Hz"],
+    ),
+    "token rate": (
+        "token_frame_rate: 25",
+        "token_frame_rate: 50",
+        ["sample_rate: 50 tokens", "24000 Hz"],
+    ),
     # files that attack
-    "code to run": ("!apply:random.seed [1986]", "!!python/object/apply:os.system ['true']", ["nothing was executed"]),
+    "code to run": (
+        "!apply:random.seed [1986]",
+        "!!python/object/apply:os.system ['true']",
+        ["nothing was executed"],
+    ),
 }
 
 
@@ -276,11 +399,15 @@ def test_a_file_that_does_not_hold_together_is_refused_by_name(
         ("cosyvoice.flow.DiT.dit.DiT", "another.home.of.DiT"),
     ],
 )
-def test_what_serving_does_not_need_may_be_anything_and_is_not_executed(tmp_path: Path, old: str, new: str) -> None:
+def test_what_serving_does_not_need_may_be_anything_and_is_not_executed(
+    tmp_path: Path, old: str, new: str
+) -> None:
     bait = tmp_path / "executed"
     text = (TINY / "cosyvoice3.yaml").read_text(encoding="utf-8")
     assert old in text
-    (tmp_path / "cosyvoice3.yaml").write_text(text.replace(old, new.format(bait=bait)), encoding="utf-8")
+    (tmp_path / "cosyvoice3.yaml").write_text(
+        text.replace(old, new.format(bait=bait)), encoding="utf-8"
+    )
     assert CosyVoice3Config.read(tmp_path) == CosyVoice3Config.read(TINY)
     assert not bait.exists()
 
@@ -288,7 +415,9 @@ def test_what_serving_does_not_need_may_be_anything_and_is_not_executed(tmp_path
 def test_a_folder_that_is_no_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such model folder"):
         read_config(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*streamflow\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"not a model folder; none of .*cosyvoice3\.yaml, .*streamflow\.yaml"
+    ):
         read_config(tmp_path)
     shutil.copy(TINY / "cosyvoice3.yaml", tmp_path / "file")
     with pytest.raises(ConfigError, match="no such model folder"):

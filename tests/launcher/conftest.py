@@ -46,11 +46,14 @@ def private_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A model repository with one model, which writes what it was started with into ``started.txt``."""
+    """A model repository with one model, which writes what it was started with into
+    ``started.txt``.
+    """
     notes = tmp_path / "started.txt"
     names = '"TOKEN2WAV_MODEL", "TOKEN2WAV_CONFIG"'
     return _repository(
-        tmp_path, f"open({str(notes)!r}, 'w').write(repr([sys.prefix, *map(os.environ.get, ({names}))]))"
+        tmp_path,
+        f"open({str(notes)!r}, 'w').write(repr([sys.prefix, *map(os.environ.get, ({names}))]))",
     )
 
 
@@ -62,8 +65,12 @@ def failing_repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def crashing_repository(tmp_path: Path) -> Callable[[int], Path]:
-    """Makes a model repository whose model takes the server with it the first so many times that it is loaded."""
-    return lambda times: _repository(tmp_path, CRASH.format(starts=str(tmp_path / "starts"), times=times))
+    """Makes a model repository whose model takes the server with it the first so many times that it
+    is loaded.
+    """
+    return lambda times: _repository(
+        tmp_path, CRASH.format(starts=str(tmp_path / "starts"), times=times)
+    )
 
 
 def _repository(folder: Path, initialize: str) -> Path:

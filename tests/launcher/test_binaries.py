@@ -75,7 +75,9 @@ def test_the_named_installation_is_preferred_to_all_others(
 
 def test_named_installation_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(tmp_path / "none"))
-    with pytest.raises(TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is no installation of Triton"):
+    with pytest.raises(
+        TritonNotFoundError, match=r"TOKEN2WAV_TRITONSERVER=.*none is no installation of Triton"
+    ):
         find_tritonserver(tmp_path)
 
 
@@ -88,18 +90,24 @@ def test_installation_without_python_backend(
         find_tritonserver(tmp_path)
 
 
-def test_installation_for_another_python(installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_for_another_python(
+    installation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the stubs of the wheel, each of which says what it is made for."""
     monkeypatch.setenv("TOKEN2WAV_TRITONSERVER", str(installation))
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     for version in ("3.10", "3.11", "3.12"):
         wheel = Path(str(metadata.distribution("nvidia-pytriton").locate_file("pytriton")))
-        stub = wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
+        stub = (
+            wheel / "tritonserver" / "python_backend_stubs" / version / "triton_python_backend_stub"
+        )
         shutil.copy(stub, installation / STUB)
         if version == own:
             assert find_tritonserver(tmp_path).backends == installation / "backends"
         else:
-            with pytest.raises(TritonNotFoundError, match=f"made for Python {version}, and this is Python {own}: "):
+            with pytest.raises(
+                TritonNotFoundError, match=f"made for Python {version}, and this is Python {own}: "
+            ):
                 find_tritonserver(tmp_path)
 
 
@@ -108,17 +116,24 @@ def test_no_tritonserver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(TritonNotFoundError, match=r"pip install --no-deps nvidia-pytriton==0\.7\.0` .*, or set TOKEN2"):
+    with pytest.raises(
+        TritonNotFoundError,
+        match=r"pip install --no-deps nvidia-pytriton==0\.7\.0` .*, or set TOKEN2",
+    ):
         find_tritonserver(tmp_path)
 
 
 def test_python_without_stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "_PYTHON", "3.99")
-    with pytest.raises(TritonNotFoundError, match=r"Python 3\.99: use Python 3\.10, 3\.11 or 3\.12"):
+    with pytest.raises(
+        TritonNotFoundError, match=r"Python 3\.99: use Python 3\.10, 3\.11 or 3\.12"
+    ):
         find_tritonserver(tmp_path)
 
 
 def test_missing_libpython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "_LIBPYTHON", "libpython3.99.so.1.0")
-    with pytest.raises(TritonNotFoundError, match=r"libpython3\.99\.so\.1\.0.* cannot be loaded: install it"):
+    with pytest.raises(
+        TritonNotFoundError, match=r"libpython3\.99\.so\.1\.0.* cannot be loaded: install it"
+    ):
         find_tritonserver(tmp_path)

@@ -11,7 +11,9 @@ from token2wav_server.launcher.front import _UTTERANCES, Front
 from token2wav_server.launcher.http_ports import CONNECTIONS
 from token2wav_server.launcher.ports import LOOPBACK, Ports
 
-SPEAK = b"POST /v2/models/token2wav/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+SPEAK = (
+    b"POST /v2/models/token2wav/generate_stream HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+)
 
 
 def test_utterances_leave_places_for_health() -> None:
@@ -23,7 +25,9 @@ def test_utterances_leave_places_for_health() -> None:
         stack.enter_context(Front(LOOPBACK, ports, inner, Access(http_inference=True)))
 
         def asked(request: bytes) -> socket.socket:
-            connection = stack.enter_context(socket.create_connection((LOOPBACK, ports.http), PATIENCE_SECONDS))
+            connection = stack.enter_context(
+                socket.create_connection((LOOPBACK, ports.http), PATIENCE_SECONDS)
+            )
             connection.sendall(request)
             return connection
 

@@ -15,7 +15,9 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLDER
 
 
 def test_children_count() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert 100 < resident_mib(process.pid) < 200

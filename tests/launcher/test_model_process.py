@@ -9,7 +9,9 @@ from token2wav_server.model_process import DEVICE_LOST_STATUS
 
 def test_ends_itself_when_its_gpu_is_lost() -> None:
     code = "import time; from token2wav_server.model_process import end_process; end_process(); time.sleep(600)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == DEVICE_LOST_STATUS
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False).returncode == DEVICE_LOST_STATUS
+    )
 
 
 def test_a_stage_of_the_ensemble_that_hangs_ends_its_process() -> None:
@@ -30,7 +32,11 @@ ordered_stage.ticker(ordered.watch, 0.1)
 ordered.run([ordered_stage.Part(ordered_stage.Label(1, 0, True, AudioFormat()), "", print)])
 """
     ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     assert ended.returncode == DEVICE_LOST_STATUS, ended.stderr
     assert "s; it hangs; it ends with status 70" in ended.stderr

@@ -24,7 +24,9 @@ def test_they_stay_while_a_server_runs_that_may_need_its_own(
     others: set[int], backend_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "running_servers", lambda: others)
-    monkeypatch.setattr(Path, "glob", lambda self, _: [backend_folder] if self == Path("/tmp") else [])
+    monkeypatch.setattr(
+        Path, "glob", lambda self, _: [backend_folder] if self == Path("/tmp") else []
+    )
     private = tmp_path / "server"
     private.mkdir()
     for _ in range(2):

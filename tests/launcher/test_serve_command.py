@@ -22,15 +22,28 @@ TINY = Path(__file__).parents[1] / "data" / "tiny"
 
 def port_arguments() -> list[str]:
     ports = Ports.free()
-    return [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    return [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
 
 
 @contextmanager
 def serving(repository: Path) -> Iterator[tuple[subprocess.Popen[str], Traces]]:
     """Runs the command until it says that it is ready."""
-    options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments(), "--canary-seconds=0"]
+    options = [
+        "--model",
+        str(TINY),
+        "--model-repository",
+        str(repository),
+        *port_arguments(),
+        "--canary-seconds=0",
+    ]
     command = [sys.executable, "-m", "token2wav_server.cli", *options, "--", "--log-verbose=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
         assert re.fullmatch(
@@ -52,7 +65,9 @@ def test_stops_on_request(repository: Path) -> None:
     assert traces.remaining() == []
 
 
-def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_dies(
+    repository: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def killed(server: TritonServer, timeout_s: float | None = None) -> int | None:
         if timeout_s is None:  # not the wait for readiness
             os.kill(server.pid, signal.SIGSEGV)
@@ -65,22 +80,30 @@ def test_server_that_dies(repository: Path, capfd: pytest.CaptureFixture[str], m
     wait = TritonServer.wait
     monkeypatch.setattr(TritonServer, "wait", killed)
     options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments()]
-    assert run(*options, "--memory-mib=0") == 3  # so that it waits for the end alone, without a time
+    # so that it waits for the end alone, without a time
+    assert run(*options, "--memory-mib=0") == 3
     output = capfd.readouterr()
     lines = output.out.splitlines()
     assert lines[0] == (
-        "token2wav: a model process that hangs will not be noticed: there is no model token2wav or token2wav_ensemble"
+        "token2wav: a model process that hangs will not be noticed: there is no model token2wav "
+        "or token2wav_ensemble"
     )
     assert lines[1].startswith("token2wav: ready, gRPC ")
     ended = "the server ended by itself (status 139): tritonserver was killed by SIGSEGV"
-    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], f"{lines[2]} in 1 s"], "the same ports"
-    [error] = [line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")]
+    assert lines[2:] == [f"token2wav: {ended}; restarting it", lines[1], f"{lines[2]} in 1 s"], (
+        "the same ports"
+    )
+    [error] = [
+        line for line in output.err.splitlines() if line.startswith("token2wav-serve: error: ")
+    ]
     assert "failed to load" in error
     assert "no GPU" in error
     assert "SIGSEGV" not in output.err, "the stack is for --verbose"
 
 
-def test_model_folder_that_cannot_be_served(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_folder_that_cannot_be_served(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run("--model", str(tmp_path)) == 2
     assert_one_error(capfd, str(tmp_path))
 
@@ -104,7 +127,10 @@ def test_unreadable_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     [
         ("runtime: {device: 'cuda:99'}", "runtime.device: 'cuda:99' was asked for, but torch sees"),
         ("runtime: {device: cpu, engine: onnx}", "run: token2wav-export onnx --model"),
-        ("runtime: {device: cpu, engine: tensorrt}", "tensorrt runs on NVIDIA GPUs, and the device is cpu"),
+        (
+            "runtime: {device: cpu, engine: tensorrt}",
+            "tensorrt runs on NVIDIA GPUs, and the device is cpu",
+        ),
         ("runtime: {device: cpu, cache_mib: 10000000}", "runtime.cache_mib: 10000000 MiB, but "),
         ("stream: {max_hop_tokens: 30}", "stream.max_hop_tokens: 30 is not a multiple"),
         ("limits: {streams: 100000000}", "limits.streams: 100000000 is not between 1 and 10000"),
@@ -126,17 +152,27 @@ def test_a_host_that_is_not_of_this_machine(host: str, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")]
+    ("one", "other"),
+    [("http", "grpc"), ("http", "metrics"), ("grpc", "metrics"), ("grpc", "status")],
 )
 def test_two_services_on_one_port(one: str, other: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run("--model", str(TINY), f"--{one}-port=9000", f"--{other}-port=9000") == 2
-    assert_one_error(capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port")
+    assert_one_error(
+        capfd, f"--{one}-port and --{other}-port are both 9000; give each its own port"
+    )
 
 
 def test_port_in_use(repository: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = ["--model", str(TINY), "--model-repository", str(repository), *port_arguments(), "--canary-seconds=0"]
+        options = [
+            "--model",
+            str(TINY),
+            "--model-repository",
+            str(repository),
+            *port_arguments(),
+            "--canary-seconds=0",
+        ]
         assert run(*options, "--grpc-port", str(port)) == 3
     assert_one_error(capfd, f"grpc port {port}")
 
@@ -149,7 +185,9 @@ def test_port_that_is_none(port: str, capfd: pytest.CaptureFixture[str]) -> None
     assert "is not a port" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--grace-seconds=-1", "--canary-seconds=often", "--notice-seconds=1s"])
+@pytest.mark.parametrize(
+    "option", ["--grace-seconds=-1", "--canary-seconds=often", "--notice-seconds=1s"]
+)
 def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         run("--model", str(TINY), option)
@@ -158,7 +196,10 @@ def test_number_that_is_none(option: str, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def run(*arguments: str) -> int:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         return cli.main(arguments)
     finally:

@@ -22,7 +22,13 @@ CHATTER = [
     "",
 ]
 UNKNOWN_OPTION = "/wheel/bin/tritonserver: unrecognized option '--wrong'"
-USAGE = ["Usage: tritonserver [options]", "  --help", "\tPrint usage", "Memory/Device Management:", "DEPRECATED:"]
+USAGE = [
+    "Usage: tritonserver [options]",
+    "  --help",
+    "\tPrint usage",
+    "Memory/Device Management:",
+    "DEPRECATED:",
+]
 MODELS_OWN = [
     'I1121 03:55:23.143276 3026 model.py:5] "hello"',
     'W1121 03:55:23.143410 3026 model.py:6] "hello"',
@@ -30,7 +36,8 @@ MODELS_OWN = [
 ]
 WRONG_CONFIG = "E1121 03:55:31.5 3106 model_repository_manager.cc:1] \"Poll failed for model directory 'x': bad\""
 LOAD_FAILURE = (
-    "E1121 03:55:31.534569 3106 model_lifecycle.cc:642] \"failed to load 'bad' version 1: Internal: "
+    "E1121 03:55:31.534569 3106 model_lifecycle.cc:642] \"failed to load 'bad' version 1: "
+    "Internal: "
     'ValueError: flow: not found\\n\\nAt:\\n  /models/bad/1/model.py(3): initialize\\n"'
 )
 SUMMARY = 'I1121 03:55:24.143276 3026 service.py:170] "token2wav: backend  torch, float32"'
@@ -78,14 +85,18 @@ def test_unknown_option_is_the_reason() -> None:
 
 
 def test_a_signal_that_kills_the_server_is_the_reason() -> None:
-    assert failure_reason([*NOISE, WRONG_CONFIG], status=139) == "tritonserver was killed by SIGSEGV"
+    assert (
+        failure_reason([*NOISE, WRONG_CONFIG], status=139) == "tritonserver was killed by SIGSEGV"
+    )
     assert failure_reason(["reaper: the model process ended with status 1"], status=134) == (
         "the model process ended with status 1"
     )
 
 
 def test_a_reaper_that_was_killed_is_the_reason() -> None:
-    """Its status is negative, as of any child that a signal ended; Triton's tables explain nothing then."""
+    """Its status is negative, as of any child that a signal ended; Triton's tables explain nothing
+    then.
+    """
     assert failure_reason([*NOISE, *CHATTER], status=-9) == (
         "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
     )

@@ -11,8 +11,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")} | environment
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    } | environment
+    return subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.9", "3.13"])
@@ -37,14 +41,21 @@ def test_python_that_is_missing() -> None:
 def test_serve_without_a_model() -> None:
     done = run("make", "serve")
     assert done.returncode != 0
-    assert done.stderr.startswith("make serve: name the model folder: make serve MODEL=path/to/folder\n")
+    assert done.stderr.startswith(
+        "make serve: name the model folder: make serve MODEL=path/to/folder\n"
+    )
 
 
 def test_serve_passes_options_on() -> None:
-    done = run("make", "--dry-run", "serve", "MODEL=folder", "ARGS=--http-inference --status-port 8003")
+    done = run(
+        "make", "--dry-run", "serve", "MODEL=folder", "ARGS=--http-inference --status-port 8003"
+    )
     assert done.returncode == 0
     *_, command = done.stdout.replace("\\\n", " ").splitlines()
-    assert re.fullmatch(r'\.venv/bin/token2wav-serve --model "folder" .* --http-inference --status-port 8003', command)
+    assert re.fullmatch(
+        r'\.venv/bin/token2wav-serve --model "folder" .* --http-inference --status-port 8003',
+        command,
+    )
 
 
 def test_help_is_the_default_and_lists_every_target() -> None:

@@ -16,7 +16,9 @@ from token2wav_server.launcher.ports import Ports
 
 def asked(port: int) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/", timeout=PATIENCE_SECONDS
+        ) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -40,5 +42,8 @@ def test_it_tells_what_it_was_told_last() -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUseError, match=rf"^status port {port} on 127.0.0.1 cannot be used \(Address already"):
+        with pytest.raises(
+            PortInUseError,
+            match=rf"^status port {port} on 127.0.0.1 cannot be used \(Address already",
+        ):
             StatusPort("127.0.0.1", port)

@@ -1,4 +1,7 @@
-"""The supervisor's decisions, with a server that only pretends. Real ones: tests/server/test_faults_restart.py."""
+"""The supervisor's decisions, with a server that only pretends.
+
+Real ones: tests/server/test_faults_restart.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from token2wav_server.launcher.supervisor import Canary, Supervisor
 
 
 class Script(TritonServer):
-    """Does what it is told, one step for every call; an exception is raised, anything else returned."""
+    """Does what it is told, one step for every call; an exception is raised, anything else
+    returned.
+    """
 
     def __init__(
         self,
@@ -24,7 +29,12 @@ class Script(TritonServer):
         memory: Iterable[object] = (),
     ) -> None:
         super().__init__(".")
-        self._steps = {"start": iter(starts), "wait": iter(waits), "drain": iter(drains), "memory": iter(memory)}
+        self._steps = {
+            "start": iter(starts),
+            "wait": iter(waits),
+            "drain": iter(drains),
+            "memory": iter(memory),
+        }
         self.calls: list[str] = []
         self.up = False
 
@@ -78,10 +88,14 @@ def serve(
     times: Iterable[float] = (),
     pauses: list[float] | None = None,
 ) -> tuple[int, list[str]]:
-    """Serves, with a clock that is read when a server is ready and when it has failed; all at once without times."""
+    """Serves, with a clock that is read when a server is ready and when it has failed; all at once
+    without times.
+    """
     said: list[str] = []
     clock, slept = iter(times), [] if pauses is None else pauses
-    supervisor = Supervisor(server, canary, 30.0, said.append, clock=lambda: next(clock, 0.0), sleep=slept.append)
+    supervisor = Supervisor(
+        server, canary, 30.0, said.append, clock=lambda: next(clock, 0.0), sleep=slept.append
+    )
     return supervisor.serve(), [line for line in said if not line.startswith("ready, ")]
 
 
@@ -118,8 +132,20 @@ def test_a_server_that_cannot_start_is_not_tried_again() -> None:
 
 def test_a_server_that_ends_is_started_again_at_once() -> None:
     server = Script(waits=[None, 137, None, KeyboardInterrupt()])
-    assert serve(server)[1][0] == "the server ended by itself (status 137): no reason; restarting it"
-    assert server.calls == ["start", "wait", "wait", "stop at once", "start", "wait", "wait", "drain 30", "stop"]
+    assert (
+        serve(server)[1][0] == "the server ended by itself (status 137): no reason; restarting it"
+    )
+    assert server.calls == [
+        "start",
+        "wait",
+        "wait",
+        "stop at once",
+        "start",
+        "wait",
+        "wait",
+        "drain 30",
+        "stop",
+    ]
 
 
 def test_a_server_that_cannot_be_started_again_is_given_up() -> None:
@@ -145,7 +171,10 @@ def test_restarts_in_a_row_pause_longer_and_longer() -> None:
     times = [time for seconds in lasted for time in (1000.0, 1000.0 + seconds)]
     _, said = serve(server, times=times, pauses=pauses)
     assert pauses == [0, 1, 2, 4, 8, 16, 30, 0, 1]
-    assert [line.partition("; ")[2] for line in said[:2]] == ["restarting it", "restarting it in 1 s"]
+    assert [line.partition("; ")[2] for line in said[:2]] == [
+        "restarting it",
+        "restarting it in 1 s",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +182,16 @@ def test_restarts_in_a_row_pause_longer_and_longer() -> None:
     [
         ([139], [], r"^the server ended by itself \(status 139\): no reason$"),
         ([None, 139], ["it is silent"], r"^the server ended by itself \(status 139\): no reason$"),
-        ([None, None], ["it is silent", "it is still silent"], "^the model does not work: it is still silent$"),
+        (
+            [None, None],
+            ["it is silent", "it is still silent"],
+            "^the model does not work: it is still silent$",
+        ),
     ],
 )
-def test_a_server_that_never_spoke_is_given_up(waits: list[object], answers: list[str], failure: str) -> None:
+def test_a_server_that_never_spoke_is_given_up(
+    waits: list[object], answers: list[str], failure: str
+) -> None:
     server = Script(waits=waits)
     with pytest.raises(ServerError, match=failure):
         serve(server, canary=Answers(*answers))
@@ -172,10 +207,14 @@ def test_a_server_that_works_no_more_is_restarted() -> None:
 
 
 def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
-    server = Script(waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0])
+    server = Script(
+        waits=[None] * 4 + [KeyboardInterrupt()], memory=[900, 1000, 1001, 900], drains=[2, 0]
+    )
     said: list[str] = []
     told: list[Status] = []
-    supervisor = Supervisor(server, None, 30.0, said.append, told.append, memory_mib=1000, sleep=lambda _: None)
+    supervisor = Supervisor(
+        server, None, 30.0, said.append, told.append, memory_mib=1000, sleep=lambda _: None
+    )
     assert supervisor.serve() == 0
     excess = "the server takes 1001 MiB of memory, more than --memory-mib=1000"
     assert [line for line in said if not line.startswith("ready, ")] == [
@@ -192,7 +231,9 @@ def test_a_server_that_takes_too_much_memory_is_drained_and_restarted() -> None:
 
 
 @pytest.mark.parametrize("model", ["token2wav", "token2wav_ensemble"])
-def test_the_canary_speaks_with_what_there_is(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_canary_speaks_with_what_there_is(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from token2wav_client import Client
 
     asked: list[str] = []

@@ -21,13 +21,17 @@ from .traces import Traces
 
 
 def test_serves_and_leaves_nothing_behind(
-    repository: Path, tmp_path: Path, private_temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path,
+    tmp_path: Path,
+    private_temporary_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TOKEN2WAV_CONFIG", "of somebody else")
     log = tmp_path / "server.log"
     server = TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
     with server:
-        tempfile.mkdtemp(prefix="python_env_", dir="/tmp")  # one more, as of a backend that was killed
+        # one more, as of a backend that was killed
+        tempfile.mkdtemp(prefix="python_env_", dir="/tmp")
         traces = Traces.of(server.pid)
         assert len(traces.processes) == 3, "reaper, tritonserver and one stub"
         left = [name for name in traces.remaining() if "python_env_" not in name]
@@ -46,21 +50,31 @@ def test_serves_and_leaves_nothing_behind(
         _ = server.pid
 
 
-def test_the_end_of_one_server_leaves_another_what_it_needs(repository: Path, tmp_path: Path) -> None:
+def test_the_end_of_one_server_leaves_another_what_it_needs(
+    repository: Path, tmp_path: Path
+) -> None:
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     first, second = (
-        TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log) for log in logs
+        TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), log_file=log)
+        for log in logs
     )
     with first, second:
         os.kill(first.pid, signal.SIGKILL)  # its reaper cleans up
         assert first.wait(PATIENCE_SECONDS) == 128 + signal.SIGKILL
-    assert "terminate called" not in logs[1].read_text(), "a server that misses its backend folder aborts"
+    assert "terminate called" not in logs[1].read_text(), (
+        "a server that misses its backend folder aborts"
+    )
 
 
 def test_model_that_fails_to_load(
-    failing_repository: Path, tmp_path: Path, private_temporary_folder: Path, capfd: pytest.CaptureFixture[str]
+    failing_repository: Path,
+    tmp_path: Path,
+    private_temporary_folder: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    server = TritonServer(tmp_path, model_repository=failing_repository, ports=Ports.free(), verbose=False)
+    server = TritonServer(
+        tmp_path, model_repository=failing_repository, ports=Ports.free(), verbose=False
+    )
     with pytest.raises(ServerStartError) as failure:
         server.start()
     assert str(failure.value) == (
@@ -75,7 +89,9 @@ def test_a_crash_while_it_starts_costs_a_second_try(
     crashing_repository: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Triton's Python backend does that now and then."""
-    with TritonServer(tmp_path, model_repository=crashing_repository(1), ports=Ports.free(), verbose=False) as server:
+    with TritonServer(
+        tmp_path, model_repository=crashing_repository(1), ports=Ports.free(), verbose=False
+    ) as server:
         assert server.wait(timeout_s=0) is None
     assert capfd.readouterr().err.count("killed by SIGABRT; trying once more\n") == 1
 
@@ -83,15 +99,23 @@ def test_a_crash_while_it_starts_costs_a_second_try(
 def test_two_crashes_are_told(
     crashing_repository: Callable[[int], Path], tmp_path: Path, private_temporary_folder: Path
 ) -> None:
-    server = TritonServer(tmp_path, model_repository=crashing_repository(9), ports=Ports.free(), verbose=False)
-    with pytest.raises(ServerStartError, match="could not start: tritonserver was killed by SIGABRT"):
+    server = TritonServer(
+        tmp_path, model_repository=crashing_repository(9), ports=Ports.free(), verbose=False
+    )
+    with pytest.raises(
+        ServerStartError, match="could not start: tritonserver was killed by SIGABRT"
+    ):
         server.start()
     assert (tmp_path / "starts").read_text() == ".."
     assert list(private_temporary_folder.iterdir()) == []
 
 
-def test_model_that_takes_too_long(repository: Path, tmp_path: Path, private_temporary_folder: Path) -> None:
-    server = TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), ready_timeout_s=0)
+def test_model_that_takes_too_long(
+    repository: Path, tmp_path: Path, private_temporary_folder: Path
+) -> None:
+    server = TritonServer(
+        tmp_path, model_repository=repository, ports=Ports.free(), ready_timeout_s=0
+    )
     with pytest.raises(ServerStartError, match="not ready after 0 s"):
         server.start()
     assert list(private_temporary_folder.iterdir()) == []
@@ -107,12 +131,17 @@ def test_server_that_dies(repository: Path, tmp_path: Path) -> None:
         assert server.drain(1.0) == 0
 
 
-def test_model_process_that_dies(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_process_that_dies(
+    repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Triton itself would go on, and say that it is ready."""
-    with TritonServer(tmp_path, model_repository=repository, ports=Ports.free(), verbose=False) as server:
+    with TritonServer(
+        tmp_path, model_repository=repository, ports=Ports.free(), verbose=False
+    ) as server:
         traces = Traces.of(server.pid)
         os.kill(traces.processes[2], signal.SIGKILL)
-        # SIGABRT where Triton aborts, by what was left half done in shared memory, before the reaper can end it.
+        # SIGABRT where Triton aborts, by what was left half done in shared memory, before the
+        # reaper can end it.
         assert server.wait(PATIENCE_SECONDS) in (128 + signal.SIGABRT, 128 + signal.SIGKILL)
         assert server.failure_reason() == "the model process was killed by signal SIGKILL"
         assert traces.remaining() == []
@@ -135,10 +164,13 @@ def test_stop_at_once(repository: Path, tmp_path: Path, monkeypatch: pytest.Monk
 def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time; from token2wav_server import Ports, TritonServer\n"
-        f"with TritonServer('.', model_repository={str(repository)!r}, ports={Ports.free()!r}) as server:\n"
+        f"with TritonServer('.', model_repository={str(repository)!r}, ports={Ports.free()!r}) as "
+        f"server:\n"
         "    print(server.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as launcher:
         assert launcher.stdout is not None
         traces = Traces.of(int(launcher.stdout.readline()))
         launcher.kill()
@@ -148,21 +180,29 @@ def test_launcher_that_is_killed(repository: Path, tmp_path: Path) -> None:
 def test_reaper_that_is_killed(repository: Path, tmp_path: Path) -> None:
     with TritonServer(tmp_path, model_repository=repository, ports=Ports.free()) as server:
         traces = Traces.of(server.pid)
-        os.kill(traces.processes[2], signal.SIGSTOP)  # a model process that hangs does not notice its server's end
+        # a model process that hangs does not notice its server's end
+        os.kill(traces.processes[2], signal.SIGSTOP)
         os.kill(traces.processes[0], signal.SIGKILL)
         assert server.wait(PATIENCE_SECONDS) == -signal.SIGKILL
-        assert server.failure_reason() == "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
+        assert (
+            server.failure_reason()
+            == "the reaper, which is the parent of tritonserver, was killed by SIGKILL"
+        )
     assert traces.remaining() == []
 
 
 @pytest.mark.parametrize("service", ["http", "grpc", "metrics"])
-def test_port_in_use(service: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use(
+    service: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is found out before anything is started."""
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = Ports(**{**vars(Ports.free()), service: port})
-        with pytest.raises(PortInUseError, match=f"{service} port {port} on 127.0.0.1 .*Address already in use"):
+        with pytest.raises(
+            PortInUseError, match=f"{service} port {port} on 127.0.0.1 .*Address already in use"
+        ):
             TritonServer(tmp_path, model_repository=repository, ports=ports).start()
 
 

@@ -11,14 +11,24 @@ from token2wav_server.launcher.utterance_body import problem_of
 
 
 def test_an_utterance_passes() -> None:
-    utterance = {"tokens": [0, 2**31 - 1, -(2**31)], "prompt_tokens": 5, "prompt_mel": [-1.5, 2, 1e-3], "steps": 3}
-    assert problem_of(json.dumps(utterance | {"voice_id": [0, 255], "voice": "änna"}).encode()) == ""
+    utterance = {
+        "tokens": [0, 2**31 - 1, -(2**31)],
+        "prompt_tokens": 5,
+        "prompt_mel": [-1.5, 2, 1e-3],
+        "steps": 3,
+    }
+    assert (
+        problem_of(json.dumps(utterance | {"voice_id": [0, 255], "voice": "änna"}).encode()) == ""
+    )
 
 
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b'{"tokens":[4294967297]}', "tokens: 4294967297 is not an integer from -2147483648 to 2147483647"),
+        (
+            b'{"tokens":[4294967297]}',
+            "tokens: 4294967297 is not an integer from -2147483648 to 2147483647",
+        ),
         (b'{"tokens":[1,2147483648]}', "tokens: 2147483648 is not an integer from"),
         (b'{"tokens":-2147483649}', "tokens: -2147483649 is not an integer from"),
         (b'{"tokens":[1.5]}', "tokens: 1.5 is not an integer"),

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from token2wav_server.launcher import reaper
 
-_OTHERS_SECONDS = 30.0  # a backend folder may be of another test's server that ends just now, whose reaper removes it
+# a backend folder may be of another test's server that ends just now, whose reaper removes it
+_OTHERS_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Traces:
     Attributes:
         processes: ids of the reaper, of tritonserver and of its stubs.
         shm_prefix: how the names of its segments in /dev/shm begin.
-        folders: its temporary folder, and those that Python backends have made, unless they may be of another server.
+        folders: its temporary folder, and those that Python backends have made, unless they may be
+            of another server.
     """
 
     processes: tuple[int, ...]
@@ -51,7 +53,9 @@ class Traces:
         return running + segments + folders
 
     def _is_left(self, folder: Path) -> bool:
-        """Whether it is there, and no other server runs that may have made it: then it stays for that one."""
+        """Whether it is there, and no other server runs that may have made it: then it stays for
+        that one.
+        """
         others = reaper.running_servers() - set(self.processes)
         return folder.exists() and not ("python_env_" in folder.name and others)
 

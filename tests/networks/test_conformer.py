@@ -1,4 +1,6 @@
-"""The conformer encoder in chunks: what the whole gives, with and without a window, and from a shared beginning."""
+"""The conformer encoder in chunks: what the whole gives, with and without a window, and from a
+shared beginning.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def encoder() -> Conformer:
     return encoder.eval().requires_grad_(False)
 
 
-def chunk(encoder: Conformer, x: torch.Tensor, mask: BlockMask, state: ConformerState, stop: int) -> torch.Tensor:
+def chunk(
+    encoder: Conformer, x: torch.Tensor, mask: BlockMask, state: ConformerState, stop: int
+) -> torch.Tensor:
     start, last = state.tokens, stop == x.shape[1]
     left = min(LOOKBEHIND, start)
     window = x[:, start - left : stop + (0 if last else LOOKAHEAD)]
@@ -59,7 +63,9 @@ def test_streams_part_from_a_shared_beginning(encoder: Conformer) -> None:
     states = [shared.fork(), shared.fork()]
     for whole, state in zip(wholes, states, strict=True):
         pieces = [chunk(encoder, whole, EXACT, state, stop) for stop in (75, 90)]
-        torch.testing.assert_close(torch.cat(pieces, dim=1), encoder(whole, EXACT)[:, 100:], atol=ROUNDING, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(pieces, dim=1), encoder(whole, EXACT)[:, 100:], atol=ROUNDING, rtol=0
+        )
     assert shared.tokens == 50
 
 
@@ -71,10 +77,14 @@ def test_a_window_bounds_what_is_kept(encoder: Conformer) -> None:
     assert kept == [50, 50, 100, 100]  # the prefix and one block
 
 
-def test_blocks_may_begin_before_the_first_token_and_the_first_ones_be_joined(encoder: Conformer) -> None:
+def test_blocks_may_begin_before_the_first_token_and_the_first_ones_be_joined(
+    encoder: Conformer,
+) -> None:
     x, mask = torch.randn(1, 60, SIZE), BlockMask(25, joined_blocks=2)
     state = ConformerState(encoder, start=10)  # so the first 40 tokens are one block
     whole = encoder(x, mask, state)
-    joined = encoder.encode(encoder.pre_lookahead_layer(encoder.embed(x), left=0, last=True)[:, :40], None, None)
+    joined = encoder.encode(
+        encoder.pre_lookahead_layer(encoder.embed(x), left=0, last=True)[:, :40], None, None
+    )
     torch.testing.assert_close(whole[:, : RATIO * 40], joined, atol=ROUNDING, rtol=0)
     assert state.tokens == 70

@@ -1,4 +1,6 @@
-"""Noise: what a stock deployment draws, a function of the position alone, without end and within bounded memory."""
+"""Noise: what a stock deployment draws, a function of the position alone, without end and within
+bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from hypothesis import strategies as st
 from tests.unit.material import DATA, FULL_SIZE, TINY
 from token2wav.families.cosyvoice3.config import CosyVoice3Config
 from token2wav.families.cosyvoice3.noise import draws_before_source
-from token2wav.networks.noise import _BLOCK_SAMPLES, _BLOCKS_KEPT, PAGE_FRAMES, FlowNoise, SourceNoise
+from token2wav.networks.noise import (
+    _BLOCK_SAMPLES,
+    _BLOCKS_KEPT,
+    PAGE_FRAMES,
+    FlowNoise,
+    SourceNoise,
+)
 
 BANDS, HARMONICS = 80, 9
 BLOCK = _BLOCK_SAMPLES
@@ -47,7 +55,10 @@ def first_samples() -> torch.Tensor:
 def test_the_flow_noise_is_the_public_one() -> None:
     noise = FlowNoise(BANDS).window(0, PAGE_FRAMES)
     assert [1, *noise.shape] == public("rand_noise")["shape"]
-    assert hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest() == public("rand_noise")["sha256"]
+    assert (
+        hashlib.sha256(noise.contiguous().numpy().tobytes()).hexdigest()
+        == public("rand_noise")["sha256"]
+    )
 
 
 def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
@@ -63,7 +74,11 @@ def test_the_source_noise_of_the_full_size_is_the_public_one() -> None:
 # A function of the position.
 
 
-@given(st.lists(st.tuples(st.integers(0, 2 * PAGE_FRAMES), st.integers(0, 700)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2 * PAGE_FRAMES), st.integers(0, 700)), min_size=1, max_size=6
+    )
+)
 @settings(max_examples=15)
 def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
     noise = FlowNoise(BANDS)
@@ -74,7 +89,9 @@ def test_flow_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int,
         assert torch.equal(found, whole[:, start : start + count])
 
 
-@given(st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6))
+@given(
+    st.lists(st.tuples(st.integers(0, 3 * BLOCK), st.integers(0, BLOCK)), min_size=1, max_size=6)
+)
 @settings(max_examples=20)
 def test_source_noise_is_the_same_however_it_is_asked_for(windows: list[tuple[int, int]]) -> None:
     config = CosyVoice3Config.read(TINY)
@@ -91,7 +108,9 @@ def test_blocks_that_were_forgotten_are_drawn_again_alike() -> None:
     for block in range(_BLOCKS_KEPT + 3):
         noise.window(block * BLOCK, block * BLOCK + 10)
     assert torch.equal(noise.window(0, 100), before)
-    assert torch.equal(noise.window(BLOCK - 50, BLOCK + 50), first_samples()[BLOCK - 50 : BLOCK + 50])
+    assert torch.equal(
+        noise.window(BLOCK - 50, BLOCK + 50), first_samples()[BLOCK - 50 : BLOCK + 50]
+    )
 
 
 def test_source_noise_is_safe_to_share_between_threads() -> None:
@@ -102,7 +121,9 @@ def test_source_noise_is_safe_to_share_between_threads() -> None:
     def read(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for start in torch.randint(3 * BLOCK, (10,), generator=generator).tolist():
-            if not torch.equal(noise.window(start, start + 100), first_samples()[start : start + 100]):
+            if not torch.equal(
+                noise.window(start, start + 100), first_samples()[start : start + 100]
+            ):
                 wrong.append(start)
 
     first_samples()
@@ -177,7 +198,8 @@ def test_a_flow_table_comes_first_and_the_stock_noise_goes_on_behind_it(given_fr
     assert (window[:, :-4] == 7).all()
     assert torch.equal(window[:, -4:], stock.window(given_frames, given_frames + 4))
     assert torch.equal(
-        noise.window(given_frames + 1, given_frames + 9), stock.window(given_frames + 1, given_frames + 9)
+        noise.window(given_frames + 1, given_frames + 9),
+        stock.window(given_frames + 1, given_frames + 9),
     )
     assert noise.window(0, 0).shape == (BANDS, 0)
 
@@ -196,14 +218,18 @@ def test_a_source_table_comes_first_and_the_stock_noise_goes_on_behind_it(sample
 def test_packed_numbers_are_the_floats_they_were_made_from() -> None:
     floats = first_samples()[:5000]  # torch draws uniform float32 as multiples of 2**-24
     integers = (floats.double() * 2**24).long()
-    packed = torch.stack((integers & 255, integers >> 8 & 255, integers >> 16), dim=-1).to(torch.uint8)
+    packed = torch.stack((integers & 255, integers >> 8 & 255, integers >> 16), dim=-1).to(
+        torch.uint8
+    )
     from_packed, from_floats = SourceNoise(HARMONICS, 1, packed), SourceNoise(HARMONICS, 1, floats)
     for start, stop in ((0, 5000), (17, 18), (4990, 5010)):
         assert torch.equal(from_packed.window(start, stop), from_floats.window(start, stop))
 
 
 @pytest.mark.parametrize(
-    ("cut", "bytes_of"), [(0, [1, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])], ids=["low", "middle", "high"]
+    ("cut", "bytes_of"),
+    [(0, [1, 0, 0]), (1, [0, 1, 0]), (2, [0, 0, 1])],
+    ids=["low", "middle", "high"],
 )
 def test_packed_bytes_have_the_low_one_first(cut: int, bytes_of: list[int]) -> None:
     table = torch.tensor(bytes_of, dtype=torch.uint8).expand(1, HARMONICS, 3)

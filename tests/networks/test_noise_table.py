@@ -45,14 +45,18 @@ def test_stretches_are_those_of_the_window(source: HarmonicSource, raw: SourceNo
     check(table, raw, [10, BLOCK * 1000])
 
 
-def test_what_is_prepared_is_there(source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_prepared_is_there(
+    source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = NoiseTable(raw, source)
     table.prepare(4)
     monkeypatch.setattr(table, "_draw", pytest.fail)
     check(table, raw, [0, 4 * BLOCK - 60])
 
 
-def test_memory_is_bounded(source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded(
+    source: HarmonicSource, raw: SourceNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_FIRST_BLOCKS", 2)
     monkeypatch.setattr(module, "_MOST_BLOCKS", 4)
     table = NoiseTable(raw, source)
@@ -61,5 +65,6 @@ def test_memory_is_bounded(source: HarmonicSource, raw: SourceNoise, monkeypatch
         assert len(table.rows) <= 4 * BLOCK
     check(table, raw, [5 * BLOCK], BLOCK)
     assert len(table.rows) == 4 * BLOCK
-    check(table, raw, [block * BLOCK for block in range(6)], BLOCK)  # one batch that needs more than that
+    # one batch that needs more than that
+    check(table, raw, [block * BLOCK for block in range(6)], BLOCK)
     assert len(table.rows) == 8 * BLOCK

@@ -1,4 +1,6 @@
-"""HiFT of other families against the audio that their public code computed, in double precision, of the same mel."""
+"""HiFT of other families against the audio that their public code computed, in double precision, of
+the same mel.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def published(golden: FamilyGolden) -> HiFT:
 
 
 def drawn(hift: HiFT, samples: int) -> torch.Tensor:
-    """Random numbers as `scripts/golden_families.py` draws them; those where harmonics begin go into the source."""
+    """Random numbers as `scripts/golden_families.py` draws them; those where harmonics begin go
+    into the source.
+    """
     harmonics, random = hift.config.nb_harmonics + 1, np.random.default_rng([SEED, 6])
     if not isinstance(hift.m_source, SampleSource):
         return torch.from_numpy(random.standard_normal((samples, harmonics))).float()

@@ -33,7 +33,14 @@ def networks(golden: FamilyGolden, kind: str) -> nn.ModuleDict:
     """Networks of a flow under their public names, by which weights go."""
     size = golden.sizes
     layers, up_layers = size["encoder_layers"]
-    encoder = Conformer(size["encoder"], size["encoder_heads"], size["encoder_units"], layers, up_layers, lookahead=3)
+    encoder = Conformer(
+        size["encoder"],
+        size["encoder_heads"],
+        size["encoder_units"],
+        layers,
+        up_layers,
+        lookahead=3,
+    )
     width = (80, size["channels"], size["heads"], size["dim_head"])
     if golden.family == "stepaudio2":
         estimator: nn.Module = StepAudioDiT(*width, size["layers"][0])
@@ -57,15 +64,23 @@ def test_public_conditions_and_velocities(family: str, kind: str, block: int, si
     flow = networks(golden, kind)
     tokens = torch.cat((golden["prompt_token"], golden["token"]))
     mask = BlockMask(block) if block else None
-    mu = flow["encoder_proj"](flow["encoder"](flow["input_embedding"](tokens[None]), mask)).transpose(1, 2)
+    mu = flow["encoder_proj"](
+        flow["encoder"](flow["input_embedding"](tokens[None]), mask)
+    ).transpose(1, 2)
     torch.testing.assert_close(mu[0], golden[f"mu_{kind}"], atol=TOLERANCE, rtol=0)
     prompt = golden["prompt_feat"].T[None]
     cond = F.pad(prompt, (0, mu.shape[2] - prompt.shape[2]))
     speaker = flow["spk_embed_affine_layer"](F.normalize(golden["embedding"][None]))
-    mu, speakers, cond = (torch.cat((value, torch.zeros_like(value))) for value in (mu, speaker, cond))
+    mu, speakers, cond = (
+        torch.cat((value, torch.zeros_like(value))) for value in (mu, speaker, cond)
+    )
     estimator: Any = flow.get_submodule("decoder.estimator")
-    modulation = estimator.modulation(TIME, END) if kind == "meanflow" else estimator.modulation(TIME)
+    modulation = (
+        estimator.modulation(TIME, END) if kind == "meanflow" else estimator.modulation(TIME)
+    )
     bias = attention_bias(BlockMask(2 * block).whole(mu.shape[2])) if block else None
     noise = FlowNoise(80).window(0, mu.shape[2]).expand(2, -1, -1)
-    velocity = estimator.velocity(noise, estimator.prepare_conditions(mu, speakers, cond), modulation, bias)
+    velocity = estimator.velocity(
+        noise, estimator.prepare_conditions(mu, speakers, cond), modulation, bias
+    )
     torch.testing.assert_close(velocity, golden[f"velocity_{kind}"], atol=TOLERANCE, rtol=0)

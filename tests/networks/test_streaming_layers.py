@@ -1,4 +1,6 @@
-"""Streaming layers: pieces give what the whole gives, as late as layers say; and the store of what they keep."""
+"""Streaming layers: pieces give what the whole gives, as late as layers say; and the store of what
+they keep.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ ROUNDING = 1e-5
 
 
 class Chain(nn.Module):
-    """Layers one after the other, the first of which makes its output late; `ratio` outputs of every input."""
+    """Layers one after the other, the first of which makes its output late; `ratio` outputs of
+    every input.
+    """
 
     def __init__(self, make: Callable[[int], nn.Module], ratio: float) -> None:
         super().__init__()
@@ -93,11 +97,23 @@ def upsampling(delay: int) -> nn.Module:
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], float]] = {
     "causal": (lambda delay: causal_conv(CHANNELS, CHANNELS, 5, dilation=3, input_delay=delay), 1),
     "ahead": (lambda delay: lookahead_conv(CHANNELS, CHANNELS, 3, input_delay=delay), 1),
-    "centred": (lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, input_delay=delay), 1),
+    "centred": (
+        lambda delay: centred_conv(CHANNELS, CHANNELS, 5, dilation=2, input_delay=delay),
+        1,
+    ),
     "one tap": (lambda delay: causal_conv(CHANNELS, CHANNELS, 1, input_delay=delay), 1),
-    "strided": (lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, input_delay=delay), 0.25),
-    "transposed": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, input_delay=delay), 4),
-    "transposed, no overlap": (lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, input_delay=delay), 3),
+    "strided": (
+        lambda delay: StreamConv(CHANNELS, CHANNELS, 7, left=3, stride=4, input_delay=delay),
+        0.25,
+    ),
+    "transposed": (
+        lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 8, 4, input_delay=delay),
+        4,
+    ),
+    "transposed, no overlap": (
+        lambda delay: StreamConvTranspose(CHANNELS, CHANNELS, 3, 3, input_delay=delay),
+        3,
+    ),
     "repeated": (upsampling, 4),
     "anti-aliased": (snake, 1),
     "two ways": (Sum, 1),
@@ -113,10 +129,16 @@ def run(network: Chain, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor
     rows, outputs, parts = store.rows(len(x)), [], list(x.split(list(lengths), dim=2))
     for index, part in enumerate(parts):
         frames_past_end = network.frames if index == len(parts) - 1 else 0
-        part = torch.cat((part, torch.randn(*part.shape[:2], frames_past_end)), dim=2)  # what is there does not matter
+        # what is there does not matter
+        part = torch.cat((part, torch.randn(*part.shape[:2], frames_past_end)), dim=2)
         if index:
             store.read(slots, rows)
-        step = StreamStep(store.views(rows), first=index == 0, frames=part.shape[2], frames_past_end=frames_past_end)
+        step = StreamStep(
+            store.views(rows),
+            first=index == 0,
+            frames=part.shape[2],
+            frames_past_end=frames_past_end,
+        )
         outputs.append(network(part, step))
         store.write(slots, rows)
     total = int(x.shape[2] * network.ratio)
@@ -147,13 +169,18 @@ def test_the_delay_is_what_a_layer_looks_ahead() -> None:
 
 
 def test_a_layer_says_what_it_keeps() -> None:
-    network = nn.Sequential(causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2))
+    network = nn.Sequential(
+        causal_conv(3, 5, 4, dilation=2), causal_conv(5, 7, 1), Delay(7, 0), Delay(7, 2)
+    )
     specs = state_specs(network)
     assert [(spec.name, spec.shape, spec.dtype) for spec in specs.values()] == [
         ("0", (3, 6), torch.float32),
         ("3", (7, 2), torch.float32),
     ]
-    assert [spec.dtype for spec in state_specs(network.double()).values()] == [torch.float64, torch.float32]
+    assert [spec.dtype for spec in state_specs(network.double()).values()] == [
+        torch.float64,
+        torch.float32,
+    ]
 
 
 # Where the states of streams are.
@@ -183,7 +210,10 @@ def test_views_are_of_the_rows(store: StateStore) -> None:
     for number, view in enumerate(views.values(), 1):
         view.fill_(number)
     assert [table.unique().tolist() for table in rows.values()] == [[1.0], [2.0]]
-    assert {dtype: table.shape[1] for dtype, table in rows.items()} == {torch.float32: 9, torch.float64: 3}
+    assert {dtype: table.shape[1] for dtype, table in rows.items()} == {
+        torch.float32: 9,
+        torch.float64: 3,
+    }
 
 
 def test_more_streams_than_slots(store: StateStore) -> None:

@@ -1,4 +1,6 @@
-"""HiFT with symmetric convolutions in pieces: what the whole gives, as late as its layers reach ahead."""
+"""HiFT with symmetric convolutions in pieces: what the whole gives, as late as its layers reach
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def noise_at(noise: torch.Tensor, start: int, frames: int) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequence[int]) -> torch.Tensor:
+def in_pieces(
+    hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequence[int]
+) -> torch.Tensor:
     store = StateStore(state_specs(hift), mel.device, slots=2)
     slot, rows, start = torch.tensor([store.take()]), store.rows(1), 0
     audio = []
@@ -77,7 +81,12 @@ def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequenc
         part = torch.cat((mel[:, :, start:stop], torch.randn(1, BANDS, frames_past_end)), dim=2)
         if start:
             store.read(slot, rows)
-        step = StreamStep(store.views(rows), first=not start, frames=part.shape[2], frames_past_end=frames_past_end)
+        step = StreamStep(
+            store.views(rows),
+            first=not start,
+            frames=part.shape[2],
+            frames_past_end=frames_past_end,
+        )
         new = hift(part, noise_at(noise, start - hift.m_source.input_delay, part.shape[2]), step)
         store.write(slot, rows)
         delay = hift.output_delay
@@ -89,7 +98,9 @@ def in_pieces(hift: HiFT, mel: torch.Tensor, noise: torch.Tensor, stops: Sequenc
 
 @pytest.mark.parametrize("stops", [(30, 60), (22, 23, 40, 60), (60,)], ids=str)
 @pytest.mark.parametrize("source", ["hift", "sampled"])
-def test_pieces_give_the_whole(source: str, stops: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+def test_pieces_give_the_whole(
+    source: str, stops: tuple[int, ...], request: pytest.FixtureRequest
+) -> None:
     hift: HiFT = request.getfixturevalue(source)
     mel, noise = torch.randn(1, BANDS, FRAMES), torch.randn(FRAMES * FRAME_SAMPLES)
     whole = hift(mel, noise)

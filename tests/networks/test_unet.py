@@ -1,4 +1,6 @@
-"""The causal U-Net in chunks: with what its convolutions and its attention keep, it gives what the whole gives."""
+"""The causal U-Net in chunks: with what its convolutions and its attention keep, it gives what the
+whole gives.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ ROUNDING = 1e-5
 @pytest.fixture(scope="module")
 def unet() -> UNet:
     torch.manual_seed(1)
-    return UNet(BANDS, 16, heads=2, dim_head=4, mid_blocks=2, layers=2, block_frames=BLOCK).eval().requires_grad_(False)
+    return (
+        UNet(BANDS, 16, heads=2, dim_head=4, mid_blocks=2, layers=2, block_frames=BLOCK)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def test_chunks_give_the_whole(unet: UNet) -> None:
     x, mu, cond = (torch.randn(2, BANDS, FRAMES) for _ in range(3))
     speaker, modulation = torch.randn(2, BANDS), unet.modulation(torch.tensor([0.3]))
     allowed = BlockMask(BLOCK).whole(FRAMES)
-    whole = unet.velocity(x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed))
+    whole = unet.velocity(
+        x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
+    )
     memory, pieces = KeptMemory(unet.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))

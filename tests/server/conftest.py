@@ -13,12 +13,15 @@ from token2wav_client import ClientVoice
 from token2wav_client.base import BaseClient
 
 RESPONSE_SECONDS = 120.0
-IDLE_SECONDS, STREAM_SECONDS = 5, 7.2  # of the server with small limits: the latter are three times 60 tokens
+# of the server with small limits: the latter are three times 60 tokens
+IDLE_SECONDS, STREAM_SECONDS = 5, 7.2
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _patient_clients() -> Iterator[None]:
-    """Lets clients bear a busy machine, on which a server is silent for longer than users would wait."""
+    """Lets clients bear a busy machine, on which a server is silent for longer than users would
+    wait.
+    """
     usual = BaseClient.__init__.__kwdefaults__ or {}
     with pytest.MonkeyPatch.context() as patch:
         patient = {"connect_timeout_s": 60.0, "response_timeout_s": RESPONSE_SECONDS}
@@ -45,7 +48,10 @@ def voice(golden: GoldenSet) -> ClientVoice:
 
 @pytest.fixture(scope="session")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """A real tritonserver with the tiny model. What it has freed while a test waits was not dropped as idle."""
+    """A real tritonserver with the tiny model.
+
+    What it has freed while a test waits was not dropped as idle.
+    """
     settings = f"limits: {{idle_seconds: {2 * PATIENCE_SECONDS}}}"
     with Rig.start(TINY, tmp_path_factory.mktemp("server"), settings) as rig:
         yield rig

@@ -1,4 +1,5 @@
-"""A running server and the plainest possible client: requests as anyone's gRPC client would send them.
+"""A running server and the plainest possible client: requests as anyone's gRPC client would send
+them.
 
 Our own client checks its arguments before it sends them; here everything is sent as it is.
 """
@@ -28,7 +29,13 @@ from token2wav_server.launcher.access import Access
 from token2wav_server.launcher.ports import Ports
 from token2wav_server.launcher.process import TritonServer
 
-_TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float32": "FP32", "float64": "FP64"}
+_TYPES = {
+    "uint8": "UINT8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float32": "FP32",
+    "float64": "FP64",
+}
 _START_SECONDS = 150.0
 
 
@@ -48,9 +55,14 @@ class Rig:
         repository: Path | None = None,
         access: Access | None = None,
     ) -> Iterator[Rig]:
-        """Starts it. Without a word of streams in the settings these wait for whole blocks, for comparable audio."""
+        """Starts it.
+
+        Without a word of streams in the settings these wait for whole blocks, for comparable audio.
+        """
         config, settings = folder / "server.yaml", settings or ""
-        config.write_text(settings if "stream:" in settings else f"stream: {{first_tokens: 0}}\n{settings}")
+        config.write_text(
+            settings if "stream:" in settings else f"stream: {{first_tokens: 0}}\n{settings}"
+        )
         server = TritonServer(
             model,
             config=config,
@@ -66,8 +78,9 @@ class Rig:
             except ServerStartError as error:
                 if "was not ready" not in str(error) and "killed by SIGABRT" not in str(error):
                     raise
-                # On a busy machine Triton's Python backend aborts in 1 of 200 starts (2.51: "lock_exception"),
-                # and hung once in thousands: to be read by people, but no test of theirs.
+                # On a busy machine Triton's Python backend aborts in 1 of 200 starts (2.51:
+                # "lock_exception"), and hung once in thousands: to be read by people, but no test
+                # of theirs.
                 warnings.warn(f"a server started at the second try only: {error}", stacklevel=2)
                 server.start()
             yield cls(server)
@@ -76,20 +89,26 @@ class Rig:
 
     def metrics(self) -> str:
         """All that the metrics port says."""
-        with urllib.request.urlopen(f"http://{self.server.metrics_url}/metrics", timeout=PATIENCE_SECONDS) as response:
+        with urllib.request.urlopen(
+            f"http://{self.server.metrics_url}/metrics", timeout=PATIENCE_SECONDS
+        ) as response:
             return response.read().decode()
 
     def open_streams(self) -> dict[str, int]:
         """What the gauges on the metrics port say."""
         return {
             holder: int(float(value))
-            for holder, value in re.findall(r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', self.metrics())
+            for holder, value in re.findall(
+                r'token2wav_open_streams\{holder="(\w+)"\} (\S+)', self.metrics()
+            )
         }
 
     def wait_until_empty(self, seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not (streams := self.open_streams()) or any(streams.values()):
-            assert time.monotonic() < deadline, f"the server still holds {streams} after {seconds} s"
+            assert time.monotonic() < deadline, (
+                f"the server still holds {streams} after {seconds} s"
+            )
             time.sleep(0.05)
 
     def ended(self) -> Counter[str]:
@@ -98,10 +117,14 @@ class Rig:
         return Counter({reason: int(float(count)) for reason, count in found})
 
     @contextmanager
-    def connect(self, model: str = "token2wav", headers: dict[str, str] | None = None) -> Iterator[Connection]:
+    def connect(
+        self, model: str = "token2wav", headers: dict[str, str] | None = None
+    ) -> Iterator[Connection]:
         client = triton.InferenceServerClient(self.server.grpc_url)
         connection = Connection(client, model)
-        client.start_stream(lambda result, error: connection.inbox.put((result, error)), headers=headers)
+        client.start_stream(
+            lambda result, error: connection.inbox.put((result, error)), headers=headers
+        )
         try:
             yield connection
         finally:
@@ -139,7 +162,9 @@ class Connection:
         end: bool = False,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        inputs = {"tokens": tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)}
+        inputs = {
+            "tokens": tokens if isinstance(tokens, np.ndarray) else np.array(tokens, np.int32)
+        }
         if isinstance(voice, Voice):
             inputs |= voice_inputs(voice)
         elif voice is not None:

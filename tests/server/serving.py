@@ -1,4 +1,6 @@
-"""The command `token2wav-serve` as an operator runs it, and streams that speak at the pace of a language model."""
+"""The command `token2wav-serve` as an operator runs it, and streams that speak at the pace of a
+language model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Serving:
     @classmethod
     @contextmanager
     def start(cls, model: Path, *arguments: str, inside: Sequence[str] = ()) -> Iterator[Serving]:
-        """Runs it, `inside` a command that takes another; what it prints on stderr is read as if it was on stdout."""
+        """Runs it, `inside` a command that takes another; what it prints on stderr is read as if it
+        was on stdout.
+        """
         ports = Ports.free()
         with subprocess.Popen(
             [*inside, *command(model, ports), f"--config={WHOLE_BLOCKS}", *arguments],
@@ -72,7 +76,9 @@ class Serving:
     def wait_for_line(self, pattern: str) -> str:
         """Reads what it prints until a line matches."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not re.search(pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))):
+        while not re.search(
+            pattern, line := self._lines.get(timeout=max(deadline - time.monotonic(), 0.0))
+        ):
             pass
         return line
 
@@ -140,7 +146,9 @@ class Speaker(threading.Thread):
         yield last
 
 
-def speak(url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int, *, ends: bool = True) -> list[Speaker]:
+def speak(
+    url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int, *, ends: bool = True
+) -> list[Speaker]:
     """Starts that many streams; returns when all of them are heard."""
     speakers = [Speaker(url, voice, tokens, ends=ends) for _ in range(streams)]
     for speaker in speakers:
@@ -152,13 +160,32 @@ def speak(url: str, voice: ClientVoice, tokens: NDArray[np.int32], streams: int,
 
 def command(model: Path, ports: Ports) -> list[str]:
     program = Path(sys.executable).with_name("token2wav-serve")
-    numbers = [f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"]
+    numbers = [
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+    ]
     return [str(program), "--model", str(model), *numbers]
 
 
 def health(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "token2wav_client", "health", "--url", url, "--connect-timeout=60", "--timeout=60"]
-    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    program = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "health",
+        "--url",
+        url,
+        "--connect-timeout=60",
+        "--timeout=60",
+    ]
+    return subprocess.run(
+        [*program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
 
 
 def _children(process: int) -> list[int]:

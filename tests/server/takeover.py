@@ -32,7 +32,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class Attack:
-    """Requests that the second client sends with the id of the first client, without waiting for answers."""
+    """Requests that the second client sends with the id of the first client, without waiting for
+    answers.
+    """
 
     name: str
     start: bool = False
@@ -83,7 +85,9 @@ def attempt(
     victim, attacker = identities
     with rig.connect(model, victim.headers) as mine, rig.connect(model, attacker.headers) as theirs:
         parameters = victim.parameters(keep_open=keep_open)
-        mine.send(golden.tokens[:SENT_FIRST], golden.voice, sequence, start=True, parameters=parameters)
+        mine.send(
+            golden.tokens[:SENT_FIRST], golden.voice, sequence, start=True, parameters=parameters
+        )
         begun = mine.first_chunk()
         for number, tokens in enumerate(attack.tokens):
             first, last = number == 0, number == len(attack.tokens) - 1
@@ -96,7 +100,9 @@ def attempt(
                 parameters=attacker.parameters(),
             )
         told = theirs.answers(len(attack.tokens))
-        mine.send(golden.tokens[SENT_FIRST:], None, sequence, end=True, parameters=victim.parameters())
+        mine.send(
+            golden.tokens[SENT_FIRST:], None, sequence, end=True, parameters=victim.parameters()
+        )
         rest = mine.answers(2)  # to both requests of the victim
     audio = [chunk for _, _, chunk in begun.chunks + rest.chunks]
     return Outcome(np.concatenate(audio), begun.errors + rest.errors, told.chunks, told.errors)

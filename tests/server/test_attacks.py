@@ -1,6 +1,8 @@
-"""Requests that crash Triton's own HTTP parser, and others that mean no good, on every HTTP port that is open.
+"""Requests that crash Triton's own HTTP parser, and others that mean no good, on every HTTP port
+that is open.
 
-Each runs beside a gRPC stream that must keep every sample, and leaves the same tritonserver running.
+Each runs beside a gRPC stream that must keep every sample, and leaves the same tritonserver
+running.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ def serving(status_port: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
     key.write_text(KEY)
     # Whoever speaks beside an attack is silent until it is over.
     config.write_text("stream: {first_tokens: 0}\nlimits: {idle_seconds: 600}")
-    options = [f"--config={config}", f"--status-port={status_port}", f"--admin-key-file={key}", "--canary-seconds=0"]
+    options = [
+        f"--config={config}",
+        f"--status-port={status_port}",
+        f"--admin-key-file={key}",
+        "--canary-seconds=0",
+    ]
     with Serving.start(TINY, *options) as serving:
         serving.wait_for_line("^token2wav: ready, ")
         yield serving
@@ -69,7 +76,10 @@ def _others_hear_nothing_of_it(
     speaker.may_end.set()
     speaker.join(PATIENCE_SECONDS)
     assert speaker.audio is not None, speaker.error
-    assert np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    assert (
+        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
+        <= SERVER_EQUALS_LIBRARY
+    )
     assert serving.traces.processes == before
 
 
@@ -88,7 +98,9 @@ def test_large_bodies(megabytes: int, ports: dict[str, int]) -> None:
     for service, path in PATHS:
         for expect in ([], ["Expect: 100-continue"]):
             length = f"Content-Length: {megabytes * MEGABYTE}"
-            told = status(ports[service], path, FORM, length, *expect, body=[bytes(MEGABYTE)] * megabytes)
+            told = status(
+                ports[service], path, FORM, length, *expect, body=[bytes(MEGABYTE)] * megabytes
+            )
             assert told in refused(service) | ({None} if megabytes > 1 else set())
 
 
@@ -107,18 +119,31 @@ def test_chunked_bodies(size: int, chunks: int, ports: dict[str, int]) -> None:
     for service, path in PATHS:
         told = status(ports[service], path, FORM, "Transfer-Encoding: chunked", body=body)
         assert told in refused(service) | {None}
-    assert status(ports["http"], SPEAK, f"admin-key: {KEY}", "Transfer-Encoding: chunked", body=body) in (411, None)
+    assert status(
+        ports["http"], SPEAK, f"admin-key: {KEY}", "Transfer-Encoding: chunked", body=body
+    ) in (411, None)
 
 
 def test_bounds_of_a_body_whose_sender_has_the_key(ports: dict[str, int]) -> None:
     http, key = ports["http"], f"admin-key: {KEY}"
     assert status(http, SPEAK, key, f"Content-Length: {BODY_BYTES + 1}") == 413
-    # The longest that is read is JSON to Triton whatever its sender says, and too little for it to die of.
+    # The longest that is read is JSON to Triton whatever its sender says, and too little for it to
+    # die of.
     longest = b'{"tokens": [' + b"1," * (BODY_BYTES // 2 - 8) + b"1]}"
     assert status(http, SPEAK, key, FORM, f"Content-Length: {len(longest)}", body=[longest]) == 400
-    nested = [b"[" * MEGABYTE, b'{"a":' * 200_000, b'{"tokens":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+    nested = [
+        b"[" * MEGABYTE,
+        b'{"a":' * 200_000,
+        b'{"tokens":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ]
     names = b'{"tokens":[1]' + b"".join(b',"p%d":1' % number for number in range(100_000)) + b"}"
-    broken = [b'{"tokens": [1', b"[]", b"\xff\xfe", b'{"tokens": [4294967297]}', b'{"tokens":[1],"tokens":[2]}']
+    broken = [
+        b'{"tokens": [1',
+        b"[]",
+        b"\xff\xfe",
+        b'{"tokens": [4294967297]}',
+        b'{"tokens":[1],"tokens":[2]}',
+    ]
     for text in (*nested, names, *broken):
         assert status(http, SPEAK, key, f"Content-Length: {len(text)}", body=[text]) == 400
     assert status(http, SPEAK, key, "Content-Length: 0") == 411
@@ -139,7 +164,12 @@ def test_headers_without_end(ports: dict[str, int]) -> None:
 
 def test_what_is_no_request(ports: dict[str, int]) -> None:
     for port in ports.values():
-        for junk in (b"GET /\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"\0" * 1000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        for junk in (
+            b"GET /\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00",
+            b"\0" * 1000,
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ):
             assert status_of(exchange(port, [junk], hang_up=True)) in (400, 403, 405, None)
 
 
@@ -156,7 +186,10 @@ def test_only_a_few_methods_and_paths_are_open(ports: dict[str, int]) -> None:
         "/v2/health/ready?a=b",
     ):
         assert status(http, path, key) == 403, path
-    for path in ("/v2/repository/models/token2wav/unload", "/v2/cudasharedmemory/region/a/register"):
+    for path in (
+        "/v2/repository/models/token2wav/unload",
+        "/v2/cudasharedmemory/region/a/register",
+    ):
         assert status(http, path, key, "Content-Length: 2", method="POST", body=[b"{}"]) == 403
 
 
@@ -172,7 +205,9 @@ def test_a_body_that_does_not_arrive(ports: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("half", [b"", HALF_HEADERS, HALF_BODY])
 def test_half_open_requests_shut_nobody_out(half: bytes, ports: dict[str, int]) -> None:
-    """More connections than there are places, again and again: a whole request is answered the first time."""
+    """More connections than there are places, again and again: a whole request is answered the
+    first time.
+    """
     slow: list[socket.socket] = []
     for _ in range(3):
         slow += [connect(port, half) for port in ports.values() for _ in range(150)]
@@ -204,7 +239,9 @@ def refused(service: str) -> set[int | None]:
     return {200} if service == "status" else {403, 405, 413}
 
 
-def status(port: int, path: str, *headers: str, body: list[bytes] | None = None, method: str = "") -> int | None:
+def status(
+    port: int, path: str, *headers: str, body: list[bytes] | None = None, method: str = ""
+) -> int | None:
     """What is answered; None if the connection is cut before that."""
     method = method or ("GET" if body is None and "Content" not in "".join(headers) else "POST")
     return status_of(exchange(port, [head(method, path, *headers), *(body or [])]))

@@ -1,6 +1,8 @@
-"""Attacks on a gRPC port with TLS: connections that stop half-way, floods of handshakes, and bytes that are no TLS.
+"""Attacks on a gRPC port with TLS: connections that stop half-way, floods of handshakes, and bytes
+that are no TLS.
 
-Each runs beside a stream over TLS that must keep every sample, and leaves the same tritonserver running.
+Each runs beside a stream over TLS that must keep every sample, and leaves the same tritonserver
+running.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ def tls(authority: Authority) -> Tls:
 def serving(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     config = tmp_path_factory.mktemp("attacks") / "server.yaml"
     config.write_text("stream: {first_tokens: 0}\nlimits: {idle_seconds: 600}")
-    certificate = [f"--tls-certificate={authority.certificate(NAME)}", f"--tls-key={authority.key(NAME)}"]
+    certificate = [
+        f"--tls-certificate={authority.certificate(NAME)}",
+        f"--tls-key={authority.key(NAME)}",
+    ]
     with Serving.start(TINY, f"--config={config}", *certificate, "--canary-seconds=0") as serving:
         serving.wait_for_line("^token2wav: ready, ")
         yield serving
@@ -60,7 +65,12 @@ def held() -> Iterator[contextlib.ExitStack]:
 
 @pytest.fixture(autouse=True)
 def _others_hear_nothing_of_it(
-    serving: Serving, golden: GoldenSet, voice: ClientVoice, model: Token2Wav, tls: Tls, held: contextlib.ExitStack
+    serving: Serving,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    model: Token2Wav,
+    tls: Tls,
+    held: contextlib.ExitStack,
 ) -> Iterator[None]:
     before = serving.traces.processes
     speaker = Speaker(serving.url, voice, golden.tokens, at_once=160, ends=False, tls=tls)
@@ -73,7 +83,10 @@ def _others_hear_nothing_of_it(
     speaker.may_end.set()
     speaker.join(PATIENCE_SECONDS)
     assert speaker.audio is not None, speaker.error
-    assert np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    assert (
+        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
+        <= SERVER_EQUALS_LIBRARY
+    )
     assert serving.traces.processes == before
 
 
@@ -119,14 +132,21 @@ def test_bytes_that_are_no_tls(serving: Serving) -> None:
 
 
 def test_junk_inside_of_tls(serving: Serving, authority: Authority) -> None:
-    for junk in (head("GET", "/"), os.urandom(100_000), PREFACE + bytes(100_000), PREFACE + os.urandom(100_000)):
+    for junk in (
+        head("GET", "/"),
+        os.urandom(100_000),
+        PREFACE + bytes(100_000),
+        PREFACE + os.urandom(100_000),
+    ):
         answer = until_it_hangs_up(shaken(serving.ports.grpc, authority), junk)
         assert b"200 OK" not in answer
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_versions_of_tls_that_are_too_old(version: ssl.TLSVersion, serving: Serving, authority: Authority) -> None:
+def test_versions_of_tls_that_are_too_old(
+    version: ssl.TLSVersion, serving: Serving, authority: Authority
+) -> None:
     context = trusting(authority)
     context.set_ciphers("ALL:@SECLEVEL=0")  # so that this side does not refuse
     context.minimum_version = context.maximum_version = version
@@ -135,7 +155,9 @@ def test_versions_of_tls_that_are_too_old(version: ssl.TLSVersion, serving: Serv
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_versions_of_tls_that_are_accepted(version: ssl.TLSVersion, serving: Serving, authority: Authority) -> None:
+def test_versions_of_tls_that_are_accepted(
+    version: ssl.TLSVersion, serving: Serving, authority: Authority
+) -> None:
     context = trusting(authority)
     context.minimum_version = context.maximum_version = version
     with shaken(serving.ports.grpc, authority, context) as secured:

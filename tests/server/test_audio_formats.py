@@ -1,4 +1,6 @@
-"""Formats, rates and trimmed silence on a real server with the demo voice, in one process and as an ensemble."""
+"""Formats, rates and trimmed silence on a real server with the demo voice, in one process and as an
+ensemble.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ from token2wav_voice import FrontEnd, Recording
 TRIM_MS = 3000
 SILENT_TOKENS = 50  # 2 s: whole chunks of nothing
 NEAR_DB = 40.0  # batches on a server sum in another order
-REPOSITORIES = {"token2wav": ROOT / "model_repository", "token2wav_ensemble": ROOT / "model_repository_ensemble"}
+REPOSITORIES = {
+    "token2wav": ROOT / "model_repository",
+    "token2wav_ensemble": ROOT / "model_repository_ensemble",
+}
 
 
 @pytest.fixture(scope="module", params=list(REPOSITORIES))
@@ -41,7 +46,9 @@ def model_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def served(model_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = f"stream: {{first_tokens: 0, trim_silence_ms: {TRIM_MS}}}"
-    with Rig.start(demo.MODEL, tmp_path_factory.mktemp("served"), settings, REPOSITORIES[model_name]) as rig:
+    with Rig.start(
+        demo.MODEL, tmp_path_factory.mktemp("served"), settings, REPOSITORIES[model_name]
+    ) as rig:
         yield rig
 
 
@@ -59,7 +66,9 @@ def spoken() -> ClientVoice:
 
 @pytest.fixture(scope="module")
 def silence() -> NDArray[np.int32]:
-    recording = replace(Recording.load(demo.SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32))
+    recording = replace(
+        Recording.load(demo.SENTENCE), samples=np.zeros(SILENT_TOKENS * 960, np.float32)
+    )
     return FrontEnd(demo.MODEL).tokens(recording)
 
 
@@ -76,7 +85,9 @@ def whole(spoken: ClientVoice, tokens: NDArray[np.int32]) -> NDArray[np.float32]
 
 
 def joined(chunks: list[AudioChunk]) -> NDArray[np.float32]:
-    audio = np.concatenate([client_audio.decoded(chunk.audio, chunk.audio_format) for chunk in chunks])
+    audio = np.concatenate(
+        [client_audio.decoded(chunk.audio, chunk.audio_format) for chunk in chunks]
+    )
     return audio if audio.dtype == np.float32 else audio / np.float32(32768)
 
 
@@ -86,7 +97,8 @@ def near(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("audio_format", "sample_rate"), [("mulaw", 8000), ("alaw", 16_000), ("int16", 22_050), ("float32", 48_000)]
+    ("audio_format", "sample_rate"),
+    [("mulaw", 8000), ("alaw", 16_000), ("int16", 22_050), ("float32", 48_000)],
 )
 def test_what_is_sent_equals_a_conversion_of_the_whole(
     served: Rig,
@@ -99,7 +111,9 @@ def test_what_is_sent_equals_a_conversion_of_the_whole(
 ) -> None:
     with Client(served.server.grpc_url, model=model_name) as client:
         portions = np.split(tokens, [3, 40, 41, 100])
-        chunks = list(client.synthesize(portions, spoken, audio_format=audio_format, sample_rate=sample_rate))
+        chunks = list(
+            client.synthesize(portions, spoken, audio_format=audio_format, sample_rate=sample_rate)
+        )
     assert {(chunk.audio.dtype, chunk.sample_rate) for chunk in chunks} == {
         (client_audio.DTYPES[audio_format], sample_rate)
     }
@@ -115,25 +129,35 @@ def test_nothing_but_silence_ends_with_an_empty_chunk(
 ) -> None:
     async def speak() -> list[AudioChunk]:
         async with AsyncClient(served.server.grpc_url, model=model_name) as client:
-            return [chunk async for chunk in client.synthesize([silence], spoken, sample_rate=16_000)]
+            return [
+                chunk async for chunk in client.synthesize([silence], spoken, sample_rate=16_000)
+            ]
 
     [only] = asyncio.run(speak())
     assert (only.final, len(only.audio), only.samples_trimmed) == (True, 0, SILENT_TOKENS * 640)
 
 
-def test_telephony(served: Rig, model_name: str, spoken: ClientVoice, tokens: NDArray[np.int32]) -> None:
+def test_telephony(
+    served: Rig, model_name: str, spoken: ClientVoice, tokens: NDArray[np.int32]
+) -> None:
     with Client(served.server.grpc_url, model=model_name) as client:
         chunks = list(client.synthesize([tokens], spoken, audio_format="mulaw", sample_rate=8000))
     packets = list(frames(chunks))
     assert {(packet.dtype, len(packet)) for packet in packets} == {(np.dtype(np.uint8), 160)}
     sent = sum(len(chunk.audio) for chunk in chunks)
     assert len(packets) == -(-sent // 160)
-    assert np.concatenate(packets)[:sent].tolist() == np.concatenate([chunk.audio for chunk in chunks]).tolist()
+    assert (
+        np.concatenate(packets)[:sent].tolist()
+        == np.concatenate([chunk.audio for chunk in chunks]).tolist()
+    )
 
 
 def test_what_cannot_be_had_is_refused(served: Rig, model_name: str, spoken: ClientVoice) -> None:
     with Client(served.server.grpc_url, model=model_name) as client:
-        with pytest.raises(ServerError, match=r"sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48"):
+        with pytest.raises(
+            ServerError,
+            match=r"sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48",
+        ):
             list(client.synthesize([1], spoken, sample_rate=11_025))
         assert len(list(client.synthesize([1], spoken))) == 1
     with served.connect(model_name) as connection:
@@ -151,17 +175,35 @@ def test_the_command_writes_and_reports(
     np.save(tmp_path / "tokens.npy", tokens)
     np.savez(tmp_path / "voice.npz", **{name: getattr(spoken, name) for name in FIELDS})
     program = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url]
-    program += ["--tokens", "tokens.npy", "--voice", "voice.npz", "--audio-format", "mulaw", "--sample-rate", "8000"]
+    program += [
+        "--tokens",
+        "tokens.npy",
+        "--voice",
+        "voice.npz",
+        "--audio-format",
+        "mulaw",
+        "--sample-rate",
+        "8000",
+    ]
     heard = heard_sounds(served)
     reports = []
     for out in (["out.opus"], ["-", "--format", "wav"]):
         done = subprocess.run(
-            [*program, "--out", *out], cwd=tmp_path, capture_output=True, timeout=PATIENCE_SECONDS, check=True
+            [*program, "--out", *out],
+            cwd=tmp_path,
+            capture_output=True,
+            timeout=PATIENCE_SECONDS,
+            check=True,
         )
         reports.append(done.stderr if out[0] == "-" else done.stdout)
     assert all(b" s of silence trimmed\n" in report for report in reports)
     written, piped = soundfile.info(tmp_path / "out.opus"), soundfile.info(io.BytesIO(done.stdout))
-    assert (written.samplerate, written.subtype, piped.samplerate, piped.subtype) == (8000, "OPUS", 8000, "ULAW")
+    assert (written.samplerate, written.subtype, piped.samplerate, piped.subtype) == (
+        8000,
+        "OPUS",
+        8000,
+        "ULAW",
+    )
     assert 3 < written.duration == piped.duration < 4.5
     assert heard_sounds(served) == heard + 2
 

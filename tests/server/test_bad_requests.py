@@ -1,4 +1,6 @@
-"""Bad input: an error on that stream that names field and bound; the next stream works; nothing is left behind."""
+"""Bad input: an error on that stream that names field and bound; the next stream works; nothing is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
     "too large": ([6561], "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
     "none at all": ([], "tokens: the utterance ended without any; at least 1 is needed"),
     "wrong type": (np.array([5], np.int64), "inference input 'tokens' data-type is 'INT64'"),
-    "wrong type, float": (np.array([5], np.float32), "inference input 'tokens' data-type is 'FP32'"),
+    "wrong type, float": (
+        np.array([5], np.float32),
+        "inference input 'tokens' data-type is 'FP32'",
+    ),
     "two dimensions": (np.zeros((1, 2), np.int32), "unexpected shape for input 'tokens'"),
 }
 
@@ -69,11 +74,18 @@ BAD_VOICES: dict[str, tuple[Inputs, str]] = {
     ),
     "mel too short": (
         {"prompt_mel": np.zeros((59, 80), np.float32)},
-        "prompt_mel: shape (59, 80), expected (60, 80): 2 frames of 80 bands for each of 30 prompt tokens",
+        "prompt_mel: shape (59, 80), expected (60, 80): 2 frames of 80 bands for each of 30 "
+        "prompt tokens",
     ),
-    "mel of other bands": ({"prompt_mel": np.zeros((60, 100), np.float32)}, "unexpected shape for input 'prompt_mel'"),
+    "mel of other bands": (
+        {"prompt_mel": np.zeros((60, 100), np.float32)},
+        "unexpected shape for input 'prompt_mel'",
+    ),
     "mel with NaN": ({"prompt_mel": mel_with(np.nan)}, "prompt_mel: holds NaN or infinite values"),
-    "mel with infinity": ({"prompt_mel": mel_with(np.inf)}, "prompt_mel: holds NaN or infinite values"),
+    "mel with infinity": (
+        {"prompt_mel": mel_with(np.inf)},
+        "prompt_mel: holds NaN or infinite values",
+    ),
     "mel beyond its bound": (
         {"prompt_mel": mel_with(1e30)},
         "prompt_mel: 1e+30 at index 7, 3 is outside -100 to 100",
@@ -82,12 +94,18 @@ BAD_VOICES: dict[str, tuple[Inputs, str]] = {
         {"speaker_embedding": np.full(192, -1e30, np.float32)},
         "speaker_embedding: -1e+30 at index 0 is outside -1000 to 1000",
     ),
-    "mel of another type": ({"prompt_mel": np.zeros((60, 80))}, "inference input 'prompt_mel' data-type is 'FP64'"),
+    "mel of another type": (
+        {"prompt_mel": np.zeros((60, 80))},
+        "inference input 'prompt_mel' data-type is 'FP64'",
+    ),
     "embedding of another size": (
         {"speaker_embedding": np.ones(191, np.float32)},
         "unexpected shape for input 'speaker_embedding'",
     ),
-    "embedding of zeros": ({"speaker_embedding": np.zeros(192, np.float32)}, "speaker_embedding: all zeros"),
+    "embedding of zeros": (
+        {"speaker_embedding": np.zeros(192, np.float32)},
+        "speaker_embedding: all zeros",
+    ),
     "embedding with NaN": (
         {"speaker_embedding": np.full(192, np.nan, np.float32)},
         "speaker_embedding: holds NaN or infinite values",
@@ -110,7 +128,9 @@ def test_missing_part_of_the_voice(rig: Rig, golden: GoldenSet, name: str) -> No
     with rig.connect() as connection:
         connection.send([1], without(golden, name), "bad", start=True)
         [error] = connection.answers().errors
-        assert f"{name}: missing; the first request of an utterance carries it, or a voice_id" in error
+        assert (
+            f"{name}: missing; the first request of an utterance carries it, or a voice_id" in error
+        )
         the_next_stream_works(connection, golden)
 
 
@@ -119,7 +139,9 @@ def test_voice_in_the_middle(rig: Rig, golden: GoldenSet) -> None:
         connection.send([1], golden.voice, "twice", start=True)
         assert not connection.answers().errors
         connection.send([1], golden.voice, "twice")
-        assert connection.answers().errors == ["prompt_tokens: only the first request of an utterance carries it"]
+        assert connection.answers().errors == [
+            "prompt_tokens: only the first request of an utterance carries it"
+        ]
         the_next_stream_works(connection, golden)
 
 
@@ -144,12 +166,16 @@ def test_failure_is_told_on_the_request_that_was_kept_open_too(rig: Rig, golden:
         connection.send([1], golden.voice, "kept", start=True, parameters={"keep_open": True})
         connection.send([-5], None, "kept")
         assert (
-            connection.answers(requests=2).errors == ["tokens: -5 at index 0 is outside the vocabulary 0 to 6560"] * 2
+            connection.answers(requests=2).errors
+            == ["tokens: -5 at index 0 is outside the vocabulary 0 to 6560"] * 2
         )
 
 
-def test_what_comes_after_the_end_costs_nothing_that_was_earned(rig: Rig, golden: GoldenSet) -> None:
-    tokens = np.tile(golden.tokens, 8)[:1000]  # seconds of work, of which the requests below see the first moments
+def test_what_comes_after_the_end_costs_nothing_that_was_earned(
+    rig: Rig, golden: GoldenSet
+) -> None:
+    # seconds of work, of which the requests below see the first moments
+    tokens = np.tile(golden.tokens, 8)[:1000]
     with rig.connect() as connection:
         connection.send(tokens, golden.voice, "over", start=True, end=True)
         for late, voice in (([1], None), ([-1], None), ([], golden.voice)):
@@ -176,13 +202,16 @@ def test_unknown_sequence(rig: Rig) -> None:
         ({"keep_open": "yes"}, "keep_open: 'yes' is not a boolean"),
         (
             {"samplerate": 8000},
-            "parameters: 'samplerate' is not a request parameter; known are audio_format, sample_rate, keep_open, "
+            "parameters: 'samplerate' is not a request parameter; known are audio_format, "
+            "sample_rate, keep_open, "
             "steps, voice, stream_key",
         ),
         ({CLIENT_HEADER: "x" * 129}, f"{CLIENT_HEADER}: not a name of at most 128 characters"),
     ],
 )
-def test_bad_parameter(rig: Rig, golden: GoldenSet, parameters: dict[str, Any], message: str) -> None:
+def test_bad_parameter(
+    rig: Rig, golden: GoldenSet, parameters: dict[str, Any], message: str
+) -> None:
     with rig.connect() as connection:
         connection.send([1], golden.voice, "bad", start=True, parameters=parameters)
         assert connection.answers().errors == [message]
@@ -210,11 +239,15 @@ class TestLimits:
 
     def test_prompt_too_long(self, limited: Rig, golden: GoldenSet) -> None:
         long_prompt = changed(
-            golden, prompt_tokens=np.zeros(751, np.int32), prompt_mel=np.zeros((1502, 80), np.float32)
+            golden,
+            prompt_tokens=np.zeros(751, np.int32),
+            prompt_mel=np.zeros((1502, 80), np.float32),
         )
         with limited.connect() as connection:
             connection.send([1], long_prompt)
-            assert connection.answers().errors == ["prompt_tokens: 751 tokens, at most 750 are allowed"]
+            assert connection.answers().errors == [
+                "prompt_tokens: 751 tokens, at most 750 are allowed"
+            ]
             the_next_stream_works(connection, golden)
 
     def test_too_many_streams(self, limited: Rig, golden: GoldenSet) -> None:
@@ -242,14 +275,20 @@ class TestLimits:
             assert not connection.answers().errors
             limited.wait_until_empty()
             connection.send([1], None, "idle")
-            assert connection.answers().errors == [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"]
+            assert connection.answers().errors == [
+                f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"
+            ]
 
     def test_idle_stream_that_was_kept_open_is_told(self, limited: Rig, golden: GoldenSet) -> None:
         with limited.connect() as connection:
             connection.send([1], golden.voice, "idle", start=True, parameters={"keep_open": True})
-            assert connection.answers().errors == [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"]
+            assert connection.answers().errors == [
+                f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"
+            ]
 
-    def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(self, limited: Rig, golden: GoldenSet) -> None:
+    def test_neither_empty_requests_nor_a_trickle_keep_a_stream_open(
+        self, limited: Rig, golden: GoldenSet
+    ) -> None:
         before = limited.ended()
         with limited.connect() as connection:
             for sequence in ("silent", "trickle"):
@@ -264,7 +303,10 @@ class TestLimits:
                 time.sleep(0.2)
         assert ends == {
             "silent": [f"stream: no tokens for {IDLE_SECONDS} s; it was dropped"],
-            "trickle": [f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was dropped"],
+            "trickle": [
+                f"stream: open for {STREAM_SECONDS} s, which is the limit of one stream; it was "
+                f"dropped"
+            ],
         }
         assert limited.ended() - before == {"IdleError": 1, "ExpiredError": 1}
 

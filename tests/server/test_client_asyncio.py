@@ -1,4 +1,6 @@
-"""The client for asyncio, on a real server: many utterances in one loop, and none left when their tasks are gone."""
+"""The client for asyncio, on a real server: many utterances in one loop, and none left when their
+tasks are gone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def portions(tokens: NDArray[np.int32], seed: int) -> AsyncIterator[NDArra
         await asyncio.sleep(0.01)
 
 
-def test_twenty_utterances_in_one_loop(rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav) -> None:
+def test_twenty_utterances_in_one_loop(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> None:
     async def speak(client: AsyncClient, seed: int) -> NDArray[np.float32]:
         chunks = [chunk async for chunk in client.synthesize(portions(golden.tokens, seed), voice)]
         assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
@@ -78,7 +82,9 @@ def test_push_finish_and_lists(rig: Rig, voice: ClientVoice) -> None:
     asyncio.run(run())
 
 
-def test_a_cancelled_task_frees_its_stream_at_once(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_a_cancelled_task_frees_its_stream_at_once(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
     heard = asyncio.Event()
 
     async def never_ending() -> AsyncIterator[NDArray[np.int32]]:
@@ -142,7 +148,11 @@ def test_errors_are_those_of_the_other_client(rig: Rig, voice: ClientVoice) -> N
 
 
 def test_a_server_that_stops_answering_is_asked_again(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav, caplog: pytest.LogCaptureFixture
+    rig: Rig,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    model: Token2Wav,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     go_on = asyncio.Event()
 
@@ -179,7 +189,9 @@ def test_a_server_that_stops_answering_is_asked_again(
     assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
 
 
-def test_flat_tokens_are_a_single_batch_and_text_is_none(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_flat_tokens_are_a_single_batch_and_text_is_none(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
     flat = golden.tokens[:30]
 
     async def spoken(tokens: Any) -> list[NDArray[Any]]:

@@ -1,4 +1,6 @@
-"""The example in a browser: a real server, the bridge, and a headless Chromium that plays what it hears."""
+"""The example in a browser: a real server, the bridge, and a headless Chromium that plays what it
+hears.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ def page_url(rig: Rig, tmp_path: Path) -> Iterator[str]:
     np.save(tokens, np.load(DATA / "demo" / "tokens.npy")[:TOKENS])
     port = Ports.free().http
     command = [sys.executable, "-m", "examples.browser.bridge", f"--tokens={tokens}"]
-    command += [f"--voice={DATA / 'demo' / 'voice.safetensors'}", f"--url={rig.server.grpc_url}", f"--port={port}"]
+    command += [
+        f"--voice={DATA / 'demo' / 'voice.safetensors'}",
+        f"--url={rig.server.grpc_url}",
+        f"--port={port}",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as bridge:
         assert bridge.stdout is not None
         try:
@@ -57,7 +63,8 @@ def test_a_page_plays_a_stream_as_it_arrives(rig: Rig, page_url: str, tmp_path: 
         page.open(page_url)
         page.wait_for("text.value")
         page.evaluate("rate.value = 200")
-        for seconds in (0.2, 0.4, 0.8, 2):  # that the slider allows: other programs keep this machine busy
+        # that the slider allows: other programs keep this machine busy
+        for seconds in (0.2, 0.4, 0.8, 2):
             page.evaluate(f"wait.value = {seconds}")
             speak(page)
             assert page.text("received") == page.text("played") == str(960 * TOKENS)

@@ -25,7 +25,9 @@ TOKENS = np.load(DATA / "demo" / "tokens.npy")[:60]
 
 def run(*command: object, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     words = [sys.executable, *map(str, command)]
-    return subprocess.run(words, input=text, capture_output=True, timeout=PATIENCE_SECONDS, check=False)
+    return subprocess.run(
+        words, input=text, capture_output=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
@@ -46,7 +48,9 @@ def test_samples_on_standard_output(rig: Rig, tmp_path: Path) -> None:
     integers = run(*synth, "--out=-", "--quiet")
     assert integers.returncode == 0
     assert integers.stderr == b""
-    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(integers.stdout, "<i2") / np.float32(32767)
+    difference = np.frombuffer(floats.stdout, "<f4") - np.frombuffer(
+        integers.stdout, "<i2"
+    ) / np.float32(32767)
     assert np.abs(difference).max() < 1e-3
 
 
@@ -56,17 +60,34 @@ def test_nobody_reads_standard_output(rig: Rig, tmp_path: Path) -> None:
     command = f"{sys.executable} -m token2wav_client synth --tokens {tokens} --voice {VOICE} --quiet --out - "
     command += f"--url {rig.server.grpc_url} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 2
-    assert done.stderr == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+    assert (
+        done.stderr
+        == "token2wav-client: error: out: cannot write to standard output (Broken pipe)\n"
+    )
 
 
 def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path) -> None:
     out = tmp_path / "out.wav"
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--tokens=-", f"--voice={VOICE}", f"--out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--tokens=-",
+        f"--voice={VOICE}",
+        f"--out={out}",
+    ]
     with subprocess.Popen(
-        [*command, f"--url={rig.server.grpc_url}", "--quiet"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, f"--url={rig.server.grpc_url}", "--quiet"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None
         process.stdin.write("".join(f"<|s_{token}|>" for token in TOKENS).encode())
@@ -80,19 +101,26 @@ def test_a_terminated_command_says_what_it_has_written(rig: Rig, tmp_path: Path)
         errors = process.stderr.read().decode()
         assert process.wait(PATIENCE_SECONDS) == 143
     kept = soundfile.info(out).duration
-    assert errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+    assert (
+        errors == f"{out}: incomplete, {kept:.2f} s of audio kept\ntoken2wav-client: terminated\n"
+    )
 
 
 @pytest.mark.parametrize("kind", FILE_FORMATS)
 def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> None:
     out = tmp_path / f"out.{kind}"
-    synth = f"-m token2wav_client synth --tokens {DATA / 'demo' / 'tokens.npy'} --voice {VOICE} --quiet"
+    synth = (
+        f"-m token2wav_client synth --tokens {DATA / 'demo' / 'tokens.npy'} --voice {VOICE} --quiet"
+    )
     command = f"ulimit -f 20; {sys.executable} {synth} --out {out} --url {rig.server.grpc_url}"
     shell = ["bash", "-c", command]
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(
+        shell, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 2
     kept = re.fullmatch(
-        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot write "
+        rf"{out}: incomplete, (\d+\.\d\d) s of audio kept\ntoken2wav-client: error: {out}: cannot "
+        rf"write "
         r"\(File too large\)\n",
         done.stderr,
     )
@@ -108,7 +136,11 @@ def test_a_full_disk_says_what_was_kept(rig: Rig, tmp_path: Path, kind: str) -> 
         ([[1, 2], [3, 4]], "tokens.npy", "tokens: shape (2, 2), expected (any,) for this model"),
         ("6561", "-", "tokens: 6561 at index 0 is outside the vocabulary 0 to 6560"),
         ("", "tokens.txt", "tokens: none, an utterance needs at least 1"),
-        ("1 x", "tokens.txt", "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647"),
+        (
+            "1 x",
+            "tokens.txt",
+            "tokens: 'x' at byte 2 is neither <|s_NUMBER|> nor an integer from 0 to 2147483647",
+        ),
     ],
 )
 def test_an_error_in_tokens_names_their_file(
@@ -122,7 +154,14 @@ def test_an_error_in_tokens_names_their_file(
     else:
         Path(source).write_text(tokens)
     out = tmp_path / "out.wav"
-    synth = ("-m", "token2wav_client", "synth", f"--tokens={source}", f"--voice={VOICE}", f"--out={out}")
+    synth = (
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={source}",
+        f"--voice={VOICE}",
+        f"--out={out}",
+    )
     done = run(*synth, f"--url={rig.server.grpc_url}", text=text)
     named = "standard input" if name == "-" else source
     assert done.stderr.decode() == f"token2wav-client: error: {named}: {message}\n"
@@ -133,9 +172,21 @@ def test_an_error_in_tokens_names_their_file(
 def test_an_error_in_a_voice_names_its_file(rig: Rig, tmp_path: Path, voice: ClientVoice) -> None:
     path, tokens = tmp_path / "narrow.npz", tmp_path / "tokens.npy"
     embedding = voice.speaker_embedding[:9]
-    np.savez(path, prompt_tokens=voice.prompt_tokens, prompt_mel=voice.prompt_mel, speaker_embedding=embedding)
+    np.savez(
+        path,
+        prompt_tokens=voice.prompt_tokens,
+        prompt_mel=voice.prompt_mel,
+        speaker_embedding=embedding,
+    )
     np.save(tokens, TOKENS)
-    synth = ("-m", "token2wav_client", "synth", f"--tokens={tokens}", f"--voice={path}", f"--out={tmp_path / 'o.wav'}")
+    synth = (
+        "-m",
+        "token2wav_client",
+        "synth",
+        f"--tokens={tokens}",
+        f"--voice={path}",
+        f"--out={tmp_path / 'o.wav'}",
+    )
     done = run(*synth, f"--url={rig.server.grpc_url}")
     message = f"{path}: speaker_embedding: shape (9,), expected (192,) for this model"
     assert (done.returncode, done.stderr.decode()) == (4, f"token2wav-client: error: {message}\n")
@@ -154,7 +205,9 @@ def test_text_of_a_language_model() -> None:
 def test_numbers_of_a_language_model() -> None:
     text = "[6561, 12, 3,\n1234567890 456] 6562 78"
     for size in range(1, len(text) + 1):
-        found = list(tokens_in((text[at : at + size] for at in range(0, len(text), size)), "chatterbox"))
+        found = list(
+            tokens_in((text[at : at + size] for at in range(0, len(text), size)), "chatterbox")
+        )
         assert [token for tokens in found for token in tokens] == [12, 3, 456, 78], size
 
 
@@ -183,7 +236,10 @@ def test_speaking_a_folder(rig: Rig, tmp_path: Path) -> None:
     command = [ROOT / "examples" / "synthesize_folder.py", tokens, wavs, f"--voice={VOICE}"]
     done = run(*command, f"--url={rig.server.grpc_url}")
     assert done.returncode == 1
-    assert b"synthesize_folder: wrong.txt: tokens: 9999 at index 0 is outside the vocabulary" in done.stderr
+    assert (
+        b"synthesize_folder: wrong.txt: tokens: 9999 at index 0 is outside the vocabulary"
+        in done.stderr
+    )
     lengths = {path.name: soundfile.info(path).frames for path in wavs.iterdir()}
     assert lengths == {"a.wav": 960 * len(TOKENS), "b.wav": 960 * 3, "c.wav": 960 * 2}
     (wavs / "b.wav").unlink()

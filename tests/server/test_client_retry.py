@@ -55,9 +55,14 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
 
 
 def test_a_server_killed_in_the_middle_and_restarted(
-    golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32], caplog: pytest.LogCaptureFixture
+    golden: GoldenSet,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Three streams hear nothing of it; one that does not retry is told at once; nobody hears a sample twice."""
+    """Three streams hear nothing of it; one that does not retry is told at once; nobody hears a
+    sample twice.
+    """
     listeners = [Listener(golden.tokens, voice) for _ in range(STREAMS + 1)]
     with Serving.start(TINY) as serving, ThreadPoolExecutor(STREAMS + 1) as pool:
         serving.wait_for_line("^token2wav: ready, ")
@@ -80,7 +85,9 @@ def test_a_server_killed_in_the_middle_and_restarted(
     assert all("retry " in message and f" of {RETRIES} in " in message for message in said)
 
 
-def test_a_full_server_is_asked_again(limited: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_server_is_asked_again(
+    limited: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+) -> None:
     leave = threading.Event()
 
     def dawdling() -> Iterator[list[int]]:
@@ -89,7 +96,11 @@ def test_a_full_server_is_asked_again(limited: Rig, voice: ClientVoice, caplog: 
             yield []
 
     url = limited.server.grpc_url
-    with Client(url, retries=RETRIES) as client, Client(url) as other, ThreadPoolExecutor(3) as pool:
+    with (
+        Client(url, retries=RETRIES) as client,
+        Client(url) as other,
+        ThreadPoolExecutor(3) as pool,
+    ):
         sitting = [pool.submit(lambda: list(other.synthesize(dawdling(), voice))) for _ in range(2)]
         while limited.open_streams()["engine"] < 2:
             assert not any(result.done() for result in sitting)
@@ -101,14 +112,23 @@ def test_a_full_server_is_asked_again(limited: Rig, voice: ClientVoice, caplog: 
         leave.set()
         for result in [*sitting, waiting]:
             assert sum(len(chunk.audio) for chunk in result.result(PATIENCE_SECONDS)) == 3 * 960
-    assert caplog.records[0].message.startswith("streams: all 2 are in use; try again later; retry 1 of 30 in ")
+    assert caplog.records[0].message.startswith(
+        "streams: all 2 are in use; try again later; retry 1 of 30 in "
+    )
 
 
 def test_a_server_that_stops_answering(
-    rig: Rig, golden: GoldenSet, voice: ClientVoice, whole: NDArray[np.float32], caplog: pytest.LogCaptureFixture
+    rig: Rig,
+    golden: GoldenSet,
+    voice: ClientVoice,
+    whole: NDArray[np.float32],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     listener = Listener(golden.tokens, voice)
-    with Client(rig.server.grpc_url, retries=RETRIES, response_timeout_s=3) as client, ThreadPoolExecutor(1) as pool:
+    with (
+        Client(rig.server.grpc_url, retries=RETRIES, response_timeout_s=3) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
         result = pool.submit(listener.listen, client)
         assert listener.heard.wait(PATIENCE_SECONDS)
         os.kill(rig.server.pid, signal.SIGSTOP)
@@ -125,9 +145,14 @@ def test_a_server_that_stops_answering(
     assert "did not answer for 3 s; retry 1 of 30 in " in caplog.records[0].message
 
 
-def test_bad_input_is_not_sent_again(rig: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_input_is_not_sent_again(
+    rig: Rig, voice: ClientVoice, caplog: pytest.LogCaptureFixture
+) -> None:
     with Client(rig.server.grpc_url, retries=RETRIES) as client:
-        for batches, sentence in (([[1], [9999]], "outside the vocabulary"), ([[1] * 15_001], "15000")):
+        for batches, sentence in (
+            ([[1], [9999]], "outside the vocabulary"),
+            ([[1] * 15_001], "15000"),
+        ):
             with pytest.raises(ServerError, match=sentence):
                 list(client.synthesize(batches, voice))
         with pytest.raises(ServerError, match="voice_id"):

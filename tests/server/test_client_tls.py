@@ -33,18 +33,27 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         f"--grpc-server-key={ours.key('tts.example')}",
         f"--grpc-root-cert={ours.ca}",
     ]
-    with TritonServer(TINY, ports=Ports.free(), log_file=folder / "triton.log", extra_args=arguments) as running:
+    with TritonServer(
+        TINY, ports=Ports.free(), log_file=folder / "triton.log", extra_args=arguments
+    ) as running:
         yield Secured(
             running.grpc_url,
             *(
-                Tls(ca=ours.ca, cert=made.certificate("client"), key=made.key("client"), server_name="tts.example")
+                Tls(
+                    ca=ours.ca,
+                    cert=made.certificate("client"),
+                    key=made.key("client"),
+                    server_name="tts.example",
+                )
                 for made in (ours, theirs)
             ),
         )
 
 
 def test_who_is_known_is_served(secured: Secured, voice: ClientVoice) -> None:
-    with Client(secured.url, tls=secured.known, token="not looked at here", headers={"x-key": "nor this"}) as client:
+    with Client(
+        secured.url, tls=secured.known, token="not looked at here", headers={"x-key": "nor this"}
+    ) as client:
         [chunk] = client.synthesize([[1, 2, 3]], voice)
     assert len(chunk.audio) == 3 * 960
 
@@ -53,7 +62,9 @@ def test_who_is_unknown_is_told_what_may_be_missing(secured: Secured, voice: Cli
     for tls in (None, replace(secured.known, cert=None, key=None), secured.stranger):
         with (
             Client(secured.url, tls=tls) as client,
-            pytest.raises(ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"),
+            pytest.raises(
+                ServerUnavailable, match=r"hangs up: does it want TLS, or a certificate\?"
+            ),
         ):
             client.open(voice)
 
@@ -77,11 +88,18 @@ def test_a_server_that_is_not_who_it_says_is_not_tried_again(
 
 def test_the_command(secured: Secured, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     known = secured.known
-    command = ["health", f"--url={secured.url}", f"--ca={known.ca}", f"--server-name={known.server_name}"]
+    command = [
+        "health",
+        f"--url={secured.url}",
+        f"--ca={known.ca}",
+        f"--server-name={known.server_name}",
+    ]
     command += ["--connect-timeout=60", "--timeout=60"]
     token = tmp_path / "token"
     token.write_text("s3cret\n")
-    assert main([*command, f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]) == 0
+    assert (
+        main([*command, f"--cert={known.cert}", f"--key={known.key}", f"--token-file={token}"]) == 0
+    )
     assert capfd.readouterr().out.startswith("healthy: ")
     assert main(["health", f"--url={secured.url}", "--tls"]) == 7
     assert "error: no secure connection to " in capfd.readouterr().err

@@ -1,4 +1,6 @@
-"""What a user sees when something is wrong with a command: one sentence, a non-zero exit, nothing executed."""
+"""What a user sees when something is wrong with a command: one sentence, a non-zero exit, nothing
+executed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Serve = Callable[..., Completed]
 
 @pytest.fixture
 def serve(capsys: pytest.CaptureFixture[str]) -> Iterator[Serve]:
-    """Runs the command in this process, whose signals it takes over: one of its own would import torch, for seconds."""
+    """Runs the command in this process, whose signals it takes over: one of its own would import
+    torch, for seconds.
+    """
 
     def run(model: Path, *arguments: str) -> Completed:
         capsys.readouterr()
@@ -45,12 +49,19 @@ def serve(capsys: pytest.CaptureFixture[str]) -> Iterator[Serve]:
 
 def synth(url: str, out: Path) -> Completed:
     synthesis = [sys.executable, "-m", "token2wav_client", "synth", "--url", url, "--out", str(out)]
-    synthesis += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+    synthesis += [
+        "--tokens",
+        str(DATA / "demo" / "tokens.npy"),
+        "--voice",
+        str(DATA / "demo" / "voice.safetensors"),
+    ]
     return as_a_process(synthesis)
 
 
 def as_a_process(arguments: list[str]) -> Completed:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 def one_sentence(completed: Completed, program: str) -> str:
@@ -74,16 +85,38 @@ def folder(tmp_path: Path) -> Path:
 
 
 WRONG_USAGE: dict[str, tuple[Callable[[list[str]], int], list[str], str]] = {
-    "token2wav-serve": (main, ["--model", ".", "--http-port", "0"], "'0' is not a port, which is a number from 1"),
-    "token2wav-plan": (plan.main, ["--model", "."], "one of the arguments --gpu --memory-mib is required"),
-    "token2wav-tokenize": (voice_commands.tokenize, ["--model", "."], "arguments are required: --wav"),
-    "token2wav-voice create": (voice_commands.main, ["create", "--model", "."], "arguments are required: --wav, --out"),
-    "token2wav-export onnx": (export_commands.main, ["onnx", "--model", ".", "--opset", "1"], "invalid choice: 1"),
+    "token2wav-serve": (
+        main,
+        ["--model", ".", "--http-port", "0"],
+        "'0' is not a port, which is a number from 1",
+    ),
+    "token2wav-plan": (
+        plan.main,
+        ["--model", "."],
+        "one of the arguments --gpu --memory-mib is required",
+    ),
+    "token2wav-tokenize": (
+        voice_commands.tokenize,
+        ["--model", "."],
+        "arguments are required: --wav",
+    ),
+    "token2wav-voice create": (
+        voice_commands.main,
+        ["create", "--model", "."],
+        "arguments are required: --wav, --out",
+    ),
+    "token2wav-export onnx": (
+        export_commands.main,
+        ["onnx", "--model", ".", "--opset", "1"],
+        "invalid choice: 1",
+    ),
 }
 
 
 @pytest.mark.parametrize("program", WRONG_USAGE)
-def test_wrong_usage_is_one_line_that_points_at_the_help(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line_that_points_at_the_help(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, arguments, message = WRONG_USAGE[program]
     with pytest.raises(SystemExit) as stop:
         run(arguments)
@@ -104,7 +137,9 @@ def test_half_a_model_folder(folder: Path, serve: Serve) -> None:
     (folder / "hift.safetensors").unlink()
     completed = serve(folder)
     assert completed.returncode == SERVE_USAGE
-    assert "neither hift.safetensors nor hift.pt is there" in one_sentence(completed, "token2wav-serve")
+    assert "neither hift.safetensors nor hift.pt is there" in one_sentence(
+        completed, "token2wav-serve"
+    )
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.mkdir", "!new:os.mkdir"])
@@ -120,7 +155,9 @@ def test_yaml_that_tries_to_run_code(folder: Path, tmp_path: Path, serve: Serve,
 
 def test_pickle_with_code_in_it(folder: Path, tmp_path: Path) -> None:
     (folder / "flow.safetensors").unlink()
-    (folder / "flow.pt").write_bytes(pickle.dumps({"input_embedding.weight": _TouchesAFile(tmp_path / "executed")}))
+    (folder / "flow.pt").write_bytes(
+        pickle.dumps({"input_embedding.weight": _TouchesAFile(tmp_path / "executed")})
+    )
     completed = as_a_process(command(folder, Ports.free()))
     assert completed.returncode == SERVE_USAGE
     assert "refused, nothing was executed" in one_sentence(completed, "token2wav-serve")
@@ -134,7 +171,9 @@ def test_unknown_key_in_the_server_configuration(tmp_path: Path, serve: Serve) -
     assert "limits: unknown key 'strems'" in one_sentence(completed, "token2wav-serve")
 
 
-def test_a_voice_in_the_server_configuration_that_is_not_there(tmp_path: Path, serve: Serve) -> None:
+def test_a_voice_in_the_server_configuration_that_is_not_there(
+    tmp_path: Path, serve: Serve
+) -> None:
     (tmp_path / "server.yaml").write_text("voices: [anna.safetensors]")
     completed = serve(TINY, "--config", str(tmp_path / "server.yaml"))
     assert completed.returncode == SERVE_USAGE

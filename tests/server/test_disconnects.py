@@ -26,7 +26,9 @@ def test_cancelled_stream_is_freed_at_once(rig: Rig, golden: GoldenSet, voice: C
     rig.wait_until_empty()
 
 
-def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(rig: Rig, voice: ClientVoice) -> None:
+def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(
+    rig: Rig, voice: ClientVoice
+) -> None:
     with Client(rig.server.grpc_url) as client, client.open(voice) as utterance:
         utterance.push([1, 2, 3])
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -38,8 +40,21 @@ def test_stream_that_waits_for_tokens_is_freed_when_its_client_leaves(rig: Rig, 
 
 def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     """A process that dies in the middle of an utterance, with tokens still to come."""
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--url", rig.server.grpc_url]
-    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--quiet",
+        "--url",
+        rig.server.grpc_url,
+    ]
+    command += [
+        "--tokens",
+        str(DATA / "demo" / "tokens.npy"),
+        "--voice",
+        str(DATA / "demo" / "voice.safetensors"),
+    ]
     command += ["--out", str(tmp_path / "out.wav"), "--rate", "25"]
     client = subprocess.Popen(command)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -52,7 +67,9 @@ def test_killed_client_is_noticed(rig: Rig, tmp_path: Path) -> None:
     rig.wait_until_empty()
 
 
-def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav) -> None:
+def test_others_are_not_harmed(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice, model: Token2Wav
+) -> None:
     with Client(rig.server.grpc_url) as client:
         leavers = [client.open(voice) for _ in range(4)]
         stayers = [client.open(voice) for _ in range(4)]
@@ -69,7 +86,9 @@ def test_others_are_not_harmed(rig: Rig, golden: GoldenSet, voice: ClientVoice, 
         assert np.abs(each - alone).max() <= TOLERANCE
 
 
-def test_client_that_is_not_kept_open_is_dropped_when_idle(limited: Rig, voice: ClientVoice) -> None:
+def test_client_that_is_not_kept_open_is_dropped_when_idle(
+    limited: Rig, voice: ClientVoice
+) -> None:
     with Client(limited.server.grpc_url) as client:
         utterance = client.open(voice, keep_open=False)
         utterance.push([1, 2, 3])

@@ -1,4 +1,6 @@
-"""The stages as models of their own, on a real server: the same audio, many streams in a batch, nothing left behind."""
+"""The stages as models of their own, on a real server: the same audio, many streams in a batch,
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ IN = f"in ensemble '{MODEL}', "  # how Triton begins messages of inner models
 def ensemble(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     settings = (
         "limits: {streams: 10, stream_tokens: 200, streams_per_client: 1, "
-        f"idle_seconds: {IDLE_SECONDS}, player_buffer_seconds: 60}}\n"  # so that no hop is cut short
+        # so that no hop is cut short
+        f"idle_seconds: {IDLE_SECONDS}, player_buffer_seconds: 60}}\n"
         "voices: [anna.safetensors]"
     )
     folder = tmp_path_factory.mktemp("ensemble")
@@ -89,11 +92,16 @@ def test_eight_streams_share_batches(
     def synthesize(seed: int) -> list[tuple[int, bool, NDArray[np.generic]]]:
         with Client(ensemble.server.grpc_url, model=MODEL) as client:
             portions = random_portions(golden.tokens, seed)
-            return [(chunk.index, chunk.final, chunk.audio) for chunk in client.synthesize(portions, voice)]
+            return [
+                (chunk.index, chunk.final, chunk.audio)
+                for chunk in client.synthesize(portions, voice)
+            ]
 
     with ThreadPoolExecutor(8) as pool:
         streams = list(pool.map(synthesize, range(8)))
-    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)])
+    reference = np.concatenate(
+        [golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)]
+    )
     for chunks in streams:
         assert [(index, final) for index, final, _ in chunks] == [(0, False), (1, False), (2, True)]
         audio = np.concatenate([audio for _, _, audio in chunks])
@@ -110,7 +118,11 @@ def test_all_chunks_of_an_utterance_at_once_and_sixteen_bits(
     """Both stages get all chunks of one stream together."""
     connection.send(golden.tokens, golden.voice, parameters={"audio_format": "int16"})
     answers = connection.answers()
-    assert [(index, final) for index, final, _ in answers.chunks] == [(0, False), (1, False), (2, True)]
+    assert [(index, final) for index, final, _ in answers.chunks] == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
     assert answers.audio.dtype == np.int16
     assert np.abs(answers.audio / 32767 - whole).max() <= 0.5 / 32767 + SERVER_EQUALS_LIBRARY
 
@@ -127,10 +139,14 @@ def test_a_voice_of_the_settings(
     ensemble: Rig, connection: Connection, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
     with Client(ensemble.server.grpc_url, model=MODEL) as client:
-        audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], "anna")])
+        audio = np.concatenate(
+            [chunk.audio for chunk in client.synthesize([golden.tokens], "anna")]
+        )
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
     connection.send([1], parameters={"voice": "eve"})
-    assert connection.answers().errors == [f"{IN}voice: 'eve' is not known here; voices of this server are anna"]
+    assert connection.answers().errors == [
+        f"{IN}voice: 'eve' is not known here; voices of this server are anna"
+    ]
 
 
 def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: GoldenSet) -> None:
@@ -150,7 +166,8 @@ def test_abandoned_streams_are_freed_in_all_stages(ensemble: Rig, golden: Golden
         connection.send(golden.tokens[60:], None, "abandoned", end=True)
         [error] = connection.answers().errors
         assert error == f"{IN}stream: no tokens for {IDLE_SECONDS:g} s; it was dropped"
-        connection.send(golden.tokens[:1], golden.voice, "abandoned", start=True, end=True)  # free again
+        # free again
+        connection.send(golden.tokens[:1], golden.voice, "abandoned", start=True, end=True)
         assert connection.answers().audio.shape == (960,)
 
 
@@ -165,25 +182,32 @@ def test_a_stream_cannot_be_taken_over(
         assert np.abs(outcome.audio - whole).max() <= SERVER_EQUALS_LIBRARY, name
         assert not outcome.stolen, name
         assert len(outcome.refusals) == len(attack.tokens), name
-        assert all("an open stream of another client" in refusal for refusal in outcome.refusals), name
+        assert all("an open stream of another client" in refusal for refusal in outcome.refusals), (
+            name
+        )
 
 
 def test_two_nameless_clients_with_one_id_hear_nothing_of_each_other(
     ensemble: Rig, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
-    outcome = attempt(ensemble, golden, ATTACKS[0], (Identity(), Identity()), sequence=21, model=MODEL)
+    outcome = attempt(
+        ensemble, golden, ATTACKS[0], (Identity(), Identity()), sequence=21, model=MODEL
+    )
     assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
     for told in (outcome.errors, outcome.refusals):
         assert told
-        assert all("'21' was started a second time while its stream was open" in error for error in told)
+        assert all(
+            "'21' was started a second time while its stream was open" in error for error in told
+        )
 
 
 def test_an_unknown_parameter_is_refused(connection: Connection, golden: GoldenSet) -> None:
     connection.send([1], golden.voice, parameters={"samplerate": 8000})
     [error] = connection.answers().errors
     assert error.startswith(
-        f"{IN}parameters: 'samplerate' is not a request parameter; known are audio_format, sample_rate"
+        f"{IN}parameters: 'samplerate' is not a request parameter; known are audio_format, "
+        f"sample_rate"
     )
 
 
@@ -198,13 +222,17 @@ def test_bad_token_in_the_middle_frees_all_stages_and_harms_no_other(
         assert len(other.answers().chunks) == 1
         other.send([5, 6561], None, "bad", end=True)
         connection.send(golden.tokens[60:], None, "good", end=True)
-        assert other.answers().errors == [f"{IN}tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"]
+        assert other.answers().errors == [
+            f"{IN}tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"
+        ]
     audio = np.concatenate((first.audio, connection.answers().audio))
     assert np.abs(audio - whole).max() <= SERVER_EQUALS_LIBRARY
     ensemble.wait_until_empty(not_idle_before - time.monotonic())
 
 
-def test_a_client_with_a_name_gets_its_share(ensemble: Rig, connection: Connection, golden: GoldenSet) -> None:
+def test_a_client_with_a_name_gets_its_share(
+    ensemble: Rig, connection: Connection, golden: GoldenSet
+) -> None:
     connection.send(golden.tokens[:1], golden.voice, "unnamed", start=True)
     assert not connection.answers().errors
     with ensemble.connect(MODEL, headers={CLIENT_HEADER: "alice"}) as named:

@@ -1,4 +1,6 @@
-"""Models of other families on a real server: what the library speaks, and what goes wrong in one stream stays there."""
+"""Models of other families on a real server: what the library speaks, and what goes wrong in one
+stream stays there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
 AUDIO = 1e-3  # of 16 bits
-SNR_DB = 60  # batches sum in another order than single streams, and F0 takes such rounding into phase; 75 seen
+# batches sum in another order than single streams, and F0 takes such rounding into phase; 75 seen
+SNR_DB = 60
 
 WRITERS: dict[str, Callable[[Path, FamilyGolden], Path]] = {
     "cosyvoice2": cosyvoice2_model.write_model,
@@ -56,19 +59,28 @@ class Served:
 
     @property
     def client_voice(self) -> ClientVoice:
-        return ClientVoice(self.voice.prompt_tokens, self.voice.prompt_mel, self.voice.speaker_embedding)
+        return ClientVoice(
+            self.voice.prompt_tokens, self.voice.prompt_mel, self.voice.speaker_embedding
+        )
 
 
 @pytest.fixture(scope="module", params=WRITERS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """One server with both of the project's models."""
     golden = FamilyGolden(request.param.partition(" ")[0], "tiny")
     folder = WRITERS[request.param](tmp_path_factory.mktemp("model"), golden)
-    voice = Voice(golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy())
+    voice = Voice(
+        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
+    )
     tokens = np.tile(golden["token"].numpy(), 3)[:150].astype(np.int32)
     whole = Token2Wav.load(folder).synthesize(tokens, voice)
     repository = tmp_path_factory.mktemp("repository")
-    for model in (*(ROOT / "model_repository").iterdir(), *(ROOT / "model_repository_ensemble").iterdir()):
+    for model in (
+        *(ROOT / "model_repository").iterdir(),
+        *(ROOT / "model_repository_ensemble").iterdir(),
+    ):
         (repository / model.name).symlink_to(model)
     with Rig.start(folder, tmp_path_factory.mktemp("server"), repository=repository) as rig:
         yield Served(request.param, rig, tokens, voice, whole)
@@ -85,7 +97,9 @@ def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> 
     def synthesize(seed: int) -> NDArray[np.float32]:
         with Client(served.rig.server.grpc_url, model=name) as client:
             portions = random_portions(served.tokens, seed)
-            audio = np.concatenate([chunk.audio for chunk in client.synthesize(portions, served.client_voice)])
+            audio = np.concatenate(
+                [chunk.audio for chunk in client.synthesize(portions, served.client_voice)]
+            )
             return audio.astype(np.float32)
 
     with ThreadPoolExecutor(8) as pool:
@@ -96,7 +110,9 @@ def test_eight_streams_at_once_in_random_portions(name: str, served: Served) -> 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) -> None:
-    """One stream gets a bad token, and others are left by their client: while it waits, and while it is computed."""
+    """One stream gets a bad token, and others are left by their client: while it waits, and while
+    it is computed.
+    """
     with served.rig.connect(name) as connection, served.rig.connect(name) as leaver:
         for sequence in ("good", "bad"):
             connection.send(served.tokens[:60], served.voice, sequence, start=True)
@@ -118,7 +134,9 @@ def test_what_goes_wrong_in_one_stream_stays_there(name: str, served: Served) ->
 def test_the_longest_prompt_of_the_largest_values(served: Served) -> None:
     mel, embedding = np.full((1500, 80), 100, np.float32), np.full(192, -1000, np.float32)
     with served.rig.connect() as connection:
-        connection.send([0, 6560], Voice(np.full(750, 6560), mel, embedding), "a", start=True, end=True)
+        connection.send(
+            [0, 6560], Voice(np.full(750, 6560), mel, embedding), "a", start=True, end=True
+        )
         answers = connection.answers()
     assert not answers.errors
     assert answers.audio.shape == (2 * 960,)
@@ -129,7 +147,12 @@ def test_speaking_what_its_language_model_prints(served: Served, tmp_path: Path)
     voice, out = tmp_path / "voice.safetensors", tmp_path / "out.wav"
     save_file(voice_inputs(served.voice), voice)
     for family, token in PRINTED[served.family].items():
-        words = [sys.executable, str(ROOT / "examples" / "llm_stream.py"), f"--family={family}", f"--voice={voice}"]
+        words = [
+            sys.executable,
+            str(ROOT / "examples" / "llm_stream.py"),
+            f"--family={family}",
+            f"--voice={voice}",
+        ]
         done = subprocess.run(
             [*words, f"--out={out}", f"--url={served.rig.server.grpc_url}"],
             input="Sure! " + "".join(map(token.format, served.tokens)),
@@ -144,7 +167,9 @@ def test_speaking_what_its_language_model_prints(served: Served, tmp_path: Path)
         assert np.abs(audio - served.whole).max() <= AUDIO
 
 
-@pytest.mark.parametrize(("name", "shape"), [("prompt_mel", (7, 80)), ("speaker_embedding", (100,))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("prompt_mel", (7, 80)), ("speaker_embedding", (100,))]
+)
 def test_voices_that_do_not_fit(name: str, shape: tuple[int, ...], served: Served) -> None:
     voice = voice_inputs(served.voice) | {name: np.ones(shape, np.float32)}
     with served.rig.connect() as connection:

@@ -25,18 +25,29 @@ FAR_TOO_MANY = 10_000_000
 FEW_BYTES = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
 
 
-def test_a_client_that_stops_reading(rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
-    """Its audio fills the connection's window and waits in the server; the model goes on, and others are served."""
+def test_a_client_that_stops_reading(
+    rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice
+) -> None:
+    """Its audio fills the connection's window and waits in the server; the model goes on, and
+    others are served.
+    """
     requests: SimpleQueue[Any] = SimpleQueue()
     tokens = np.tile(golden.tokens, 4)[:500]
     opening = Opening(voice, "float32", keep_open=True)
     with grpc.insecure_channel(rig.server.grpc_url, options=FEW_BYTES) as channel:
-        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(requests.get, None))
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(
+            iter(requests.get, None)
+        )
         requests.put(build_request("token2wav", "deaf", "0", tokens, opening=opening, end=True))
         assert not next(call).error_message
         with Client(rig.server.grpc_url) as client:
-            audio = np.concatenate([chunk.audio for chunk in client.synthesize([golden.tokens], voice)])
-        assert np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+            audio = np.concatenate(
+                [chunk.audio for chunk in client.synthesize([golden.tokens], voice)]
+            )
+        assert (
+            np.abs(audio - model.synthesize(golden.tokens, golden.voice)).max()
+            <= SERVER_EQUALS_LIBRARY
+        )
         rig.wait_until_empty()  # although it still has not read
         call.cancel()
         requests.put(None)
@@ -46,13 +57,17 @@ def test_a_client_that_stops_reading(rig: Rig, golden: GoldenSet, model: Token2W
 
 def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None:
     """One after another, each answered before the next is sent."""
-    tokens = np.tile(golden.tokens, 1 + ONE_TOKEN_REQUESTS // len(golden.tokens))[:ONE_TOKEN_REQUESTS]
+    tokens = np.tile(golden.tokens, 1 + ONE_TOKEN_REQUESTS // len(golden.tokens))[
+        :ONE_TOKEN_REQUESTS
+    ]
     before = resources(rig)
     samples = 0
     with rig.connect() as connection:
         for index, token in enumerate(tokens):
             first, last = index % 250 == 0, index % 250 == 249
-            connection.send([token], golden.voice if first else None, "drop by drop", start=first, end=last)
+            connection.send(
+                [token], golden.voice if first else None, "drop by drop", start=first, end=last
+            )
             answers = connection.answers()
             assert not answers.errors
             samples += sum(len(audio) for _, _, audio in answers.chunks)
@@ -64,7 +79,9 @@ def test_two_thousand_requests_of_one_token(rig: Rig, golden: GoldenSet) -> None
     assert after["threads"] <= before["threads"] + 8
 
 
-def test_requests_that_are_far_too_large_take_shared_memory_once(rig: Rig, golden: GoldenSet) -> None:
+def test_requests_that_are_far_too_large_take_shared_memory_once(
+    rig: Rig, golden: GoldenSet
+) -> None:
     """Triton's pool never shrinks, and what the first of them took is there for those that follow."""
     taken = []
     with rig.connect() as connection:

@@ -1,4 +1,6 @@
-"""Malformed requests by the hundred, from a seed, while a well-behaved stream runs beside them unharmed."""
+"""Malformed requests by the hundred, from a seed, while a well-behaved stream runs beside them
+unharmed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Fuzzer:
         dtype = self.random.choice([np.int32] * 5 + [np.int64, np.float32, np.float64, np.uint8])
         low, high = self.random.choice([(0, 200)] * 3 + [(-5, 5), (-(2**31), 2**31 - 1)])
         with np.errstate(invalid="ignore"):
-            return numbers.integers(low, high, shape).astype(dtype) if shape else np.array([5], dtype)
+            return (
+                numbers.integers(low, high, shape).astype(dtype) if shape else np.array([5], dtype)
+            )
 
     def _voice(self) -> dict[str, Any]:
         inputs: dict[str, Any] = voice_inputs(self.golden.voice)
@@ -83,7 +87,9 @@ class Fuzzer:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_malformed_requests(rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice, seed: int) -> None:
+def test_malformed_requests(
+    rig: Rig, golden: GoldenSet, model: Token2Wav, voice: ClientVoice, seed: int
+) -> None:
     expected = model.synthesize(golden.tokens, golden.voice)
     wrong: list[float] = []
     over = threading.Event()
@@ -91,7 +97,9 @@ def test_malformed_requests(rig: Rig, golden: GoldenSet, model: Token2Wav, voice
     def behave() -> None:
         with Client(rig.server.grpc_url) as client:
             while not over.is_set():
-                audio = np.concatenate([chunk.audio for chunk in client.synthesize(golden.tokens[:, None], voice)])
+                audio = np.concatenate(
+                    [chunk.audio for chunk in client.synthesize(golden.tokens[:, None], voice)]
+                )
                 wrong.append(float(np.abs(audio - expected).max()))
 
     fuzzer = Fuzzer(golden, random.Random(seed))

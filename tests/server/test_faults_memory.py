@@ -25,19 +25,29 @@ FLOOD_BYTES = 2 << 30  # far more than it takes: Triton 2.51 keeps 2.2 bytes of 
 HEADERS, SETTINGS, CONTINUATION = 1, 4, 9
 
 
-def test_a_flood_of_headers(golden: GoldenSet, model: Token2Wav, voice: ClientVoice, tmp_path: Path) -> None:
+def test_a_flood_of_headers(
+    golden: GoldenSet, model: Token2Wav, voice: ClientVoice, tmp_path: Path
+) -> None:
     with Rig.start(TINY, tmp_path) as rig:
         usual_mib = rig.server.memory_mib()
     status_port = Ports.free().http
     bound_mib = usual_mib + ROOM_MIB
-    options = [f"--memory-mib={bound_mib}", f"--status-port={status_port}", "--canary-seconds=0", "--grace-seconds=600"]
+    options = [
+        f"--memory-mib={bound_mib}",
+        f"--status-port={status_port}",
+        "--canary-seconds=0",
+        "--grace-seconds=600",
+    ]
     with Serving.start(TINY, *options) as serving:
         serving.wait_for_line("^token2wav: ready, ")
         before = serving.traces
         [speaker] = speak(serving.url, voice, golden.tokens, streams=1, ends=False)
         with flooded(serving.ports.grpc):
             line = serving.wait_for_line("draining")
-        assert f" MiB of memory, more than --memory-mib={bound_mib}; draining: new streams are refused" in line
+        assert (
+            f" MiB of memory, more than --memory-mib={bound_mib}; draining: new streams are refused"
+            in line
+        )
         assert asked(status_port) == (404, b"draining\n")
         speaker.may_end.set()
         speaker.join()
@@ -54,7 +64,9 @@ def test_a_bound_that_is_too_small() -> None:
     with Serving.start(TINY, "--memory-mib=1", "--canary-seconds=0") as serving:
         line = serving.wait_for_line("error")
         assert line.startswith("token2wav-serve: error: the server takes ")
-        assert line.endswith(" MiB of memory, more than --memory-mib=1 at its start: raise the bound")
+        assert line.endswith(
+            " MiB of memory, more than --memory-mib=1 at its start: raise the bound"
+        )
         assert serving.wait() == 3
 
 
@@ -68,12 +80,14 @@ def flooded(port: int) -> Iterator[None]:
         for _ in range(FLOOD_BYTES // len(frames)):
             if over.is_set():
                 return
-            with contextlib.suppress(OSError):  # closed by this test, or by a Triton that bounds headers
+            # closed by this test, or by a Triton that bounds headers
+            with contextlib.suppress(OSError):
                 connection.sendall(frames)
 
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, b"", stream=0))
-        # :method POST and :scheme http out of HPACK's own table, and a path without a name of the table.
+        # :method POST and :scheme http out of HPACK's own table, and a path without a name of the
+        # table.
         connection.sendall(frame(HEADERS, b"\x83\x86\x04\x02/x"))
         thread = threading.Thread(target=flood)
         thread.start()
@@ -86,4 +100,6 @@ def flooded(port: int) -> Iterator[None]:
 
 
 def frame(kind: int, payload: bytes, stream: int = 1) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
+    return (
+        struct.pack(">I", len(payload))[1:] + bytes([kind, 0]) + struct.pack(">I", stream) + payload
+    )

@@ -1,4 +1,6 @@
-"""The process of the model dies or hangs: streams end with an error at once, and the server serves again by itself."""
+"""The process of the model dies or hangs: streams end with an error at once, and the server serves
+again by itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from token2wav_client import ClientVoice, ServerUnavailable
 from token2wav_client.cli import main
 
 STREAMS = 8
-QUICKLY_SECONDS = RESPONSE_SECONDS / 2  # far below the silence that a client bears; seen: 0.5 on an idle machine
+# far below the silence that a client bears; seen: 0.5 on an idle machine
+QUICKLY_SECONDS = RESPONSE_SECONDS / 2
 MUTE_MODEL = """
 class TritonPythonModel:
     def initialize(self, args):
@@ -46,7 +49,9 @@ def test_healthy(serving: Serving, audio_format: str) -> None:
     assert completed.stdout.startswith("healthy: first audio after ")
 
 
-def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_killed_in_the_middle_of_eight_streams(
+    serving: Serving, golden: GoldenSet, voice: ClientVoice
+) -> None:
     speakers = speak(serving.url, voice, np.tile(golden.tokens, 10), STREAMS)
     before = serving.traces
     killed_at = time.monotonic()
@@ -55,10 +60,12 @@ def test_killed_in_the_middle_of_eight_streams(serving: Serving, golden: GoldenS
         speaker.join(2 * QUICKLY_SECONDS)
         assert isinstance(speaker.error, ServerUnavailable), speaker.error
         assert speaker.ended_at - killed_at < QUICKLY_SECONDS
-    # 134 where Triton aborts, by what the process left half done in shared memory, before our reaper can end it.
+    # 134 where Triton aborts, by what the process left half done in shared memory, before our
+    # reaper can end it.
     line = serving.wait_for_line("restart")
     assert line.replace("status 134", "status 137") == (
-        "token2wav: the server ended by itself (status 137): the model process was killed by signal SIGKILL; "
+        "token2wav: the server ended by itself (status 137): the model process was killed by "
+        "signal SIGKILL; "
         "restarting it"
     )
     serving.wait_for_line("^token2wav: ready, ")
@@ -79,7 +86,8 @@ def test_killed_and_triton_aborts_before_anybody_sees_it(serving: Serving) -> No
     os.kill(reaper, signal.SIGCONT)
     line = serving.wait_for_line("restart")
     assert (
-        "the server ended by itself (status 134): the model process was killed by signal SIGKILL; restarting it" in line
+        "the server ended by itself (status 134): the model process was killed by signal SIGKILL; "
+        "restarting it" in line
     )
     serving.wait_for_line("^token2wav: ready, ")
     assert before.remaining() == []
@@ -111,7 +119,8 @@ def test_reaper_killed(serving: Serving) -> None:
     os.kill(before.processes[0], signal.SIGKILL)
     line = serving.wait_for_line("restart")
     assert line.startswith(  # and a pause if an earlier restart is less than a minute old
-        "token2wav: the server ended by itself (status -9): the reaper, which is the parent of tritonserver, was "
+        "token2wav: the server ended by itself (status -9): the reaper, which is the parent of "
+        "tritonserver, was "
         "killed by SIGKILL; restarting it"
     )
     serving.wait_for_line("^token2wav: ready, ")
@@ -132,12 +141,16 @@ def test_what_spoke_before_it_crashed_is_never_given_up() -> None:
 
 def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It lives and Triton says that it is ready. A restart would not cure it."""
-    unwritten = shutil.ignore_patterns("__pycache__")  # another server may write there at this moment
-    repository = shutil.copytree(ROOT / "model_repository", tmp_path / "repository", ignore=unwritten)
+    # another server may write there at this moment
+    unwritten = shutil.ignore_patterns("__pycache__")
+    repository = shutil.copytree(
+        ROOT / "model_repository", tmp_path / "repository", ignore=unwritten
+    )
     (repository / "token2wav" / "1" / "model.py").write_text(MUTE_MODEL)
     options = ["--model-repository", str(repository), "--canary-seconds=5"]
     with Serving.start(TINY, *options) as serving:
-        # In this process: on a busy machine another begins to ask only when the canary has given the server up.
+        # In this process: on a busy machine another begins to ask only when the canary has given
+        # the server up.
         serving.wait_for_line("^mute")
         traces = serving.traces
         while (status := main(["health", "--url", serving.url, "--timeout=1"])) == 3:
@@ -145,7 +158,8 @@ def test_a_model_that_never_answers(tmp_path: Path, capsys: pytest.CaptureFixtur
             capsys.readouterr()
         error = capsys.readouterr().err
         assert status == 5, error
-        # On a busy machine its time may be over before Triton has even said that the model is there.
+        # On a busy machine its time may be over before Triton has even said that the model is
+        # there.
         late = r"the server (did not speak 3 tokens within|at \S+ did not answer for) \S+ s"
         assert re.search(f"{late}$", error, re.MULTILINE)
         line = serving.wait_for_line("error|ready")

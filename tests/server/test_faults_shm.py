@@ -14,13 +14,22 @@ from token2wav_client import Client, ClientError, ClientVoice
 
 def with_shm(size: str) -> list[str]:
     """A command that runs another one with a /dev/shm of its own."""
-    return ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"', "sh"]
+    return [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$@"',
+        "sh",
+    ]
 
 
 @pytest.fixture(autouse=True)
 def _may_mount() -> None:
     try:
-        tried = subprocess.run([*with_shm("1m"), "true"], capture_output=True, text=True, check=False)
+        tried = subprocess.run(
+            [*with_shm("1m"), "true"], capture_output=True, text=True, check=False
+        )
         problem = tried.stderr.strip() if tried.returncode else ""
     except FileNotFoundError as error:
         problem = str(error)

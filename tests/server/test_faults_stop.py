@@ -1,4 +1,6 @@
-"""SIGTERM and Ctrl-C with open streams, and a start that fails: who is heard to the end, and what is left behind."""
+"""SIGTERM and Ctrl-C with open streams, and a start that fails: who is heard to the end, and what
+is left behind.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,18 @@ def test_the_start_is_summed_up_in_five_lines(model: Token2Wav) -> None:
             printed.append(serving.wait_for_line(""))
         serving.process.send_signal(signal.SIGTERM)
         serving.wait()
-    summary = [line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")]
+    summary = [
+        line.removeprefix("token2wav: ") for line in printed if line.startswith("token2wav: ")
+    ]
     *parts, limits, ports = summary
     assert parts == str(model).splitlines()
-    assert limits == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
-    assert ports.startswith(f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics ")
+    assert (
+        limits
+        == "limits   64 streams, 32 of one client, 15000 tokens in each, 256 voices from clients"
+    )
+    assert ports.startswith(
+        f"ready, gRPC {serving.url}, HTTP 127.0.0.1:{serving.ports.http}, metrics "
+    )
     assert not [line for line in printed if "configuration" in line]
 
 
@@ -69,10 +78,14 @@ def test_drain(golden: GoldenSet, model: Token2Wav, voice: ClientVoice) -> None:
         speakers = speak(serving.url, voice, tokens, STREAMS, ends=False)
         serving.process.send_signal(signal.SIGTERM)
         serving.wait_for_line("draining: new streams are refused, open ones have 300 s")
-        while (completed := serving.health()).returncode == 0:  # the line comes a moment before the refusals
+        # the line comes a moment before the refusals
+        while (completed := serving.health()).returncode == 0:
             pass
         assert completed.returncode == 6
-        with Client(serving.url) as client, pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"):
+        with (
+            Client(serving.url) as client,
+            pytest.raises(ServerError, match=r"^server: it is shutting down; try anot"),
+        ):
             list(client.synthesize([[1]], voice))
         for speaker in speakers:
             speaker.may_end.set()
@@ -105,7 +118,8 @@ def test_a_closed_terminal_drains(golden: GoldenSet, model: Token2Wav, voice: Cl
         stdout=launchers_end,
         stderr=launchers_end,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its controlling terminal, as under a shell
+        # its controlling terminal, as under a shell
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     ) as process:
         os.close(launchers_end)
         serving = Serving(process, ports)
@@ -144,7 +158,9 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
 def test_idle_connections_do_not_hold_up_the_end(
     used: bool, golden: GoldenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton waits for every gRPC stream that is open, and never unloads a model that a used one holds."""
+    """Triton waits for every gRPC stream that is open, and never unloads a model that a used one
+    holds.
+    """
     monkeypatch.setattr(process_module, "_GRACE_S", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr(process_module, "_EXIT_TIMEOUT_S", int(2 * PATIENCE_SECONDS))
     with Rig.start(TINY, tmp_path) as rig, rig.connect() as connection:
@@ -152,7 +168,9 @@ def test_idle_connections_do_not_hold_up_the_end(
         assert connection.client.is_server_ready()
         if used:
             keep_open = {"keep_open": True}
-            connection.send(golden.tokens, golden.voice, sequence=1, start=True, end=True, parameters=keep_open)
+            connection.send(
+                golden.tokens, golden.voice, sequence=1, start=True, end=True, parameters=keep_open
+            )
             assert connection.answers().chunks
             rig.wait_until_empty()
         assert rig.server.drain(PATIENCE_SECONDS) == 0
@@ -173,7 +191,10 @@ def test_grace_time_that_is_over(golden: GoldenSet, voice: ClientVoice) -> None:
         for speaker in speakers:
             speaker.join()
             assert isinstance(speaker.error, ServerUnavailable), speaker.error
-        assert serving.wait_for_line("error") == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
+        assert (
+            serving.wait_for_line("error")
+            == f"token2wav-serve: error: streams that were cut off: {STREAMS}"
+        )
         assert serving.wait() == 5
         assert time.monotonic() - began >= 1
 
@@ -191,7 +212,9 @@ def test_a_second_interrupt_stops_at_once(golden: GoldenSet, voice: ClientVoice)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten"])
-def test_a_damaged_model_folder(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_model_folder(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(TINY, tmp_path / "model"))
     weights = folder / "flow.safetensors"
     if damage == "truncated":
@@ -202,10 +225,18 @@ def test_a_damaged_model_folder(damage: str, tmp_path: Path, monkeypatch: pytest
     private.mkdir()
     monkeypatch.setenv("TMPDIR", str(private))
     completed = subprocess.run(
-        command(folder, Ports.free()), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        command(folder, Ports.free()),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert completed.returncode in (2, 3)
-    error = [line for line in completed.stderr.splitlines() if line.startswith("token2wav-serve: error: ")]
+    error = [
+        line
+        for line in completed.stderr.splitlines()
+        if line.startswith("token2wav-serve: error: ")
+    ]
     assert len(error) == 1, completed.stderr
     assert "flow.safetensors" in error[0]
     assert list(private.iterdir()) == []

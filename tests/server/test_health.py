@@ -20,7 +20,8 @@ def test_health_of_a_server_that_is_full(limited: Rig, golden: GoldenSet) -> Non
         for sequence in ("first", "second"):
             connection.send([1], golden.voice, sequence, start=True)
         assert not connection.answers(requests=2).errors
-        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None  # before the two are idle for too long
+        # before the two are idle for too long
+        assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is None
         for sequence in ("first", "second"):
             connection.send([], None, sequence, end=True)
         connection.answers(requests=2)
@@ -46,8 +47,10 @@ def test_a_port_of_http_is_named_with_the_port_of_grpc(rig: Rig, port: str) -> N
     }
     completed = health(urls[port])
     assert completed.returncode == ServerUnavailable.exit_code
-    # Triton's own hangs up without an answer; the answer of the others may be lost when they hang up after it.
+    # Triton's own hangs up without an answer; the answer of the others may be lost when they hang
+    # up after it.
     said = r"(speaks HTTP, not gRPC:|hangs up: does it want TLS, or a certificate\? Or is it another port .*\?)"
     assert re.search(
-        f"what answers at {urls[port]} {said} Triton's gRPC port is 8001 by default, 8000 its HTTP", completed.stderr
+        f"what answers at {urls[port]} {said} Triton's gRPC port is 8001 by default, 8000 its HTTP",
+        completed.stderr,
     )

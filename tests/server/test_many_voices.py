@@ -1,4 +1,5 @@
-"""Many distinct voices from clients: the server remembers a bounded number, in bounded memory, and harms no stream.
+"""Many distinct voices from clients: the server remembers a bounded number, in bounded memory, and
+harms no stream.
 
 Other numbers of voices: `VOICES=10000 pytest tests/server/test_many_voices.py`.
 """
@@ -51,7 +52,10 @@ def _another_stream_keeps_every_sample(
     speaker.may_end.set()
     speaker.join(PATIENCE_SECONDS)
     assert speaker.audio is not None, speaker.error
-    assert np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max() <= SERVER_EQUALS_LIBRARY
+    assert (
+        np.abs(speaker.audio - model.synthesize(golden.tokens, golden.voice)).max()
+        <= SERVER_EQUALS_LIBRARY
+    )
 
 
 def test_the_latest_voices_are_remembered(narrow: Rig, golden: GoldenSet) -> None:
@@ -69,7 +73,9 @@ def test_the_latest_voices_are_remembered(narrow: Rig, golden: GoldenSet) -> Non
 
 
 def test_memory_is_bounded(narrow: Rig, golden: GoldenSet) -> None:
-    """Large voices, each with an utterance that is refused: to compute their prompts would take minutes."""
+    """Large voices, each with an utterance that is refused: to compute their prompts would take
+    minutes.
+    """
     server = narrow.server.pid
     [process] = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     before = 0.0
@@ -100,11 +106,17 @@ def small(like: Voice, number: int) -> Voice:
 def large(like: Voice, number: int) -> Voice:
     """A voice with a long prompt, of its own for each number."""
     mel = np.resize(like.prompt_mel, (2 * PROMPT_TOKENS, like.prompt_mel.shape[1]))
-    return Voice(np.resize(like.prompt_tokens, PROMPT_TOKENS), mel, like.speaker_embedding + np.float32(number / 64))
+    return Voice(
+        np.resize(like.prompt_tokens, PROMPT_TOKENS),
+        mel,
+        like.speaker_embedding + np.float32(number / 64),
+    )
 
 
 def forgotten(connection: Connection, voice: Voice) -> bool:
-    named: dict[str, NDArray[Any]] = {"voice_id": np.frombuffer(bytes.fromhex(voice.content_hash), np.uint8)}
+    named: dict[str, NDArray[Any]] = {
+        "voice_id": np.frombuffer(bytes.fromhex(voice.content_hash), np.uint8)
+    }
     connection.send([1], named)
     errors = connection.answers().errors
     assert not errors or "is not registered here; send the voice itself once" in errors[0]

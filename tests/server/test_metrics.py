@@ -1,4 +1,6 @@
-"""Every metric of the server after a load that is known: names, labels and values, as Prometheus would read them."""
+"""Every metric of the server after a load that is known: names, labels and values, as Prometheus
+would read them.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from token2wav_client.audio import SAMPLES_PER_TOKEN
 
 HELD_BACK = 4 * 480 + 4  # samples, by the vocoder
 
-# The player's buffer decides what an underrun is: long, so that a busy machine makes none by itself.
+# The player's buffer decides what an underrun is: long, so that a busy machine makes none by
+# itself.
 SETTINGS = """
 limits: {streams: 2, idle_seconds: 10, player_buffer_seconds: 2}
 runtime: {cache_mib: 20}
 """
-PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2  # float32, keys and values, layers, width, frames, steps, branches
+# float32, keys and values, layers, width, frames, steps, branches
+PAGE_BYTES = 4 * 2 * 2 * 64 * 50 * 10 * 2
 CAPACITY = 20 * 2**20 // PAGE_BYTES
 # By stream, in the order in which they are admitted: how it ends, and its tokens.
 STREAMS = {
@@ -44,7 +48,8 @@ LATE = 5
 CHUNKS = 3 + 3 + 2 + 2 + 2
 _LOG_LINE = re.compile(
     r' I?\S*\] "stream=(?P<stream>\d+) reason=(?P<reason>\w+) tokens=(?P<tokens>\d+) audio_s=(?P<audio_s>\d+\.\d\d)'
-    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
+    r" first_audio_s=(?P<first_audio_s>\d+\.\d+|None) "
+    r"first_sound_s=(?P<first_sound_s>\d+\.\d+|None)"
     r" real_time_factor=(?P<real_time_factor>\d+\.\d{3})"
     r' underruns=(?P<underruns>\d+)"$'
 )
@@ -80,7 +85,9 @@ class Seen:
 
     def by_label(self, family: str, text: str | None = None) -> dict[str, float]:
         """All values of a family with one label."""
-        found = re.findall(rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE)
+        found = re.findall(
+            rf'^token2wav_{family}\{{\w+="([^"]*)"\}} (\S+)$', text or self.after, re.MULTILINE
+        )
         return {label: float(value) for label, value in found}
 
     def logged(self, field: str) -> dict[int, float]:
@@ -104,7 +111,9 @@ def seen(golden: GoldenSet, tmp_path_factory: pytest.TempPathFactory) -> Seen:
         rig.wait_until_empty()
         after = rig.metrics()
     lines = (folder / "triton.log").read_text().splitlines()
-    return Seen(after, during, [found.groupdict() for line in lines if (found := _LOG_LINE.search(line))])
+    return Seen(
+        after, during, [found.groupdict() for line in lines if (found := _LOG_LINE.search(line))]
+    )
 
 
 def speak(connection: Connection, golden: GoldenSet) -> None:
@@ -128,9 +137,12 @@ def be_late(connection: Connection, golden: GoldenSet) -> None:
 
 
 def be_refused(connection: Connection, golden: GoldenSet) -> None:
-    """For tokens, a sequence, a voice and the number of streams; two streams wait until they are dropped."""
+    """For tokens, a sequence, a voice and the number of streams; two streams wait until they are
+    dropped.
+    """
     connection.send([1], golden.voice, "out of vocabulary", start=True)
-    assert not connection.answers().errors  # else it could still wait, and be failed with the next one
+    # else it could still wait, and be failed with the next one
+    assert not connection.answers().errors
     connection.send([-1], None, "out of vocabulary")
     connection.send([1], None, "nobody")
     connection.send([1], named("0" * 64), "unknown voice", start=True)
@@ -153,25 +165,35 @@ def test_all_families_are_there_and_told_to_users(seen: Seen) -> None:
     names = set(re.findall(r'(?:Family\(\s*|= \()"(\w+)"', source))
     assert len(names) > 10
     assert set(seen.families()) == names | {name.removesuffix("_total") for name in names}
-    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(seen.families())
+    assert set(re.findall(r"^# HELP token2wav_(\w+) [A-Z]", seen.after, re.MULTILINE)) == set(
+        seen.families()
+    )
     assert names <= set(re.findall(r"`token2wav_(\w+)`", (ROOT / "docs/deployment.md").read_text()))
 
 
 def test_names_follow_the_conventions_of_prometheus(seen: Seen) -> None:
-    """Counters end with `_total`, no other family does, and units are base units behind all other words."""
+    """Counters end with `_total`, no other family does, and units are base units behind all other
+    words.
+    """
     for name, kind in seen.families().items():
         assert re.fullmatch("[a-z]+(_[a-z]+)*", name)
         assert name.endswith("_total") == (kind == "counter"), name
-        assert not re.search("_(ms|milliseconds|minutes|mib|kib|percent|count|sum|bucket|gauge|histogram)(_|$)", name)
+        assert not re.search(
+            "_(ms|milliseconds|minutes|mib|kib|percent|count|sum|bucket|gauge|histogram)(_|$)", name
+        )
         assert not re.search("_(seconds|bytes|factor)_(?!total$)", name), name
 
 
 def test_promtool_has_no_complaints(seen: Seen) -> None:
-    """Of our metrics: those of Triton share the port, and promtool complains of several of their names."""
+    """Of our metrics: those of Triton share the port, and promtool complains of several of their
+    names.
+    """
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("needs promtool: apt-get install prometheus")
     ours = "".join(
-        line for line in seen.after.splitlines(keepends=True) if re.match(r"(# (HELP|TYPE) )?token2wav_", line)
+        line
+        for line in seen.after.splitlines(keepends=True)
+        if re.match(r"(# (HELP|TYPE) )?token2wav_", line)
     )
     done = subprocess.run(
         [promtool, "check", "metrics"],
@@ -201,13 +223,20 @@ def test_open_streams(seen: Seen) -> None:
 
 def test_cache(seen: Seen) -> None:
     """One block of the prompt of 30 tokens is shared; a stream takes three pages when it opens."""
-    assert seen.by_label("cache_pages", seen.during) == {"capacity": CAPACITY, "used": 4, "shared": 1, "idle": 0}
+    assert seen.by_label("cache_pages", seen.during) == {
+        "capacity": CAPACITY,
+        "used": 4,
+        "shared": 1,
+        "idle": 0,
+    }
     assert seen.by_label("cache_pages") == {"capacity": CAPACITY, "used": 1, "shared": 1, "idle": 1}
     assert seen.value("cache_used_bytes") == PAGE_BYTES
 
 
 def test_voice_prompts(seen: Seen) -> None:
-    """Two voices were new, and that of the probe, which the model speaks before the server is ready."""
+    """Two voices were new, and that of the probe, which the model speaks before the server is
+    ready.
+    """
     assert seen.by_label("voice_prompts_total") == {"hit": len(STREAMS) - 2, "miss": 3}
 
 
@@ -221,7 +250,12 @@ def test_streams_ended(seen: Seen) -> None:
 
 
 def test_refused(seen: Seen) -> None:
-    assert seen.by_label("refused_total") == {"tokens": 1, "sequence_id": 1, "voice_id": 1, "streams": 1}
+    assert seen.by_label("refused_total") == {
+        "tokens": 1,
+        "sequence_id": 1,
+        "voice_id": 1,
+        "streams": 1,
+    }
 
 
 def test_batches_and_stages(seen: Seen) -> None:
@@ -232,7 +266,11 @@ def test_batches_and_stages(seen: Seen) -> None:
     assert CHUNKS - 2 <= alone + (batches - alone) <= CHUNKS
     assert alone + 2 * (batches - alone) == CHUNKS
     assert at_most_two == seen.value('batch_streams_bucket{le="+Inf"}') == batches
-    assert seen.by_label("chunk_seconds_count") == {"wait": CHUNKS, "flow": batches, "vocoder": batches}
+    assert seen.by_label("chunk_seconds_count") == {
+        "wait": CHUNKS,
+        "flow": batches,
+        "vocoder": batches,
+    }
     assert all(seconds > 0 for seconds in seen.by_label("chunk_seconds_sum").values())
 
 
@@ -244,16 +282,21 @@ def test_first_audio_and_real_time_factor(seen: Seen) -> None:
         ("first_sound_seconds", "first_sound_s"),
         ("real_time_factor", "real_time_factor"),
     ):
-        logged = {stream: number for stream, number in seen.logged(field).items() if stream in finished}
+        logged = {
+            stream: number for stream, number in seen.logged(field).items() if stream in finished
+        }
         assert logged.keys() == finished
         assert min(logged.values()) > 0
         assert seen.value(f"{family}_count") == len(finished)
-        assert seen.value(f"{family}_sum") == pytest.approx(sum(logged.values()), abs=0.0005 * len(finished) + 1e-6)
+        assert seen.value(f"{family}_sum") == pytest.approx(
+            sum(logged.values()), abs=0.0005 * len(finished) + 1e-6
+        )
 
 
 def test_first_sound_is_not_before_the_first_audio(seen: Seen) -> None:
     audio, sound = seen.logged("first_audio_s"), seen.logged("first_sound_s")
-    assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)  # the tiny model is loud at once
+    # the tiny model is loud at once
+    assert all(0 <= sound[stream] - audio[stream] < 0.1 for stream in audio)
 
 
 def test_underruns(seen: Seen) -> None:
@@ -268,5 +311,7 @@ def test_every_stream_has_a_line_in_the_log(seen: Seen) -> None:
     assert {stream: (end["reason"], int(end["tokens"])) for stream, end in ends.items()} == STREAMS
     for stream, (reason, tokens) in STREAMS.items():
         heard = reason == "finished"
-        assert float(ends[stream]["audio_s"]) == pytest.approx(tokens / 25 if heard else 0.0, abs=0.005)
+        assert float(ends[stream]["audio_s"]) == pytest.approx(
+            tokens / 25 if heard else 0.0, abs=0.005
+        )
         assert (ends[stream]["first_audio_s"] != "None") == heard

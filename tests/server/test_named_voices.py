@@ -1,4 +1,6 @@
-"""Voices that are sent once and named afterwards, and those that a server knows from the start, on real servers."""
+"""Voices that are sent once and named afterwards, and those that a server knows from the start, on
+real servers.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +36,51 @@ def spoken(rig: Rig, tokens: NDArray[np.int32], voice: ClientVoice | str) -> NDA
         return np.concatenate([chunk.audio for chunk in client.synthesize([tokens], voice)])
 
 
-def test_a_voice_is_sent_once_and_named_afterwards(rig: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_a_voice_is_sent_once_and_named_afterwards(
+    rig: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
     sent = spoken(rig, golden.tokens, voice)
     by_name = spoken(rig, golden.tokens, voice.id)
     assert np.array_equal(by_name, sent)
 
 
-def test_voices_that_differ_in_their_mel_only_are_not_mixed_up(rig: Rig, golden: GoldenSet, model: Token2Wav) -> None:
+def test_voices_that_differ_in_their_mel_only_are_not_mixed_up(
+    rig: Rig, golden: GoldenSet, model: Token2Wav
+) -> None:
     given = golden.voice
     tokens = golden.tokens[:60]
     for factor in (1.0, 0.5):
         voice = Voice(given.prompt_tokens, factor * given.prompt_mel, given.speaker_embedding)
         client_voice = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
         for speaker in (client_voice, client_voice.id):
-            assert np.abs(spoken(rig, tokens, speaker) - model.synthesize(tokens, voice)).max() <= 1e-4
+            assert (
+                np.abs(spoken(rig, tokens, speaker) - model.synthesize(tokens, voice)).max() <= 1e-4
+            )
 
 
 def test_an_unknown_voice_is_refused(rig: Rig, golden: GoldenSet) -> None:
-    with pytest.raises(ServerError, match=f"voice_id: '{UNKNOWN}' is not registered here; send the voice itself once"):
+    with pytest.raises(
+        ServerError,
+        match=f"voice_id: '{UNKNOWN}' is not registered here; send the voice itself once",
+    ):
         spoken(rig, golden.tokens, UNKNOWN)
 
 
 def test_the_command_says_that_a_voice_is_unknown(rig: Rig, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", rig.server.grpc_url, "--voice-id", UNKNOWN]
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--url",
+        rig.server.grpc_url,
+        "--voice-id",
+        UNKNOWN,
+    ]
     command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--out", str(tmp_path / "out.wav")]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    completed = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert completed.returncode == 4
     assert "is not registered here; send the voice itself once" in completed.stderr
 
@@ -81,10 +103,14 @@ def test_an_id_in_the_middle_is_refused(rig: Rig, golden: GoldenSet) -> None:
         connection.send([1], golden.voice, "middle", start=True)
         assert not connection.answers().errors
         connection.send([1], named(golden.voice.content_hash), "middle")
-        assert connection.answers().errors == ["voice_id: only the first request of an utterance carries it"]
+        assert connection.answers().errors == [
+            "voice_id: only the first request of an utterance carries it"
+        ]
 
 
-def test_an_id_as_a_string_is_refused_before_it_can_kill_the_process(rig: Rig, golden: GoldenSet) -> None:
+def test_an_id_as_a_string_is_refused_before_it_can_kill_the_process(
+    rig: Rig, golden: GoldenSet
+) -> None:
     string = triton.InferInput("voice_id", [1], "BYTES")
     string.set_data_from_numpy(np.array([UNKNOWN.encode()], np.object_))
     with rig.connect() as connection:
@@ -124,7 +150,9 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
     keeping: Rig, golden: GoldenSet, voice: ClientVoice, tmp_path: Path
 ) -> None:
     def prompts(result: str) -> int:
-        [count] = re.findall(rf'token2wav_voice_prompts_total\{{result="{result}"\}} (\d+)', keeping.metrics())
+        [count] = re.findall(
+            rf'token2wav_voice_prompts_total\{{result="{result}"\}} (\d+)', keeping.metrics()
+        )
         return int(count)
 
     computed = prompts("miss")
@@ -134,7 +162,15 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
         spoken(keeping, golden.tokens[:3], variant(voice, factor))
     assert np.array_equal(spoken(keeping, golden.tokens, voice.id), by_name)
     assert np.array_equal(spoken(keeping, golden.tokens, voice), by_name)
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", keeping.server.grpc_url, "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--url",
+        keeping.server.grpc_url,
+        "--quiet",
+    ]
     np.save(tmp_path / "tokens.npy", golden.tokens)
     command += [
         "--tokens",
@@ -150,14 +186,19 @@ def test_a_voice_of_the_settings_goes_by_its_name_and_by_its_id(
 
 def test_an_unknown_name_is_refused_with_those_that_are_known(keeping: Rig, rig: Rig) -> None:
     tokens = np.array([1], np.int32)
-    with pytest.raises(ServerError, match=r"^voice: 'Änne .b' is not known here; voices of this server are anna$"):
+    with pytest.raises(
+        ServerError, match=r"^voice: 'Änne .b' is not known here; voices of this server are anna$"
+    ):
         spoken(keeping, tokens, 'Änne "b')
-    with pytest.raises(ServerError, match=r"^voice: 'anna' is not known here; this server has no named voices$"):
+    with pytest.raises(
+        ServerError, match=r"^voice: 'anna' is not known here; this server has no named voices$"
+    ):
         spoken(rig, tokens, "anna")
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(7, "7 is not the name of a voice"), ("", "'' is not the name"), (True, "True is not the")]
+    ("value", "message"),
+    [(7, "7 is not the name of a voice"), ("", "'' is not the name"), (True, "True is not the")],
 )
 def test_what_is_no_name_is_refused(rig: Rig, value: object, message: str) -> None:
     with rig.connect() as connection:
@@ -168,12 +209,18 @@ def test_what_is_no_name_is_refused(rig: Rig, value: object, message: str) -> No
 
 def test_a_name_and_another_voice_together_are_refused(keeping: Rig, golden: GoldenSet) -> None:
     with keeping.connect() as connection:
-        for voice in (golden.voice, named(UNKNOWN), {"speaker_embedding": golden.voice.speaker_embedding}):
+        for voice in (
+            golden.voice,
+            named(UNKNOWN),
+            {"speaker_embedding": golden.voice.speaker_embedding},
+        ):
             connection.send([1], voice, parameters={"voice": "anna"})
             assert connection.answers().errors == ["voice: comes with a voice; send either"]
 
 
-def test_what_is_forgotten_must_be_sent_again(keeping: Rig, golden: GoldenSet, voice: ClientVoice) -> None:
+def test_what_is_forgotten_must_be_sent_again(
+    keeping: Rig, golden: GoldenSet, voice: ClientVoice
+) -> None:
     first = variant(voice, 0.5)
     with Client(keeping.server.grpc_url) as client, client.open(first) as utterance:
         utterance.push(golden.tokens[:60])

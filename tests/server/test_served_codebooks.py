@@ -63,17 +63,40 @@ def test_a_stream_is_the_whole(served: Rig, name: str, folder: Path, voice: Clie
     served.wait_until_empty()
 
 
-def test_the_command_takes_them_from_a_file_and_a_pipe(served: Rig, name: str, tmp_path: Path) -> None:
+def test_the_command_takes_them_from_a_file_and_a_pipe(
+    served: Rig, name: str, tmp_path: Path
+) -> None:
     np.save(tmp_path / "codes.npy", CODES)
     spoken = a_voice()
-    arrays = {field: getattr(spoken, field) for field in ("prompt_tokens", "prompt_mel", "speaker_embedding")}
+    arrays = {
+        field: getattr(spoken, field)
+        for field in ("prompt_tokens", "prompt_mel", "speaker_embedding")
+    }
     save_file(arrays, tmp_path / "voice.safetensors")
     text = io.StringIO()
     np.savetxt(text, CODES, fmt="%d")
     heard = []
     for source in (["--tokens", "codes.npy"], ["--tokens", "-", "--codebooks", "4"]):
-        command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
-        command += [*source, "--voice", "voice.safetensors", "--out", "out.wav", "--audio-format", "float32", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "token2wav_client",
+            "synth",
+            "--url",
+            served.server.grpc_url,
+            "--model",
+            name,
+        ]
+        command += [
+            *source,
+            "--voice",
+            "voice.safetensors",
+            "--out",
+            "out.wav",
+            "--audio-format",
+            "float32",
+            "--json",
+        ]
         done = subprocess.run(
             command,
             cwd=tmp_path,
@@ -92,12 +115,19 @@ def test_what_is_refused(served: Rig, name: str, voice: ClientVoice) -> None:
     wrong = CODES.copy()
     wrong[3, 2] = 50
     with Client(served.server.grpc_url, model=name) as client:
-        with pytest.raises(ServerError, match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49"):
+        with pytest.raises(
+            ServerError,
+            match="tokens: 50 at index 3, codebook 2, is outside the vocabulary 0 to 49",
+        ):
             list(client.synthesize([wrong], voice))
-        with pytest.raises(ServerError, match=r"^tokens: shape \(75, 3\), expected \(any, 4\) for this model$"):
+        with pytest.raises(
+            ServerError, match=r"^tokens: shape \(75, 3\), expected \(any, 4\) for this model$"
+        ):
             list(client.synthesize([CODES[:, :3]], voice))
         with client.open(voice) as utterance:
             utterance.push(CODES)
-            with pytest.raises(TokenError, match=r"tokens: shape \(75,\) after others of \(4,\) each"):
+            with pytest.raises(
+                TokenError, match=r"tokens: shape \(75,\) after others of \(4,\) each"
+            ):
                 utterance.push(CODES[:, 0])
     served.wait_until_empty()

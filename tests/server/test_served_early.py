@@ -20,7 +20,8 @@ MODELS = {"token2wav": "model_repository", "token2wav_ensemble": "model_reposito
 FIRST, LOOKAHEAD, HELD_BACK = 8, 3, 1924
 TOKENS_PER_SECOND = 25
 ATTEMPTS = 3
-BUSY_S = 0.1  # a machine on which a chunk of the tiny model takes this long makes gaps that are not the server's
+# a machine on which a chunk of the tiny model takes this long makes gaps that are not the server's
+BUSY_S = 0.1
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -36,7 +37,9 @@ def early(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig.wait_until_empty()
 
 
-def test_the_first_chunk_comes_with_the_token_that_completes_it(early: Rig, name: str, golden: GoldenSet) -> None:
+def test_the_first_chunk_comes_with_the_token_that_completes_it(
+    early: Rig, name: str, golden: GoldenSet
+) -> None:
     first = FIRST + LOOKAHEAD
     with early.connect(name) as connection:
         connection.send(golden.tokens[: first - 1], golden.voice, "early", start=True)
@@ -66,7 +69,9 @@ def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
     early: Rig, name: str, golden: GoldenSet, voice: ClientVoice
 ) -> None:
     if name != "token2wav":
-        pytest.skip("the ensemble decides when tokens come alone, and may be late by the time of one token")
+        pytest.skip(
+            "the ensemble decides when tokens come alone, and may be late by the time of one token"
+        )
 
     late_s = 0.0  # of tokens, behind their pace
 
@@ -81,10 +86,13 @@ def test_a_player_that_holds_200_ms_has_no_gap_at_the_pace_of_speech(
     busy = True
     with Client(early.server.grpc_url) as client:
         for _ in range(ATTEMPTS):
-            heard = summarize([ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)])
+            heard = summarize(
+                [ChunkTiming.of(chunk) for chunk in client.synthesize(paced(), voice)]
+            )
             assert heard.audio_s == pytest.approx(90 / TOKENS_PER_SECOND)
             longest_s = max(chunk.duration_s for chunk in heard.chunks)
-            if not heard.underruns and longest_s <= 1.0:  # never more than a block, unless tokens had to wait
+            # never more than a block, unless tokens had to wait
+            if not heard.underruns and longest_s <= 1.0:
                 return
             busy = busy and max(late_s, *(chunk.latency_s for chunk in heard.chunks)) > BUSY_S
     if busy:

@@ -1,4 +1,6 @@
-"""Streams that ask for their number of ODE steps, on a real server that allows two by configuration."""
+"""Streams that ask for their number of ODE steps, on a real server that allows two by
+configuration.
+"""
 
 from __future__ import annotations
 
@@ -52,25 +54,56 @@ def test_each_stream_has_its_own_number(
         return np.concatenate([chunk.audio for chunk in chunks])
 
     asked = [3, None, 10, 3]
-    with Client(served.server.grpc_url, model=name) as client, ThreadPoolExecutor(len(asked)) as pool:
+    with (
+        Client(served.server.grpc_url, model=name) as client,
+        ThreadPoolExecutor(len(asked)) as pool,
+    ):
         heard = list(pool.map(speak, asked))
     for audio, steps in zip(heard, asked, strict=True):
-        assert snr_db(audio, both.synthesize(golden.tokens, golden.voice, steps=steps or 0)) >= SNR_DB
+        assert (
+            snr_db(audio, both.synthesize(golden.tokens, golden.voice, steps=steps or 0)) >= SNR_DB
+        )
     assert snr_db(heard[0], heard[1]) < SNR_DB  # it makes a difference
     served.wait_until_empty()
 
 
-def test_the_command_asks_for_them(served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "token2wav_client", "synth", "--url", served.server.grpc_url, "--model", name]
-    command += ["--tokens", str(DATA / "demo" / "tokens.npy"), "--voice", str(DATA / "demo" / "voice.safetensors")]
+def test_the_command_asks_for_them(
+    served: Rig, name: str, both: Token2Wav, golden: GoldenSet, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "token2wav_client",
+        "synth",
+        "--url",
+        served.server.grpc_url,
+        "--model",
+        name,
+    ]
+    command += [
+        "--tokens",
+        str(DATA / "demo" / "tokens.npy"),
+        "--voice",
+        str(DATA / "demo" / "voice.safetensors"),
+    ]
     command += ["--out", "out.wav", "--audio-format", "float32", "--json", "--steps"]
     done = subprocess.run(
-        [*command, "3"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+        [*command, "3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
     )
     assert json.loads(done.stdout)["audio_s"] > 0
     assert np.isfinite(soundfile.read(tmp_path / "out.wav")[0]).all()
     refused = subprocess.run(
-        [*command, "4"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        [*command, "4"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert refused.returncode == 4
     assert "steps: 4 is not one of 10, 3" in refused.stderr
@@ -97,7 +130,9 @@ def test_other_steps_are_refused_before_work_starts(
     served.wait_until_empty()
 
 
-def test_a_client_refuses_what_no_server_can_have(served: Rig, name: str, voice: ClientVoice) -> None:
+def test_a_client_refuses_what_no_server_can_have(
+    served: Rig, name: str, voice: ClientVoice
+) -> None:
     with Client(served.server.grpc_url, model=name) as client:
         with pytest.raises(InputError, match="steps: 0 is outside 1 to"):
             client.open(voice, steps=0)

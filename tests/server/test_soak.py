@@ -1,4 +1,6 @@
-"""Twenty seconds of the soak, on a real server: clients of whom one in five misbehaves (`make soak`)."""
+"""Twenty seconds of the soak, on a real server: clients of whom one in five misbehaves (`make
+soak`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ from pathlib import Path
 
 from tests.soak.run import Plan, soak
 
-# With this seed seven clients misbehave at first, so that every kind comes even where only few utterances fit.
+# With this seed seven clients misbehave at first, so that every kind comes even where only few
+# utterances fit.
 PLAN = Plan(minutes=1 / 3, clients=12, seed=209)
 
 

@@ -44,15 +44,21 @@ def local(folder: Path) -> Token2Wav:
     return Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu"))
 
 
-def spoken(url: str, name: str, tokens: NDArray[np.int32], voice: Voice, parts: int) -> NDArray[np.float32]:
+def spoken(
+    url: str, name: str, tokens: NDArray[np.int32], voice: Voice, parts: int
+) -> NDArray[np.float32]:
     with Client(url, model=name) as client:
         sent = ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
         chunks = list(client.synthesize(np.array_split(tokens, parts), sent))
-    assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {(SAMPLE_RATE, SAMPLES_PER_TOKEN)}
+    assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {
+        (SAMPLE_RATE, SAMPLES_PER_TOKEN)
+    }
     return np.concatenate([np.asarray(chunk.audio, np.float32) for chunk in chunks])
 
 
-def test_streams_side_by_side_are_those_of_the_library(served: Rig, name: str, local: Token2Wav) -> None:
+def test_streams_side_by_side_are_those_of_the_library(
+    served: Rig, name: str, local: Token2Wav
+) -> None:
     cases = [(TOKENS[: 130 - 23 * seed], a_voice(seed), 1 + 6 * seed) for seed in range(4)]
     with ThreadPoolExecutor(len(cases)) as threads:
         heard = [threads.submit(spoken, served.server.grpc_url, name, *case) for case in cases]
@@ -64,7 +70,9 @@ def test_streams_side_by_side_are_those_of_the_library(served: Rig, name: str, l
 
 
 def test_health_and_refusals(served: Rig, name: str) -> None:
-    voice = ClientVoice(np.arange(5, dtype=np.int32), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
+    voice = ClientVoice(
+        np.arange(5, dtype=np.int32), np.zeros((20, 80), np.float32), np.ones(192, np.float32)
+    )
     with Client(served.server.grpc_url, model=name) as client:
         assert client.health(timeout_s=PATIENCE_SECONDS).first_audio_s is not None
         with pytest.raises(ServerError, match="prompt_tokens: 5 tokens, expected none"):

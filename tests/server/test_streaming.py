@@ -14,7 +14,8 @@ from tests.support.golden import GoldenSet, snr_db
 from token2wav import Token2Wav, Voice
 from token2wav_client import Client, ClientVoice
 
-# Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the phase: 1.2e-4 seen.
+# Where chunks end depends on when tokens came, so sums have another order, which F0 takes into the
+# phase: 1.2e-4 seen.
 SERVER_EQUALS_LIBRARY = 1e-3
 
 
@@ -33,11 +34,16 @@ def test_eight_streams_at_once_in_random_portions(
 ) -> None:
     def synthesize(seed: int) -> list[NDArray[np.generic]]:
         with Client(rig.server.grpc_url) as client:
-            return [chunk.audio for chunk in client.synthesize(random_portions(golden.tokens, seed), voice)]
+            return [
+                chunk.audio
+                for chunk in client.synthesize(random_portions(golden.tokens, seed), voice)
+            ]
 
     with ThreadPoolExecutor(8) as pool:
         streams = list(pool.map(synthesize, range(8)))
-    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)])
+    reference = np.concatenate(
+        [golden.chunk(index, "audio").numpy() for index in range(len(golden.chunks) - 1)]
+    )
     for chunks in streams:
         audio = np.concatenate(chunks)
         assert len(audio) == 960 * len(golden.tokens)
@@ -45,7 +51,9 @@ def test_eight_streams_at_once_in_random_portions(
         assert snr_db(audio[: len(reference)], reference) > SNR_DB
 
 
-def test_many_utterances_share_one_grpc_stream(rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
+def test_many_utterances_share_one_grpc_stream(
+    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
     with rig.connect() as connection:
         for sequence in ("a", "b"):
             connection.send(golden.tokens[:100], golden.voice, sequence, start=True)
@@ -55,7 +63,10 @@ def test_many_utterances_share_one_grpc_stream(rig: Rig, golden: GoldenSet, whol
     assert not answers.errors
     assert sorted(index for index, _, _ in answers.chunks) == [0, 0, 1, 1, 2, 2]
     chunks = {index: audio for index, _, audio in answers.chunks}
-    assert np.abs(np.concatenate([chunks[index] for index in range(3)]) - whole).max() <= SERVER_EQUALS_LIBRARY
+    assert (
+        np.abs(np.concatenate([chunks[index] for index in range(3)]) - whole).max()
+        <= SERVER_EQUALS_LIBRARY
+    )
 
 
 @pytest.mark.parametrize(("start", "end"), [(False, False), (True, True), (True, False)])
@@ -66,7 +77,11 @@ def test_a_request_without_sequence_id_is_a_whole_utterance(
         connection.send(golden.tokens, golden.voice, start=start, end=end)
         answers = connection.answers()
     assert not answers.errors
-    assert [(index, final) for index, final, _ in answers.chunks] == [(0, False), (1, False), (2, True)]
+    assert [(index, final) for index, final, _ in answers.chunks] == [
+        (0, False),
+        (1, False),
+        (2, True),
+    ]
     assert np.abs(answers.audio - whole).max() <= SERVER_EQUALS_LIBRARY
 
 
@@ -78,7 +93,9 @@ def test_one_request_with_both_flags_and_an_integer_id(rig: Rig, golden: GoldenS
     assert answers.audio.shape == (960,)
 
 
-def test_every_request_is_finished_as_soon_as_its_tokens_are_consumed(rig: Rig, golden: GoldenSet) -> None:
+def test_every_request_is_finished_as_soon_as_its_tokens_are_consumed(
+    rig: Rig, golden: GoldenSet
+) -> None:
     with rig.connect() as connection:
         connection.send(golden.tokens[:10], golden.voice, "patient", start=True)
         assert not connection.answers().chunks  # finished, although nothing could run yet
@@ -90,7 +107,9 @@ def test_every_request_is_finished_as_soon_as_its_tokens_are_consumed(rig: Rig, 
 
 def test_first_request_may_stay_open_to_the_end(rig: Rig, golden: GoldenSet) -> None:
     with rig.connect() as connection:
-        connection.send(golden.tokens[:60], golden.voice, "kept", start=True, parameters={"keep_open": True})
+        connection.send(
+            golden.tokens[:60], golden.voice, "kept", start=True, parameters={"keep_open": True}
+        )
         connection.send(golden.tokens[60:70], None, "kept")
         assert len(connection.answers().chunks) == 1  # what finished is the second request
         connection.send([], None, "kept", end=True)
@@ -145,8 +164,12 @@ def test_ready_live_and_metadata(rig: Rig) -> None:
     }
 
 
-def test_voice_inputs_arrive_unchanged(rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]) -> None:
-    """The server reads arrays with strides of their own; a transposed view must not arrive transposed."""
+def test_voice_inputs_arrive_unchanged(
+    rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+) -> None:
+    """The server reads arrays with strides of their own; a transposed view must not arrive
+    transposed.
+    """
     inputs = voice_inputs(golden.voice)
     inputs["prompt_mel"] = np.asfortranarray(inputs["prompt_mel"])
     with rig.connect() as connection:

@@ -1,4 +1,6 @@
-"""A stream belongs to the client that started it: the requests of any other client with its id are refused."""
+"""A stream belongs to the client that started it: the requests of any other client with its id are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ def whole(model: Token2Wav, golden: GoldenSet) -> NDArray[np.float32]:
 @pytest.mark.parametrize("sequence", IDS)
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
 def test_the_victim_loses_nothing_and_the_attacker_hears_nothing(
-    attack: Attack, sequence: int | str, keep_open: bool, rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
+    attack: Attack,
+    sequence: int | str,
+    keep_open: bool,
+    rig: Rig,
+    golden: GoldenSet,
+    whole: NDArray[np.float32],
 ) -> None:
     for name, identities in IDENTITIES.items():
         outcome = attempt(rig, golden, attack, identities, sequence=sequence, keep_open=keep_open)
@@ -45,14 +52,20 @@ def test_the_victim_loses_nothing_and_the_attacker_hears_nothing(
 def test_two_clients_without_name_and_key_that_choose_the_same_id_hear_nothing_of_each_other(
     sequence: int | str, keep_open: bool, rig: Rig, golden: GoldenSet, whole: NDArray[np.float32]
 ) -> None:
-    """The server cannot tell them apart, so the stream is closed before a token of the second client reaches it."""
+    """The server cannot tell them apart, so the stream is closed before a token of the second
+    client reaches it.
+    """
     nobody = Identity()
-    outcome = attempt(rig, golden, ATTACKS[0], (nobody, nobody), sequence=sequence, keep_open=keep_open)
+    outcome = attempt(
+        rig, golden, ATTACKS[0], (nobody, nobody), sequence=sequence, keep_open=keep_open
+    )
     assert np.abs(outcome.audio - whole[: len(outcome.audio)]).max() <= SERVER_EQUALS_LIBRARY
     assert not outcome.stolen
     for told in (outcome.errors, outcome.refusals):
         assert told
-        assert all("'21' was started a second time while its stream was open" in error for error in told)
+        assert all(
+            "'21' was started a second time while its stream was open" in error for error in told
+        )
 
 
 def test_a_second_start_of_the_same_client_closes_its_stream(rig: Rig, golden: GoldenSet) -> None:
@@ -65,7 +78,9 @@ def test_a_second_start_of_the_same_client_closes_its_stream(rig: Rig, golden: G
         answers = connection.answers(2)
         assert not answers.chunks
         assert all("'again' was started a second time" in error for error in answers.errors)
-        connection.send(golden.tokens[:1], golden.voice, "again", start=True, end=True, parameters=mine)
+        connection.send(
+            golden.tokens[:1], golden.voice, "again", start=True, end=True, parameters=mine
+        )
         assert connection.answers().audio.shape == (960,)
 
 
@@ -83,7 +98,11 @@ def test_an_id_is_free_as_soon_as_the_last_request_is_there(rig: Rig, golden: Go
 
 @pytest.mark.parametrize(
     ("key", "message"),
-    [("", "stream_key: not a text of 1 to 128 characters"), ("k" * 129, "stream_key: not a text of 1 to 128"), (7, "")],
+    [
+        ("", "stream_key: not a text of 1 to 128 characters"),
+        ("k" * 129, "stream_key: not a text of 1 to 128"),
+        (7, ""),
+    ],
 )
 def test_a_bad_key_is_refused(key: str | int, message: str, rig: Rig, golden: GoldenSet) -> None:
     with rig.connect() as connection:

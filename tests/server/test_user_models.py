@@ -1,4 +1,6 @@
-"""A user's own model folder in CosyVoice3's format: yaml, flow.pt, hift.pt, served and spoken end to end."""
+"""A user's own model folder in CosyVoice3's format: yaml, flow.pt, hift.pt, served and spoken end
+to end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ data_pipeline: [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as its owner would have it: public names in their older form, pickled, float16 nowhere."""
+    """The tiny model as its owner would have it: public names in their older form, pickled, float16
+    nowhere.
+    """
     folder = tmp_path_factory.mktemp("CosyVoice3")
     (folder / "cosyvoice3.yaml").write_text((TINY / "cosyvoice3.yaml").read_text() + UNRELATED_YAML)
     torch.save(load_file(TINY / "flow.safetensors"), folder / "flow.pt")
@@ -60,19 +64,34 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
         },
         tmp_path / "voice.safetensors",
     )
-    with Rig.start(folder, tmp_path, "limits: {player_buffer_seconds: 60}") as rig:  # so that no hop is cut short
-        command = [sys.executable, "-m", "token2wav_client", "synth", "--json", "--url", rig.server.grpc_url]
+    # so that no hop is cut short
+    with Rig.start(folder, tmp_path, "limits: {player_buffer_seconds: 60}") as rig:
+        command = [
+            sys.executable,
+            "-m",
+            "token2wav_client",
+            "synth",
+            "--json",
+            "--url",
+            rig.server.grpc_url,
+        ]
         command += ["--tokens", "-", "--voice", "voice.safetensors", "--out", "out.wav"]
         command += ["--audio-format", "float32", "--tokens-per-request", "1"]
         with subprocess.Popen(
-            command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=0
+            command,
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=0,
         ) as client:
             assert client.stdin is not None
             assert client.stdout is not None
             half = len(golden.tokens) // 2
             client.stdin.write("".join(f"<|s_{token}|>" for token in golden.tokens[:half]))
             wav, deadline = tmp_path / "out.wav", time.monotonic() + PATIENCE_SECONDS
-            while not (wav.is_file() and wav.stat().st_size > 2 * 960):  # its header comes before the first samples
+            # its header comes before the first samples
+            while not (wav.is_file() and wav.stat().st_size > 2 * 960):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             early = soundfile.info(wav).frames  # grows on disk while tokens are still to come
@@ -85,7 +104,8 @@ def test_served_and_spoken(folder: Path, golden: GoldenSet, tmp_path: Path) -> N
     assert 0 < early < len(audio) == 960 * len(golden.tokens)
     assert rate == 24000
     assert len(report["chunks"]) == 3
-    # No noise.safetensors here: the noise is drawn as a stock deployment of this model would draw it.
+    # No noise.safetensors here: the noise is drawn as a stock deployment of this model would draw
+    # it.
     expected = Token2Wav.load(folder).synthesize(golden.tokens, voice)
     assert np.abs(audio - expected).max() <= 1e-5
     assert np.isfinite(audio).all()

@@ -146,7 +146,9 @@ def joined(*replies: RecordingReply) -> NDArray[np.float32]:
     return np.concatenate([chunk.audio for reply in replies for chunk in reply.succeeded()])
 
 
-def speak(workers: WorkerPool, voice: Voice, count: int, reply: RecordingReply | None = None) -> RecordingReply:
+def speak(
+    workers: WorkerPool, voice: Voice, count: int, reply: RecordingReply | None = None
+) -> RecordingReply:
     """A whole utterance in one request."""
     reply = reply or RecordingReply()
     workers.push(workers.open(voice), demo_tokens(count), reply, end=True)
@@ -158,7 +160,9 @@ def assert_serves(workers: WorkerPool, voice: Voice, expected: Expected) -> None
     assert np.array_equal(joined(speak(workers, voice, 4)), expected(4))
 
 
-def refused(workers: WorkerPool, utterance: Request, tokens: object, *, end: bool = False) -> Token2WavError:
+def refused(
+    workers: WorkerPool, utterance: Request, tokens: object, *, end: bool = False
+) -> Token2WavError:
     """The error of a push that must be refused with its reply untouched."""
     reply = RecordingReply()
     with pytest.raises(Token2WavError) as caught:

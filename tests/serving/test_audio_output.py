@@ -1,4 +1,6 @@
-"""Output of an utterance: the same samples however they are portioned, equal to a conversion of the whole."""
+"""Output of an utterance: the same samples however they are portioned, equal to a conversion of the
+whole.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,14 @@ def noise(samples: int, seed: int = 0, level: float = 0.2) -> NDArray[np.float32
 
 
 def taken(output: AudioOutput, audio: NDArray[np.float32], cuts: list[int]) -> list[AudioChunk]:
-    """What is sent of audio that comes in portions; the rules that hold for every utterance are checked here."""
+    """What is sent of audio that comes in portions; the rules that hold for every utterance are
+    checked here.
+    """
     portions = np.split(audio, sorted(cuts))
-    found = [output.take(portion, last=index == len(portions) - 1) for index, portion in enumerate(portions)]
+    found = [
+        output.take(portion, last=index == len(portions) - 1)
+        for index, portion in enumerate(portions)
+    ]
     chunks = [chunk for chunk in found if chunk is not None]
     assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
@@ -59,11 +66,17 @@ def portioned(draw: st.DrawFn) -> tuple[int, list[int]]:
 @pytest.mark.parametrize("sample_rate", SAMPLE_RATES)
 @settings(max_examples=15)
 @given(portioned())
-def test_resampled_in_portions_equals_the_whole(sample_rate: int, case: tuple[int, list[int]]) -> None:
+def test_resampled_in_portions_equals_the_whole(
+    sample_rate: int, case: tuple[int, list[int]]
+) -> None:
     tokens, cuts = case
     audio = noise(tokens * TOKEN)
     chunks = taken(AudioOutput(CONFIG, AudioFormat("float32", sample_rate)), audio, cuts)
-    whole = soxr.resample(audio, CONFIG.sample_rate, sample_rate) if sample_rate != CONFIG.sample_rate else audio
+    whole = (
+        soxr.resample(audio, CONFIG.sample_rate, sample_rate)
+        if sample_rate != CONFIG.sample_rate
+        else audio
+    )
     found = joined(chunks)
     assert found.dtype == np.float32
     assert len(found) == len(whole)
@@ -71,7 +84,9 @@ def test_resampled_in_portions_equals_the_whole(sample_rate: int, case: tuple[in
     assert {chunk.sample_rate for chunk in chunks} == {sample_rate}
 
 
-@pytest.mark.parametrize(("sample_rate", "most_s"), [(8_000, 0.075), (16_000, 0.04), (48_000, 0.04)])
+@pytest.mark.parametrize(
+    ("sample_rate", "most_s"), [(8_000, 0.075), (16_000, 0.04), (48_000, 0.04)]
+)
 def test_a_resampler_holds_back_no_more_than_is_said(sample_rate: int, most_s: float) -> None:
     output, given_s, sent_s = AudioOutput(CONFIG, AudioFormat("int16", sample_rate)), 0.0, 0.0
     for size in np.random.default_rng(1).integers(1, 2000, 50):
@@ -81,7 +96,9 @@ def test_a_resampler_holds_back_no_more_than_is_said(sample_rate: int, most_s: f
         assert given_s - sent_s <= most_s
 
 
-@pytest.mark.parametrize(("encoding", "subtype"), [("mulaw", "ULAW"), ("alaw", "ALAW"), ("int16", "PCM_16")])
+@pytest.mark.parametrize(
+    ("encoding", "subtype"), [("mulaw", "ULAW"), ("alaw", "ALAW"), ("int16", "PCM_16")]
+)
 def test_encodings_are_those_of_libsndfile(encoding: str, subtype: str) -> None:
     pcm = np.arange(-32767, 32768).astype(np.int16)
     file = io.BytesIO()
@@ -113,7 +130,9 @@ def test_what_is_too_loud_is_clipped() -> None:
     ]
 
 
-@pytest.mark.parametrize(("encoding", "sample_rate"), [("float32", None), ("mulaw", 8_000), ("int16", 22_050)])
+@pytest.mark.parametrize(
+    ("encoding", "sample_rate"), [("float32", None), ("mulaw", 8_000), ("int16", 22_050)]
+)
 @settings(max_examples=15)
 @given(portioned(), st.integers(0, 8000), st.integers(0, 300))
 def test_trimmed_in_portions_equals_the_whole(
@@ -122,36 +141,59 @@ def test_trimmed_in_portions_equals_the_whole(
     tokens, cuts = case
     audio = noise(tokens * TOKEN)
     audio[:silence] *= 1e-3
-    audio[silence:] += np.copysign(np.float32(0.1), audio[silence:])  # else a window may end in noise near 0
+    # else a window may end in noise near 0
+    audio[silence:] += np.copysign(np.float32(0.1), audio[silence:])
     windows = min(trim_ms // 10, min(silence, len(audio)) // WINDOW)
     rate = sample_rate or CONFIG.sample_rate
     chunks = taken(AudioOutput(CONFIG, AudioFormat(encoding, sample_rate), trim_ms), audio, cuts)
     assert chunks[-1].samples_trimmed == -(-windows * WINDOW * rate // CONFIG.sample_rate)
     kept = audio[windows * WINDOW :]
-    whole = ENCODERS[encoding](soxr.resample(kept, CONFIG.sample_rate, rate) if sample_rate else kept)
+    whole = ENCODERS[encoding](
+        soxr.resample(kept, CONFIG.sample_rate, rate) if sample_rate else kept
+    )
     found = joined(chunks)
-    assert len(whole) - len(found) in (0, 1)  # where the part that was dropped is no whole number of samples
+    # where the part that was dropped is no whole number of samples
+    assert len(whole) - len(found) in (0, 1)
     assert np.array_equal(found, whole[: len(found)])
 
 
 @pytest.mark.parametrize("trim_ms", [0, 9, 10, 290, 5000])
 def test_as_much_is_trimmed_as_may_be(trim_ms: int) -> None:
-    [only] = taken(AudioOutput(CONFIG, trim_silence_ms=trim_ms), np.zeros(130 * TOKEN, np.float32), [])
+    [only] = taken(
+        AudioOutput(CONFIG, trim_silence_ms=trim_ms), np.zeros(130 * TOKEN, np.float32), []
+    )
     assert only.samples_trimmed == trim_ms // 10 * WINDOW
 
 
 def test_nothing_but_silence_is_sent_as_an_end() -> None:
-    [only] = taken(AudioOutput(CONFIG, trim_silence_ms=5000), np.zeros(10 * TOKEN, np.float32), [100, 5000])
-    assert (only.final, len(only.audio), only.samples_trimmed, only.sound_s) == (True, 0, 10 * TOKEN, None)
+    [only] = taken(
+        AudioOutput(CONFIG, trim_silence_ms=5000), np.zeros(10 * TOKEN, np.float32), [100, 5000]
+    )
+    assert (only.final, len(only.audio), only.samples_trimmed, only.sound_s) == (
+        True,
+        0,
+        10 * TOKEN,
+        None,
+    )
 
 
-@pytest.mark.parametrize(("trim_ms", "sample_rate", "sound_s"), [(0, None, 0.5), (200, None, 0.3), (1000, 8000, 0.0)])
+@pytest.mark.parametrize(
+    ("trim_ms", "sample_rate", "sound_s"), [(0, None, 0.5), (200, None, 0.3), (1000, 8000, 0.0)]
+)
 def test_the_first_sound_is_found(trim_ms: int, sample_rate: int | None, sound_s: float) -> None:
     audio = noise(50 * TOKEN)
     audio[:12_000] *= 0.003  # -64 dBFS
-    chunks = taken(AudioOutput(CONFIG, AudioFormat("alaw", sample_rate), trim_ms), audio, [7000, 11_000, 20_000])
+    chunks = taken(
+        AudioOutput(CONFIG, AudioFormat("alaw", sample_rate), trim_ms),
+        audio,
+        [7000, 11_000, 20_000],
+    )
     before = np.cumsum([0.0, *(chunk.duration_s for chunk in chunks)])
-    [found] = [start + chunk.sound_s for start, chunk in zip(before, chunks, strict=False) if chunk.sound_s is not None]
+    [found] = [
+        start + chunk.sound_s
+        for start, chunk in zip(before, chunks, strict=False)
+        if chunk.sound_s is not None
+    ]
     assert found == pytest.approx(sound_s, abs=0.011)
 
 
@@ -160,12 +202,18 @@ def test_the_first_sound_is_found(trim_ms: int, sample_rate: int | None, sound_s
     [
         ("mp3", None, "audio_format: 'mp3' is not one of float32, int16, mulaw, alaw"),
         (["int16"], None, "audio_format: list is not one of float32, int16, mulaw, alaw"),
-        ("int16", 11_025, "sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48000"),
+        (
+            "int16",
+            11_025,
+            "sample_rate: 11025 is not one of 8000, 16000, 22050, 24000, 44100, 48000",
+        ),
         ("int16", 8000.0, "sample_rate: 8000.0 is not one of 8000, "),
         ("int16", True, "sample_rate: True is not one of 8000, "),
     ],
 )
-def test_formats_that_do_not_exist_are_refused(encoding: Any, sample_rate: Any, message: str) -> None:
+def test_formats_that_do_not_exist_are_refused(
+    encoding: Any, sample_rate: Any, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         AudioFormat(encoding, sample_rate)
     assert str(caught.value).startswith(message)
@@ -175,14 +223,20 @@ def test_a_rate_that_a_model_cannot_have_is_refused(monkeypatch: pytest.MonkeyPa
     class Odd:
         sample_rate, samples_per_token = 22_050, 512
 
-    with pytest.raises(InputError, match=r"^sample_rate: 8000 gives 185\.76 samples per token of this model"):
+    with pytest.raises(
+        InputError, match=r"^sample_rate: 8000 gives 185\.76 samples per token of this model"
+    ):
         AudioOutput(Odd(), AudioFormat(sample_rate=8000))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "soxr", None)
     AudioOutput(CONFIG, AudioFormat(sample_rate=24_000))
-    with pytest.raises(InputError, match=r"^sample_rate: 8000 needs the library soxr, which this server lacks"):
+    with pytest.raises(
+        InputError, match=r"^sample_rate: 8000 needs the library soxr, which this server lacks"
+    ):
         AudioOutput(CONFIG, AudioFormat(sample_rate=8000))
 
 
 def test_trimming_goes_forward_only() -> None:
-    with pytest.raises(ConfigError, match=r"^stream\.trim_silence_ms: -1 is not between 0 and 60000$"):
+    with pytest.raises(
+        ConfigError, match=r"^stream\.trim_silence_ms: -1 is not between 0 and 60000$"
+    ):
         StreamConfig(trim_silence_ms=-1)

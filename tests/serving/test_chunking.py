@@ -25,7 +25,10 @@ NOTHING = np.zeros(0, np.int32)
 prompts = st.integers(1, 120)
 lengths = st.integers(1, 400)
 policies = st.sampled_from(
-    [StreamConfig(first_tokens=0), *(StreamConfig(first_tokens=0, max_hop_tokens=most) for most in (25, 50, 200))]
+    [
+        StreamConfig(first_tokens=0),
+        *(StreamConfig(first_tokens=0, max_hop_tokens=most) for most in (25, 50, 200)),
+    ]
 )
 
 
@@ -40,7 +43,9 @@ class FakeClock:
 WHOLE_BLOCKS = StreamConfig(first_tokens=0)
 
 
-def chunker_of(prompt: int, stream: StreamConfig = WHOLE_BLOCKS, playback: Playback | None = None) -> Chunker:
+def chunker_of(
+    prompt: int, stream: StreamConfig = WHOLE_BLOCKS, playback: Playback | None = None
+) -> Chunker:
     return Chunker(demo_voice(prompt).prompt_tokens, CONFIG, schedule_of(CONFIG, stream), playback)
 
 
@@ -95,7 +100,9 @@ def test_chunks_cover_the_utterance_on_the_block_grid_with_their_context(
         right = 0 if chunk.last else LOOKAHEAD
         assert chunk.left == min(2, chunk.start)
         assert chunk.tokens.dtype == np.int32
-        assert np.array_equal(chunk.tokens, utterance[chunk.start - chunk.left : chunk.stop + right])
+        assert np.array_equal(
+            chunk.tokens, utterance[chunk.start - chunk.left : chunk.stop + right]
+        )
 
 
 @given(prompts, lengths, policies, st.data())
@@ -106,7 +113,9 @@ def test_the_chunks_do_not_depend_on_how_tokens_arrive(
     portions = np.diff([0, *cuts, count]).tolist()
     at_once = run(chunker_of(prompt, stream), [count])
     one_by_one = run(chunker_of(prompt, stream), [1] * count)
-    assert ranges(run(chunker_of(prompt, stream), portions)) == ranges(at_once) == ranges(one_by_one)
+    assert (
+        ranges(run(chunker_of(prompt, stream), portions)) == ranges(at_once) == ranges(one_by_one)
+    )
 
 
 @given(prompts, lengths, policies)
@@ -127,9 +136,12 @@ def test_a_chunk_runs_at_the_very_token_that_completes_its_lookahead(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "first"), [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)]
+    ("prompt", "first"),
+    [(1, 49), (24, 26), (25, 25), (26, 49), (30, 45), (50, 25), (74, 26), (75, 25)],
 )
-def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(prompt: int, first: int) -> None:
+def test_the_first_chunk_has_a_hop_and_what_the_prompt_lacks_to_a_block(
+    prompt: int, first: int
+) -> None:
     chunker = chunker_of(prompt)
     chunker.push(numbered(first + LOOKAHEAD - 1))
     assert chunker.next_chunk is None
@@ -166,7 +178,9 @@ def test_an_utterance_that_ends_with_the_lookahead_of_a_chunk_has_a_stub_of_it()
 
 
 def test_what_is_computed_with_the_prompt_is_whole_blocks_with_their_lookahead() -> None:
-    prefixes = {prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)}
+    prefixes = {
+        prompt: CONFIG.prefix_tokens(prompt) for prompt in (1, 2, 3, 25, 27, 28, 52, 53, 103)
+    }
     assert prefixes == {1: 0, 2: 0, 3: 0, 25: 0, 27: 0, 28: 25, 52: 25, 53: 50, 103: 100}
 
 

@@ -1,4 +1,6 @@
-"""Provisional first audio: a stream speaks from part of a block, and from the first whole block on it is exact."""
+"""Provisional first audio: a stream speaks from part of a block, and from the first whole block on
+it is exact.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.execution.rig import AUDIO, MEL, FlowStream, Mel, Parts, a_voice, off, portions, some_tokens
+from tests.execution.rig import (
+    AUDIO,
+    MEL,
+    FlowStream,
+    Mel,
+    Parts,
+    a_voice,
+    off,
+    portions,
+    some_tokens,
+)
 from tests.support.stages import two_stages
 from token2wav import StreamConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import Storage
@@ -32,10 +44,17 @@ def parts() -> Parts:
 
 
 def speak(
-    parts: Parts, engine: FlowStage, prompt: int, count: int, sizes: Sequence[int], first_tokens: int = 8
+    parts: Parts,
+    engine: FlowStage,
+    prompt: int,
+    count: int,
+    sizes: Sequence[int],
+    first_tokens: int = 8,
 ) -> FlowStream:
     """A stream whose tokens came in portions of these sizes, over and over; it has ended."""
-    stream = FlowStream(engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens))
+    stream = FlowStream(
+        engine, a_voice(prompt), parts.config, StreamConfig(first_tokens=first_tokens)
+    )
     for portion in portions(some_tokens(count), sizes):
         stream.push(portion)
     stream.finish().close()
@@ -55,22 +74,29 @@ def test_it_speaks_from_the_very_token_that_completes_the_lookahead(
     config = parts.config
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), config)
     chunker = Chunker(a_voice(prompt).prompt_tokens, config, schedule)
-    first = min(prompt + first_tokens, schedule.first_stop(prompt))  # the whole first hop may be there before
+    # the whole first hop may be there before
+    first = min(prompt + first_tokens, schedule.first_stop(prompt))
     while chunker.next_chunk is None:
         chunker.push(some_tokens(1))
     assert chunker.received == first + LOOKAHEAD
-    assert (chunker.next_chunk.stop, chunker.next_chunk.start + chunker.next_chunk.skip) == (first, prompt)
+    assert (chunker.next_chunk.stop, chunker.next_chunk.start + chunker.next_chunk.skip) == (
+        first,
+        prompt,
+    )
     assert chunker.next_chunk.provisional == bool(first % BLOCK)
 
 
-@given(st.sampled_from(PROMPTS), st.sampled_from(FIRST_TOKENS), sizes_of_portions, st.integers(1, 160))
+@given(
+    st.sampled_from(PROMPTS), st.sampled_from(FIRST_TOKENS), sizes_of_portions, st.integers(1, 160)
+)
 @settings(max_examples=15)
 def test_it_is_the_whole_but_for_what_was_provisional(
     parts: Parts, prompt: int, first_tokens: int, sizes: list[int], count: int
 ) -> None:
     whole = parts.whole(some_tokens(count), a_voice(prompt))
     cached, recomputed = (
-        speak(parts, engine, prompt, count, sizes, first_tokens) for engine in (parts.incremental(), parts.recompute())
+        speak(parts, engine, prompt, count, sizes, first_tokens)
+        for engine in (parts.incremental(), parts.recompute())
     )
     kept, heard = parts.config.prefix_tokens(prompt), prompt
     for chunk in cached.chunks:
@@ -99,8 +125,13 @@ def test_what_is_provisional_takes_no_page_and_leaves_no_trace(parts: Parts) -> 
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
-def test_a_block_is_the_same_whatever_was_spoken_of_it_before(parts: Parts, storage: Storage) -> None:
-    early, late = (speak(parts, parts.incremental(storage=storage), 75, 90, sizes) for sizes in ([15, 20], [50]))
+def test_a_block_is_the_same_whatever_was_spoken_of_it_before(
+    parts: Parts, storage: Storage
+) -> None:
+    early, late = (
+        speak(parts, parts.incremental(storage=storage), 75, 90, sizes)
+        for sizes in ([15, 20], [50])
+    )
     exact = provisional_frames(early, 75)
     assert exact == 24
     assert provisional_frames(late, 75) == 0

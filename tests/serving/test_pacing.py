@@ -1,4 +1,6 @@
-"""Hops that follow the listener: replayed at many paces of tokens, on a clock that is only counted on."""
+"""Hops that follow the listener: replayed at many paces of tokens, on a clock that is only counted
+on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_nobody_hears_less_than_with_hops_that_grow_regardless(pattern: str) -> 
 
 
 @pytest.mark.parametrize("pace", [50, 100, 200])
-def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(pace: float) -> None:
+def test_tokens_that_come_fast_are_spoken_early_once_and_then_in_hops_that_grow(
+    pace: float,
+) -> None:
     heard = replay(EARLY, FLOW, pace)
     assert heard.provisional <= 0.06  # the first 12 of 250 tokens, or two more
     assert heard.chunks <= 7
@@ -60,7 +64,9 @@ class Clock:
         return self.now
 
 
-def chunker_of(clock: Clock, first_tokens: int = FIRST, load: Load | None = None) -> tuple[Chunker, Playback]:
+def chunker_of(
+    clock: Clock, first_tokens: int = FIRST, load: Load | None = None
+) -> tuple[Chunker, Playback]:
     playback = Playback(clock, BUFFER_S)
     schedule = HopSchedule.of(StreamConfig(first_tokens=first_tokens), FLOW)
     return Chunker(np.zeros(75, np.int32), FLOW, schedule, playback, load), playback
@@ -82,7 +88,8 @@ def test_a_hop_is_cut_down_when_the_tokens_for_more_do_not_come() -> None:
     clock.now = 0.4
     chunker.decide()
     assert chunker.next_chunk is None
-    clock.now = 0.9  # 0.2 s of audio are left, and 13 tokens take as long at the pace that has become of it
+    # 0.2 s of audio are left, and 13 tokens take as long at the pace that has become of it
+    clock.now = 0.9
     chunker.decide()
     assert chunker.next_chunk is not None
     assert (chunker.next_chunk.start, chunker.next_chunk.stop) == (100, 125)
@@ -123,8 +130,12 @@ def test_where_chunks_take_long_nobody_speaks_early() -> None:
     assert chunker.next_chunk is not None
 
 
-@pytest.mark.parametrize(("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)])
-def test_as_many_speak_early_as_the_workers_compute_in_time(batches: dict[int, float], most: int) -> None:
+@pytest.mark.parametrize(
+    ("batches", "most"), [({1: 0.02}, 2), ({1: 0.02, 3: 0.04}, 3), ({1: 0.005, 9: 0.006}, 100)]
+)
+def test_as_many_speak_early_as_the_workers_compute_in_time(
+    batches: dict[int, float], most: int
+) -> None:
     load = Load()
     load.computed(1, 3.0)  # the first of all does not count
     for _ in range(100):

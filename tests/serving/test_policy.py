@@ -33,11 +33,15 @@ def first_batch(chunks: list[Ready[str]], most: int = 8, now: float = 0.0) -> st
     [
         ([], ""),
         ([heard("a", 9), heard("b", 8)], "ba"),  # by the end of their audio
-        ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cb"),  # first chunks go first, and what has time waits
-        ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "ba"),  # unless somebody would fall silent
-        ([fresh("a", 0, 25), fresh("b", 1, 40), fresh("c", 2, 20)], "ac"),  # a short one does not wait for a long one
+        # first chunks go first, and what has time waits
+        ([heard("a", 9), fresh("b", 2), fresh("c", 1)], "cb"),
+        # unless somebody would fall silent
+        ([fresh("a", 0), heard("b", RESERVE_SECONDS / 2), heard("c", 5)], "ba"),
+        # a short one does not wait for a long one
+        ([fresh("a", 0, 25), fresh("b", 1, 40), fresh("c", 2, 20)], "ac"),
         ([heard("a", 4, 100), heard("b", 5, 25)], "ab"),
-        ([heard("a", 4), heard("b", AHEAD_SECONDS + 1)], "a"),  # who is far ahead makes no batch slower
+        # who is far ahead makes no batch slower
+        ([heard("a", 4), heard("b", AHEAD_SECONDS + 1)], "a"),
         ([heard("a", 8), heard("b", 7)], "ba"),  # but their own
     ],
 )
@@ -52,7 +56,9 @@ def test_a_batch_is_bounded() -> None:
 @pytest.mark.parametrize(("workers", "batch"), [(1, "abcde"), (2, "abc"), (4, "ab"), (9, "a")])
 def test_idle_workers_share_what_is_there(workers: int, batch: str) -> None:
     chunks = [fresh(owner, since) for since, owner in enumerate("abcde")]
-    assert "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, workers)) == batch
+    assert (
+        "".join(chunk.owner for chunk in Policy[str](8).next_batch(chunks, 0.0, workers)) == batch
+    )
 
 
 def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spare() -> None:
@@ -76,7 +82,8 @@ def test_every_fourth_batch_goes_by_waiting_time_of_those_that_have_none_to_spar
         (9.0, 100, [2.5], 1, "ab"),
         (9.0, 100, [0.5], 1, ""),  # who is far ahead can wait
         (9.0, 100, [-2.0], 1, ""),
-        (9.0, 100, [-AHEAD_SECONDS], 1, "abcd"),  # nobody waits for a stream whose tokens don't come
+        # nobody waits for a stream whose tokens don't come
+        (9.0, 100, [-AHEAD_SECONDS], 1, "abcd"),
         (9.0, 100, [0.5], 2, "ab"),
     ],
 )
@@ -92,7 +99,8 @@ def test_chunks_that_have_time_leave_the_last_worker_to_others(
 def test_the_speed_of_a_worker_is_learned() -> None:
     policy = Policy[str](8)
     chunks = [heard(owner, 4.0, 100) for owner in "abcd"]
-    for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):  # for 100 tokens
+    # for 100 tokens
+    for seconds, most in ((2.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 2), (1.0, 3)):
         policy.computed(100, seconds)
         assert len(policy.next_batch(chunks, 0.0)) == most
 
@@ -106,7 +114,8 @@ def test_a_batch_that_only_ends_streams_teaches_nothing() -> None:
 
 @dataclass(eq=False)
 class Listener:
-    """A stream whose tokens arrive at 25 a second; its player starts a moment after the first audio.
+    """A stream whose tokens arrive at 25 a second; its player starts a moment after the first
+    audio.
 
     Attributes:
         longest: hop; the first has 25 tokens, each of the others twice those of the one before.
@@ -127,12 +136,18 @@ class Listener:
 
     @property
     def ready_at(self) -> float:
-        return self.arrives + (0 if self.at_once else (self.tokens + self.hop + LOOKAHEAD) / TOKENS_PER_SECOND)
+        return self.arrives + (
+            0 if self.at_once else (self.tokens + self.hop + LOOKAHEAD) / TOKENS_PER_SECOND
+        )
 
     def take(self, now: float) -> None:
         held_back, hop = 0.0, self.hop
         if self.plays_until is None:
-            self.first, self.plays_until, held_back = now - self.ready_at, now + BUFFER, VOCODER_HOLDS
+            self.first, self.plays_until, held_back = (
+                now - self.ready_at,
+                now + BUFFER,
+                VOCODER_HOLDS,
+            )
         else:
             self.gaps.append(max(0.0, now - self.plays_until))
         self.plays_until = max(self.plays_until, now) + hop / TOKENS_PER_SECOND - held_back
@@ -148,7 +163,12 @@ class Running:
 
 
 def replay(
-    listeners: list[Listener], seconds: float, most: int, fixed: float, per_token: float, workers: int = 1
+    listeners: list[Listener],
+    seconds: float,
+    most: int,
+    fixed: float,
+    per_token: float,
+    workers: int = 1,
 ) -> list[Listener]:
     """Runs a server whose batches take `fixed` plus `per_token` for every token in them."""
     policy: Policy[Listener] = Policy(most)
@@ -161,10 +181,20 @@ def replay(
             policy.computed(tokens, fixed + per_token * tokens)
             for chunk in worker.batch:
                 chunk.owner.take(now)
-        while len(running) < workers and (batch := policy.next_batch(*waiting(listeners, running, now, workers))):
-            running.append(Running(batch, now + fixed + per_token * sum(chunk.tokens for chunk in batch)))
-        events = [worker.until for worker in running] + [each.ready_at for each in listeners if each.ready_at > now]
-        now = min([now + POLL_SECONDS, *events] if len(running) < workers else [worker.until for worker in running])
+        while len(running) < workers and (
+            batch := policy.next_batch(*waiting(listeners, running, now, workers))
+        ):
+            running.append(
+                Running(batch, now + fixed + per_token * sum(chunk.tokens for chunk in batch))
+            )
+        events = [worker.until for worker in running] + [
+            each.ready_at for each in listeners if each.ready_at > now
+        ]
+        now = min(
+            [now + POLL_SECONDS, *events]
+            if len(running) < workers
+            else [worker.until for worker in running]
+        )
     return listeners
 
 
@@ -174,8 +204,16 @@ def waiting(
     """What the scheduler asks the policy."""
     computed = {id(chunk.owner) for worker in running for chunk in worker.batch}
     idle = [each for each in listeners if each.arrives <= now and id(each) not in computed]
-    ready = [Ready(each, each.ready_at, each.plays_until, each.hop) for each in idle if each.ready_at <= now]
-    ends = [each.arrives if each.plays_until is None else each.plays_until for each in idle if each.ready_at > now]
+    ready = [
+        Ready(each, each.ready_at, each.plays_until, each.hop)
+        for each in idle
+        if each.ready_at <= now
+    ]
+    ends = [
+        each.arrives if each.plays_until is None else each.plays_until
+        for each in idle
+        if each.ready_at > now
+    ]
     return ready, now, workers - len(running), ends
 
 
@@ -191,18 +229,23 @@ def arriving(times: list[float]) -> list[Listener]:
     return [Listener(at) for at in times]
 
 
-FULL_LOAD = 1 / (32 * TOKENS_PER_SECOND)  # seconds per token at which 32 streams are all that can be served
+# seconds per token at which 32 streams are all that can be served
+FULL_LOAD = 1 / (32 * TOKENS_PER_SECOND)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_playback_is_unbroken_and_first_audio_fast_at_70_percent_load(seed: int) -> None:
-    listeners = replay(arriving(poisson(32, 0.1, seed)), 60.0, most=8, fixed=0.004, per_token=0.7 * FULL_LOAD)
+    listeners = replay(
+        arriving(poisson(32, 0.1, seed)), 60.0, most=8, fixed=0.004, per_token=0.7 * FULL_LOAD
+    )
     assert max(gap for listener in listeners for gap in listener.gaps) == 0
     assert max(listener.first for listener in listeners) < 0.5
 
 
 def test_overload_starves_nobody() -> None:
-    listeners = replay(arriving(poisson(32, 0.5, 0)), 60.0, most=8, fixed=0.004, per_token=2 * FULL_LOAD)
+    listeners = replay(
+        arriving(poisson(32, 0.5, 0)), 60.0, most=8, fixed=0.004, per_token=2 * FULL_LOAD
+    )
     progress = [listener.tokens / (60.0 - listener.arrives) for listener in listeners]
     assert max(listener.first for listener in listeners) < 8
     assert min(progress) > 0.6 * max(progress)
@@ -215,14 +258,20 @@ def test_a_flood_of_newcomers_does_not_silence_those_who_listen() -> None:
     assert all(listener.plays_until is not None for listener in listeners)
 
 
-# What batches of the `small` model take on 2 cores (docs/tuning.md), one worker on both and two workers on one each,
-# and on something ten times as fast: seconds for a batch, and for each token in it.
+# What batches of the `small` model take on 2 cores (docs/tuning.md), one worker on both and two
+# workers on one each, and on something ten times as fast: seconds for a batch, and for each token
+# in it.
 ONE_WORKER, TWO_WORKERS, FAST = (1, 0.065, 0.0033), (2, 0.082, 0.0042), (1, 0.0065, 0.00033)
 
 
 @pytest.mark.parametrize(
     ("host", "paced", "longest_gap", "bulk_seconds"),
-    [(ONE_WORKER, 1, 0.6, 480), (TWO_WORKERS, 1, 0.3, 600), (TWO_WORKERS, 4, 0.6, 450), (FAST, 4, 0.0, 3000)],
+    [
+        (ONE_WORKER, 1, 0.6, 480),
+        (TWO_WORKERS, 1, 0.3, 600),
+        (TWO_WORKERS, 4, 0.6, 450),
+        (FAST, 4, 0.0, 3000),
+    ],
 )
 def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
     host: tuple[int, float, float], paced: int, longest_gap: float, bulk_seconds: float
@@ -233,7 +282,8 @@ def test_long_utterances_that_are_sent_at_once_do_not_silence_who_listens(
     workers, fixed, per_token = host
     replay(listeners + bulk, 60.0, 8, fixed, per_token, workers)
     assert max(gap for listener in listeners for gap in listener.gaps) <= longest_gap
-    assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds  # they get what is left
+    # they get what is left
+    assert sum(each.tokens for each in bulk) / TOKENS_PER_SECOND >= bulk_seconds
     assert min(each.tokens for each in bulk) > 0.8 * max(each.tokens for each in bulk)
 
 

@@ -1,4 +1,6 @@
-"""A round of the random operations of the soak in each of its settings: many threads and streams on one small model."""
+"""A round of the random operations of the soak in each of its settings: many threads and streams on
+one small model.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from tests.soak.operations import SETTINGS, Round
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_random_operations_of_many_threads_leave_nothing_and_harm_no_other_stream(settings: str) -> None:
+def test_random_operations_of_many_threads_leave_nothing_and_harm_no_other_stream(
+    settings: str,
+) -> None:
     played = Round(25, settings)
     played.run()
     assert played.problems == []
-    assert sum(number for event, number in played.events.items() if event.startswith("compared")) > 0
+    assert (
+        sum(number for event, number in played.events.items() if event.startswith("compared")) > 0
+    )

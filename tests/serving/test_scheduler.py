@@ -1,4 +1,6 @@
-"""The scheduler alone, without threads, engines or time that passes: what becomes ready, who gets it, who is told."""
+"""The scheduler alone, without threads, engines or time that passes: what becomes ready, who gets
+it, who is told.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,14 @@ class Rig:
         request.handles = (1, 1)
         return request
 
-    def push(self, request: Request, count: int, *, end: bool = False, keep_open: bool = False) -> list[int]:
+    def push(
+        self, request: Request, count: int, *, end: bool = False, keep_open: bool = False
+    ) -> list[int]:
         """Pushes tokens; returns the numbers of the messages that are finished by it."""
         reply = RecordingReply(str(len(request.messages)))
-        finished = self.scheduler.push(request, demo_tokens(count), reply, end=end, keep_open=keep_open)
+        finished = self.scheduler.push(
+            request, demo_tokens(count), reply, end=end, keep_open=keep_open
+        )
         return [int(each.name) for each in finished if isinstance(each, RecordingReply)]
 
     def computed(self, request: Request) -> int:
@@ -126,7 +132,9 @@ def test_only_who_waits_for_tokens_is_idle() -> None:
 
 
 @pytest.mark.parametrize("keep_open", [True, False])
-def test_a_listener_who_runs_dry_gets_what_is_there_if_a_reply_is_left_to_take_it(keep_open: bool) -> None:
+def test_a_listener_who_runs_dry_gets_what_is_there_if_a_reply_is_left_to_take_it(
+    keep_open: bool,
+) -> None:
     rig = Rig()
     request = rig.opened()
     rig.push(request, FIRST, keep_open=keep_open)

@@ -1,4 +1,6 @@
-"""The library's face: streams of a real model, with good input in all its forms and bad input in all of its."""
+"""The library's face: streams of a real model, with good input in all its forms and bad input in
+all of its.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_the_voice_and_the_tokens_are_heard(model: Token2Wav, voice: Voice) -> N
     tokens = demo_tokens(8)
     audio = model.synthesize(tokens, voice)
     assert not np.array_equal(audio, model.synthesize(tokens[::-1], voice))
-    silent_prompt = Voice(voice.prompt_tokens, np.zeros_like(voice.prompt_mel), voice.speaker_embedding)
+    silent_prompt = Voice(
+        voice.prompt_tokens, np.zeros_like(voice.prompt_mel), voice.speaker_embedding
+    )
     assert not np.array_equal(audio, model.synthesize(tokens, silent_prompt))
     other_speaker = Voice(voice.prompt_tokens, voice.prompt_mel, -voice.speaker_embedding)
     assert not np.array_equal(audio, model.synthesize(tokens, other_speaker))
@@ -130,7 +134,17 @@ def test_the_voice_and_the_tokens_are_heard(model: Token2Wav, voice: Voice) -> N
         lambda tokens: torch.from_numpy(tokens),
         lambda tokens: torch.from_numpy(tokens).long(),
     ],
-    ids=["list", "tuple", "int16", "int64", "uint64", "big endian", "strided", "torch int32", "torch int64"],
+    ids=[
+        "list",
+        "tuple",
+        "int16",
+        "int64",
+        "uint64",
+        "big endian",
+        "strided",
+        "torch int32",
+        "torch int64",
+    ],
 )
 def test_tokens_of_any_integer_type_give_the_same_audio(
     model: Token2Wav, voice: Voice, expected: Expected, convert: Callable[[NDArray[np.int32]], Any]
@@ -146,7 +160,9 @@ def test_pushed_tokens_are_copied(model: Token2Wav, voice: Voice, expected: Expe
         assert np.array_equal(joined(stream.finish()), expected(4))
 
 
-@pytest.mark.parametrize("empty", [[], (), np.zeros(0, np.int32), np.zeros(0, np.float32), torch.zeros(0)])
+@pytest.mark.parametrize(
+    "empty", [[], (), np.zeros(0, np.int32), np.zeros(0, np.float32), torch.zeros(0)]
+)
 def test_an_empty_push_is_fine(model: Token2Wav, voice: Voice, empty: Any) -> None:
     with model.stream(voice) as stream:
         assert stream.push(empty) == []
@@ -205,7 +221,9 @@ def test_bad_tokens_are_refused_by_name_and_leave_the_stream_as_it_was(
         assert str(again.value) == message
 
 
-def test_an_utterance_without_tokens_is_an_error_and_frees_what_it_held(model: Token2Wav, voice: Voice) -> None:
+def test_an_utterance_without_tokens_is_an_error_and_frees_what_it_held(
+    model: Token2Wav, voice: Voice
+) -> None:
     stream = model.stream(voice)
     stream.push([])
     assert model.pipeline.open_streams == 1
@@ -231,7 +249,8 @@ def test_nothing_is_taken_after_the_end(model: Token2Wav, voice: Voice) -> None:
         with pytest.raises(StreamClosedError, match=r"^stream: it has ended$"):
             call()
     stream.cancel()
-    with pytest.raises(StreamClosedError, match=r"^stream: it has ended$"):  # it did not turn into a cancelled one
+    # it did not turn into a cancelled one
+    with pytest.raises(StreamClosedError, match=r"^stream: it has ended$"):
         stream.push([1])
 
 
@@ -279,7 +298,11 @@ def test_the_context_manager_frees_on_every_way_out(model: Token2Wav, voice: Voi
 
 def test_a_voice_that_does_not_fit_opens_nothing(model: Token2Wav, voice: Voice) -> None:
     short = Voice(voice.prompt_tokens, voice.prompt_mel[:-1], voice.speaker_embedding)
-    for use in (model.stream, lambda bad: model.synthesize([1], bad), lambda bad: model.mel([1], bad)):
+    for use in (
+        model.stream,
+        lambda bad: model.synthesize([1], bad),
+        lambda bad: model.mel([1], bad),
+    ):
         with pytest.raises(InputError, match=r"^prompt_mel: shape \(49, 80\), expected \(50, 80\)"):
             use(short)
     assert model.pipeline.open_streams == 0
@@ -337,7 +360,10 @@ def test_a_call_in_progress_ends_with_the_cancellation_and_frees_what_the_stream
 
 
 def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, monkeypatch: pytest.MonkeyPatch
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next one opens, and speaks, just before the state of the cancelled one is written."""
     model, vocoder = faulty
@@ -360,7 +386,9 @@ def test_a_cancelled_stream_does_not_write_into_the_state_of_the_next(
     assert np.array_equal(joined(heard + streams[1].finish()), expected(30))
 
 
-def test_a_dropped_stream_that_another_thread_closes_first_is_no_error(model: Token2Wav, voice: Voice) -> None:
+def test_a_dropped_stream_that_another_thread_closes_first_is_no_error(
+    model: Token2Wav, voice: Voice
+) -> None:
     pipeline = model.pipeline
 
     class Contended(deque[Any]):
@@ -416,7 +444,9 @@ def test_a_failing_engine_ends_its_stream_and_no_other(
     assert np.array_equal(joined(before + other.finish()), expected(30))
 
 
-def test_an_interrupted_call_frees_its_stream(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
+def test_an_interrupted_call_frees_its_stream(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
     model, vocoder = faulty
     stream = model.stream(voice)
     vocoder.fault = KeyboardInterrupt()
@@ -438,7 +468,9 @@ def test_an_engine_that_cannot_open_leaves_nothing_in_the_other(
 # The rest of the face.
 
 
-def test_whole_mel_and_vocode_have_the_lengths_of_their_input(model: Token2Wav, voice: Voice) -> None:
+def test_whole_mel_and_vocode_have_the_lengths_of_their_input(
+    model: Token2Wav, voice: Voice
+) -> None:
     mel = model.mel(demo_tokens(10), voice)
     assert mel.shape == (80, 20)
     assert mel.dtype == np.float32

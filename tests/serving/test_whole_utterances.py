@@ -1,4 +1,6 @@
-"""Whole utterances: every entry that takes all tokens at once gives the audio of `vocode(mel(tokens))`."""
+"""Whole utterances: every entry that takes all tokens at once gives the audio of
+`vocode(mel(tokens))`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from token2wav.serving.worker import WorkerPool
 
 Entry = Callable[[NDArray[np.int32], Voice], NDArray[np.float32]]
 
-SAME_DB = 55  # phase integrates the float rounding of the mel; a piece that is spoken early leaves 2 dB
+# phase integrates the float rounding of the mel; a piece that is spoken early leaves 2 dB
+SAME_DB = 55
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +44,12 @@ def entry(request: pytest.FixtureRequest, model: Token2Wav) -> Iterator[Entry]:
     workers.close()
 
 
-@pytest.mark.parametrize("lengths", [range(first, first + 10) for first in range(1, 61, 10)], ids=str)
-def test_every_length_gives_the_audio_of_the_whole(model: Token2Wav, entry: Entry, lengths: range) -> None:
+@pytest.mark.parametrize(
+    "lengths", [range(first, first + 10) for first in range(1, 61, 10)], ids=str
+)
+def test_every_length_gives_the_audio_of_the_whole(
+    model: Token2Wav, entry: Entry, lengths: range
+) -> None:
     voice = demo_voice(25)
     for count in lengths:
         tokens = demo_tokens(count)

@@ -11,7 +11,9 @@ from tests.unit.material import WAIT_SECONDS, demo_tokens
 from token2wav import LimitError, Token2Wav, Voice
 
 
-def test_close_ends_what_is_open_and_takes_nothing_new(make: Make, model: Token2Wav, voice: Voice) -> None:
+def test_close_ends_what_is_open_and_takes_nothing_new(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
     workers, closed = make(), Counter()
     utterance = workers.open(voice, closed)
     reply, waiting = GatedReply(), RecordingReply()
@@ -35,7 +37,9 @@ def test_close_ends_what_is_open_and_takes_nothing_new(make: Make, model: Token2
 
 def test_the_thread_of_a_closed_scheduler_is_gone(make: Make) -> None:
     workers = make()
-    running = [thread for thread in threading.enumerate() if thread.name.startswith("token2wav-worker-")]
+    running = [
+        thread for thread in threading.enumerate() if thread.name.startswith("token2wav-worker-")
+    ]
     workers.close()
     assert len(running) == 1
     assert not running[0].is_alive()

@@ -93,7 +93,9 @@ def test_a_stream_has_a_longest_life(make: Make, voice: Voice) -> None:
     assert closed.count == 1
 
 
-def test_a_request_that_takes_long_is_not_idleness(make: Make, voice: Voice, expected: Expected) -> None:
+def test_a_request_that_takes_long_is_not_idleness(
+    make: Make, voice: Voice, expected: Expected
+) -> None:
     clock = FakeClock()
     workers = make(clock=clock, idle_seconds=30.0)
     utterance, slow, rest = workers.open(voice), GatedReply(), RecordingReply()
@@ -125,7 +127,9 @@ def test_cancel_fails_what_waits_and_is_harmless_when_it_is_over(
     until(lambda: model.pipeline.open_streams == 0)  # the worker that was sending frees it
 
 
-def test_a_client_that_vanishes_ends_its_utterance(workers: WorkerPool, model: Token2Wav, voice: Voice) -> None:
+def test_a_client_that_vanishes_ends_its_utterance(
+    workers: WorkerPool, model: Token2Wav, voice: Voice
+) -> None:
     reply, closed = GatedReply(), Counter()
     workers.push(workers.open(voice, closed), demo_tokens(SECOND + 100), reply, end=True)
     assert reply.reached.wait(WAIT_SECONDS)
@@ -160,7 +164,11 @@ def test_who_is_idle_or_vanishes_is_freed_while_the_worker_hangs(
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
 def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, moment: str
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    moment: str,
 ) -> None:
     """Else canary and health check, for which a full server is well, would never restart it."""
     model, vocoder = faulty
@@ -185,7 +193,9 @@ def test_a_full_server_whose_worker_hangs_does_not_say_that_it_is_full(
 
 
 @pytest.mark.parametrize("how", ["ended", "cancelled", "failed"])
-def test_on_close_is_called_once_and_before_the_last_word(workers: WorkerPool, voice: Voice, how: str) -> None:
+def test_on_close_is_called_once_and_before_the_last_word(
+    workers: WorkerPool, voice: Voice, how: str
+) -> None:
     journal: list[str] = []
     reply = RecordingReply("reply", journal)
     utterance = workers.open(voice, lambda: journal.append("closed"))
@@ -201,7 +211,9 @@ def test_on_close_is_called_once_and_before_the_last_word(workers: WorkerPool, v
     )
 
 
-def test_an_observer_sees_utterances_admitted_started_and_ended(make: Make, model: Token2Wav, voice: Voice) -> None:
+def test_an_observer_sees_utterances_admitted_started_and_ended(
+    make: Make, model: Token2Wav, voice: Voice
+) -> None:
     seen: list[tuple[int, int]] = []
 
     class Onlooker(Observer):
@@ -221,7 +233,11 @@ def test_an_observer_sees_utterances_admitted_started_and_ended(make: Make, mode
 
 @pytest.mark.parametrize("moment", ["open", "advance"])
 def test_a_cancellation_while_the_engine_works_frees_all(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, moment: str
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    moment: str,
 ) -> None:
     model, vocoder = faulty
     workers, reply, closed = make(model), RecordingReply(), Counter()

@@ -29,7 +29,13 @@ from tests.support.stages import two_stages
 from tests.unit.material import WAIT_SECONDS, FaultyVocoder, demo_tokens
 from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
 from token2wav.errors import DeviceLostError
-from token2wav.execution.stages import FlowStage, FrameChunk, StatefulStage, TokenChunk, VocoderStage
+from token2wav.execution.stages import (
+    FlowStage,
+    FrameChunk,
+    StatefulStage,
+    TokenChunk,
+    VocoderStage,
+)
 from token2wav.model_config import ModelConfig
 from token2wav.serving import pipeline
 from token2wav.serving.request import Reply, Request
@@ -42,7 +48,11 @@ from token2wav.serving.worker import Observer, WorkerPool
     ids=["engine", "bug", "NaN"],
 )
 def test_an_engine_failure_ends_one_utterance_and_no_other(
-    make: Make, faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, fault: BaseException | float
+    make: Make,
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    fault: BaseException | float,
 ) -> None:
     model, vocoder = faulty
     workers = make(model)
@@ -111,7 +121,9 @@ def test_a_reply_that_raises_harms_nobody(
     assert_serves(workers, voice, expected)
 
 
-def test_a_reply_that_cannot_even_be_asked_harms_nobody(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
+def test_a_reply_that_cannot_even_be_asked_harms_nobody(
+    workers: WorkerPool, voice: Voice, expected: Expected
+) -> None:
     class Unaskable(RecordingReply):
         def is_cancelled(self) -> bool:
             raise ConnectionError("gone")
@@ -133,7 +145,11 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     """A cancelled stream is none of the scheduler's any more, but its worker still has to free it."""
     model, vocoder = faulty
     workers, reply = make(model), RecordingReply()
-    utterance, settle, faults = workers.open(voice), workers._scheduler.settle, [ValueError("a bug")] * 2
+    utterance, settle, faults = (
+        workers.open(voice),
+        workers._scheduler.settle,
+        [ValueError("a bug")] * 2,
+    )
 
     def failing(request: Request) -> list[Reply]:
         if utterance.over and faults:
@@ -155,7 +171,9 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
 
 
 class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
-    """Flow that needs no token after a chunk, so that at a chunk's border nothing is left for the last one."""
+    """Flow that needs no token after a chunk, so that at a chunk's border nothing is left for the
+    last one.
+    """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.register(voice)
@@ -163,7 +181,9 @@ class FlowWithoutLookahead(StatefulStage[Voice], FlowStage):
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         return [torch.zeros(1, 2 * (chunk.stop - chunk.start)) for _, chunk in batch]
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
         return torch.zeros(1, 2 * len(tokens))
 
 
@@ -178,7 +198,9 @@ class TenSamplesOfEachFrame(StatefulStage[None], VocoderStage):
         return mel[0].repeat_interleave(10)
 
 
-def test_an_end_alone_at_a_chunks_border_is_no_fault(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_alone_at_a_chunks_border_is_no_fault(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     config = ModelConfig(
         vocab_size=100,
         token_frame_rate=25,
@@ -189,8 +211,12 @@ def test_an_end_alone_at_a_chunks_border_is_no_fault(make: Make, caplog: pytest.
         sample_rate=500,
         samples_per_token=20,
     )
-    workers = make(Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS))
-    utterance = workers.open(Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32)))
+    workers = make(
+        Token2Wav(config, two_stages(FlowWithoutLookahead(), TenSamplesOfEachFrame()), WHOLE_BLOCKS)
+    )
+    utterance = workers.open(
+        Voice(np.zeros(0, np.int32), np.zeros((0, 1), np.float32), np.ones(3, np.float32))
+    )
     first, end = RecordingReply(), RecordingReply()
     workers.push(utterance, np.arange(5), first, end=False)
     assert [len(chunk.audio) for chunk in first.succeeded()] == [100]

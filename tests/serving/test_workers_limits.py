@@ -23,7 +23,9 @@ from token2wav.serving.scheduler import MOST_QUEUED_REQUESTS
 from token2wav.serving.worker import WorkerPool
 
 
-def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voice, expected: Expected) -> None:
+def test_streams_are_limited_and_a_freed_one_can_be_taken(
+    make: Make, voice: Voice, expected: Expected
+) -> None:
     workers = make(streams=2)
     first, second = workers.open(voice), workers.open(voice)
     with pytest.raises(LimitError, match=r"^streams: all 2 are in use"):
@@ -36,7 +38,11 @@ def test_streams_are_limited_and_a_freed_one_can_be_taken(make: Make, voice: Voi
 @pytest.mark.parametrize(
     ("tokens", "end", "words"),
     [
-        (np.zeros(901, np.int32), False, "tokens: the utterance would exceed 900 tokens, the limit of one stream"),
+        (
+            np.zeros(901, np.int32),
+            False,
+            "tokens: the utterance would exceed 900 tokens, the limit of one stream",
+        ),
         ([0, 6561], False, "tokens: 6561 at index 1 is outside the vocabulary 0 to 6560"),
         ([-1], True, "tokens: -1 at index 0 is outside the vocabulary 0 to 6560"),
         ([[1]], False, "tokens: shape (1, 1), expected one dimension"),
@@ -75,7 +81,8 @@ def test_tokens_of_an_utterance_are_limited_over_all_its_requests(make: Make, vo
 def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     workers = make(stream_tokens=2000)
     running = GatedReply()
-    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]  # beside the one that runs
+    # beside the one that runs
+    waiting = [RecordingReply() for _ in range(MOST_QUEUED_REQUESTS - 1)]
     utterance = workers.open(voice)
     workers.push(utterance, demo_tokens(FIRST), running, end=False)
     assert running.reached.wait(WAIT_SECONDS)
@@ -89,7 +96,9 @@ def test_requests_that_wait_are_limited(make: Make, voice: Voice) -> None:
     assert all(reply.failed() is error for reply in waiting)
 
 
-def test_what_waits_is_failed_with_the_reason_of_the_refusal(workers: WorkerPool, voice: Voice) -> None:
+def test_what_waits_is_failed_with_the_reason_of_the_refusal(
+    workers: WorkerPool, voice: Voice
+) -> None:
     kept = RecordingReply()
     utterance = workers.open(voice)
     workers.push(utterance, [1, 2], kept, end=False, keep_open=True)
@@ -113,11 +122,14 @@ def test_tokens_after_the_end_are_refused_and_cost_nothing(
     assert np.array_equal(joined(running), expected(SECOND))
 
 
-def test_clients_with_a_name_are_limited_each_and_those_without_are_not(make: Make, voice: Voice) -> None:
+def test_clients_with_a_name_are_limited_each_and_those_without_are_not(
+    make: Make, voice: Voice
+) -> None:
     workers = make(streams=5)
     opened = [workers.open(voice, client="alice") for _ in range(3)]  # half of 5, rounded up
     with pytest.raises(
-        LimitError, match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$"
+        LimitError,
+        match=r"^streams: client 'alice' has 3 open, all that one may have .*try again later$",
     ):
         workers.open(voice, client="alice")
     opened += [workers.open(voice, client="bob"), workers.open(voice)]

@@ -26,7 +26,8 @@ from tests.unit.material import WAIT_SECONDS, demo_tokens, demo_voice
 from token2wav import StreamClosedError, Token2Wav, Voice
 from token2wav.serving.worker import WorkerPool
 
-SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
+# batches sum in another order than single streams, and phase integrates the difference
+SAME_DB = 60
 
 
 # What comes out.
@@ -60,12 +61,16 @@ def test_every_request_is_answered_in_order_with_the_chunks_it_made_possible(
     assert utterance.over
 
 
-def test_many_utterances_from_many_threads_are_those_of_the_library(workers: WorkerPool, model: Token2Wav) -> None:
+def test_many_utterances_from_many_threads_are_those_of_the_library(
+    workers: WorkerPool, model: Token2Wav
+) -> None:
     closed = Counter()
     voices = [demo_voice(count) for count in (5, 25)]
     counts = (1, 12, 40)
     tokens = {n: demo_tokens(n) for n in counts}
-    references = {(v, n): model.synthesize(tokens[n], voices[v]) for v in range(len(voices)) for n in counts}
+    references = {
+        (v, n): model.synthesize(tokens[n], voices[v]) for v in range(len(voices)) for n in counts
+    }
     failures: list[str] = []
 
     def client(seed: int) -> None:
@@ -77,7 +82,9 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(workers: Wor
             while at < n:
                 portion = generator.randint(1, 15)
                 replies.append(RecordingReply())
-                workers.push(utterance, tokens[n][at : at + portion], replies[-1], end=at + portion >= n)
+                workers.push(
+                    utterance, tokens[n][at : at + portion], replies[-1], end=at + portion >= n
+                )
                 at += portion
             if snr_db(joined(*replies), references[v, n]) < SAME_DB:
                 failures.append(f"voice {v}, {n} tokens, seed {seed}")
@@ -95,7 +102,8 @@ def test_many_utterances_from_many_threads_are_those_of_the_library(workers: Wor
 
 
 def test_first_chunks_go_before_second_ones(make: Make, voice: Voice) -> None:
-    workers, journal = make(clock=FakeClock()), list[str]()  # no listener falls silent meanwhile, and goes first
+    # no listener falls silent meanwhile, and goes first
+    workers, journal = make(clock=FakeClock()), list[str]()
     a, b, c = GatedReply("a", journal), RecordingReply("b", journal), RecordingReply("c", journal)
     speak(workers, voice, SECOND, a)
     assert a.reached.wait(WAIT_SECONDS)
@@ -126,7 +134,9 @@ def test_a_new_utterance_goes_before_an_old_one_that_is_half_done(make: Make, vo
 # Replies that stay open.
 
 
-def test_a_reply_that_is_kept_open_finishes_last(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
+def test_a_reply_that_is_kept_open_finishes_last(
+    workers: WorkerPool, voice: Voice, expected: Expected
+) -> None:
     journal: list[str] = []
     kept, middle, end = (RecordingReply(name, journal) for name in ("kept", "middle", "end"))
     utterance = workers.open(voice)
@@ -141,7 +151,9 @@ def test_a_reply_that_is_kept_open_finishes_last(workers: WorkerPool, voice: Voi
     assert np.array_equal(joined(kept, middle, end), expected(30))
 
 
-def test_a_kept_reply_that_is_the_only_one_finishes_once(workers: WorkerPool, voice: Voice, expected: Expected) -> None:
+def test_a_kept_reply_that_is_the_only_one_finishes_once(
+    workers: WorkerPool, voice: Voice, expected: Expected
+) -> None:
     reply = RecordingReply()
     workers.push(workers.open(voice), demo_tokens(4), reply, end=True, keep_open=True)
     assert np.array_equal(joined(reply), expected(4))

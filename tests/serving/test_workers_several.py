@@ -1,4 +1,6 @@
-"""Several workers: the same audio, utterance by utterance in order, and nothing is held or forgotten by any."""
+"""Several workers: the same audio, utterance by utterance in order, and nothing is held or
+forgotten by any.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from token2wav import EngineError, StreamClosedError, Token2Wav, Voice
 from token2wav.serving.worker import WorkerPool, default_workers, hang_seconds
 
 WORKERS = 3
-SAME_DB = 60  # batches sum in another order than single streams, and phase integrates the difference
+# batches sum in another order than single streams, and phase integrates the difference
+SAME_DB = 60
 
 
 @pytest.fixture
@@ -63,7 +66,9 @@ def test_many_utterances_in_portions_are_those_of_the_library(
         assert snr_db(expected(count), audio) > SAME_DB
 
 
-def test_workers_compute_at_the_same_time(faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice) -> None:
+def test_workers_compute_at_the_same_time(
+    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice
+) -> None:
     model, vocoder = faulty
     barrier = threading.Barrier(2, timeout=WAIT_SECONDS)
 
@@ -103,11 +108,16 @@ def test_a_stream_cancelled_in_one_worker_is_freed_and_others_go_on(
 
 
 def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
-    faulty: tuple[Token2Wav, FaultyVocoder], voice: Voice, expected: Expected, caplog: pytest.LogCaptureFixture
+    faulty: tuple[Token2Wav, FaultyVocoder],
+    voice: Voice,
+    expected: Expected,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, vocoder = faulty
     clock, first, second = FakeClock(), Hanging(), Hanging()
-    workers = WorkerPool(model.pipeline, replace(LIMITS, stream_tokens=15000), clock=clock, workers=2)
+    workers = WorkerPool(
+        model.pipeline, replace(LIMITS, stream_tokens=15000), clock=clock, workers=2
+    )
     try:
         vocoder.meanwhile["advance"] = first
         lost = speak(workers, voice, FIRST)
@@ -142,14 +152,18 @@ def test_a_worker_that_hangs_loses_its_streams_and_the_others_go_on(
         workers.close()
     told = [record.getMessage() for record in caplog.records if "worker" in record.getMessage()]
     assert [re.sub(r"worker \d", "a worker", line) for line in told] == [
-        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 1 of 2 workers go on",
-        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 0 of 2 workers go on",
+        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 1 of 2 "
+        "workers go on",
+        "a worker hangs: its batch has not ended for 181 s, and its 1 streams have failed; 0 of 2 "
+        "workers go on",
         "a worker is back after 181 s, and takes requests again",
         "a worker is back after 362 s, and takes requests again",
     ]
 
 
-@pytest.mark.parametrize(("tokens", "seconds"), [(0, 180.0), (800, 180.0), (1600, 360.0), (3200, 720.0)])
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(0, 180.0), (800, 180.0), (1600, 360.0), (3200, 720.0)]
+)
 def test_a_large_batch_may_take_longer(tokens: int, seconds: float) -> None:
     """Else `limits.batch_streams` of 32 would make a slow CPU look as if it hung."""
     assert hang_seconds(tokens) == seconds

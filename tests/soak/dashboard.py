@@ -1,4 +1,6 @@
-"""The dashboard without Grafana: a real Prometheus answers the query of every panel, and what it says is drawn."""
+"""The dashboard without Grafana: a real Prometheus answers the query of every panel, and what it
+says is drawn.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,28 @@ import matplotlib.pyplot as plt
 from tests.deploy.queries import panels
 
 STEP_SECONDS = 5
-# What Grafana makes of its variables for such a step and prometheus.yml's interval of 10 s, and for all servers.
+# What Grafana makes of its variables for such a step and prometheus.yml's interval of 10 s, and for
+# all servers.
 _VARIABLES = {"$__rate_interval": "40s", "$instance": ".*"}
 _SCALES = {"percentunit": (100.0, " %"), "bytes": (1e-6, " MB"), "s": (1.0, " s")}
 Series = list[tuple[dict[str, str], list[tuple[float, float]]]]
 
 
 def ask(prometheus: str, expression: str, start: float, end: float) -> Series:
-    """Labels of every series that an expression has between two times, and its finite values with their times."""
+    """Labels of every series that an expression has between two times, and its finite values with
+    their times.
+    """
     question = {"query": expression, "start": start, "end": end, "step": STEP_SECONDS}
     url = f"{prometheus}/api/v1/query_range?{urllib.parse.urlencode(question)}"
     with urllib.request.urlopen(url, timeout=30) as response:
         found: list[dict[str, Any]] = json.load(response)["data"]["result"]
-    numbers = [(one["metric"], [(float(when), float(text)) for when, text in one["values"]]) for one in found]
-    return [(labels, [pair for pair in pairs if math.isfinite(pair[1])]) for labels, pairs in numbers]
+    numbers = [
+        (one["metric"], [(float(when), float(text)) for when, text in one["values"]])
+        for one in found
+    ]
+    return [
+        (labels, [pair for pair in pairs if math.isfinite(pair[1])]) for labels, pairs in numbers
+    ]
 
 
 def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, int]:
@@ -45,11 +55,14 @@ def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, 
     start = math.floor(start)  # so that times are whole numbers
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels())
     figure = plt.figure(figsize=(12, rows / 3.8))
-    grid = figure.add_gridspec(rows, 24, left=0.04, right=0.985, top=0.975, bottom=0.01, wspace=9, hspace=0.5)
+    grid = figure.add_gridspec(
+        rows, 24, left=0.04, right=0.985, top=0.975, bottom=0.01, wspace=9, hspace=0.5
+    )
     shown = {}
     for panel in panels():
         place = panel["gridPos"]
-        inner = slice(place["y"], place["y"] + place["h"] - 1)  # the last row is for the numbers of the axis
+        # the last row is for the numbers of the axis
+        inner = slice(place["y"], place["y"] + place["h"] - 1)
         axes = figure.add_subplot(grid[inner, place["x"] : place["x"] + place["w"]])
         axes.set_title(panel["title"], loc="left", fontsize=8)
         factor, unit = _SCALES.get(panel["fieldConfig"]["defaults"].get("unit", ""), (1.0, ""))
@@ -61,12 +74,25 @@ def draw(prometheus: str, start: float, end: float, picture: Path) -> dict[str, 
             for labels, pairs in ask(prometheus, expression, start, end):
                 count += len(pairs)
                 if panel["type"] == "stat" and pairs:
-                    axes.text(0.5, 0.4, f"{factor * pairs[-1][1]:.3g}{unit}", ha="center", va="center", fontsize=20)
+                    axes.text(
+                        0.5,
+                        0.4,
+                        f"{factor * pairs[-1][1]:.3g}{unit}",
+                        ha="center",
+                        va="center",
+                        fontsize=20,
+                    )
                 elif pairs:
                     values = dict(pairs)
                     times = np.arange(start, end, STEP_SECONDS)
-                    line = [factor * values.get(when, math.nan) for when in times]  # with gaps where there are
-                    axes.plot(times - start, line, linewidth=1, label=_legend(target.get("legendFormat", ""), labels))
+                    # with gaps where there are
+                    line = [factor * values.get(when, math.nan) for when in times]
+                    axes.plot(
+                        times - start,
+                        line,
+                        linewidth=1,
+                        label=_legend(target.get("legendFormat", ""), labels),
+                    )
         if panel["type"] == "stat":
             axes.set_axis_off()
         else:

@@ -1,4 +1,6 @@
-"""Lines that the clients of a soak speak, each with the library's audio to compare with, sample by sample."""
+"""Lines that the clients of a soak speak, each with the library's audio to compare with, sample by
+sample.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from token2wav_client import ClientVoice
 
 # float32: a batch of several streams sums in another order than the library does for one.
 TOLERANCE = 1e-4
-# A stream that went on by recomputing, because the cache was full, rounds its mel in yet another way (1e-6), and the
-# vocoder integrates F0 into phase: with the random weights of the tiny model up to 3e-2 in seconds, 57 to 82 dB below
-# the signal for the lines below, at whichever chunk it begins. A single wrong frame is 44 dB below it, a chunk that is
-# lost or comes twice 3 dB.
+# A stream that went on by recomputing, because the cache was full, rounds its mel in yet another
+# way (1e-6), and the vocoder integrates F0 into phase: with the random weights of the tiny model up
+# to 3e-2 in seconds, 57 to 82 dB below the signal for the lines below, at whichever chunk it
+# begins. A single wrong frame is 44 dB below it, a chunk that is lost or comes twice 3 dB.
 SAME_DB = 50.0
 _INT16_STEP = 1 / 32767
 _DEMO = ROOT / "tests" / "data" / "demo"
@@ -50,25 +52,32 @@ class Line:
         error = np.abs(audio.astype(np.float64) - self.audio)
         if (error <= allowed).all():
             return None
-        ratio_db = 10 * np.log10(np.square(self.audio, dtype=np.float64).sum() / np.square(error).sum())
+        ratio_db = 10 * np.log10(
+            np.square(self.audio, dtype=np.float64).sum() / np.square(error).sum()
+        )
         if ratio_db > SAME_DB:  # NaN is not
             return None
         first = int(np.argmin(error <= allowed))
         return (
-            f"sample {first} of {audio.size} is off by {error[first]:.1e}, the worst by {error.max():.1e}, "
+            f"sample {first} of {audio.size} is off by {error[first]:.1e}, the worst by "
+            f"{error.max():.1e}, "
             f"signal to error {ratio_db:.0f} dB"
         )
 
 
 def make_lines(folder: Path) -> list[Line]:
-    """Short and long utterances in several voices, spoken by the library with the model in a folder."""
+    """Short and long utterances in several voices, spoken by the library with the model in a
+    folder.
+    """
     model = Token2Wav.load(folder)
     tokens = np.load(_DEMO / "tokens.npy").astype(np.int32)
     lines: list[Line] = []
     for name, voice in _voices().items():
         for count in (2, 45, 120) if name != "demo" else (2, 45, 250):
             said = np.resize(np.roll(tokens, -len(lines)), count)
-            audio = model.synthesize(said, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding))
+            audio = model.synthesize(
+                said, Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+            )
             lines.append(Line(f"{count} tokens, {name}", said, voice, audio))
     return lines
 

@@ -115,7 +115,10 @@ def cancel_before_audio(scene: Scene) -> str:
 
 def cancel_in_the_middle(scene: Scene) -> str:
     line = scene.line(at_least=100)
-    with Client(scene.url) as client, client.open(line.voice, keep_open=scene.random.random() < 0.5) as mine:
+    with (
+        Client(scene.url) as client,
+        client.open(line.voice, keep_open=scene.random.random() < 0.5) as mine,
+    ):
         mine.push(line.tokens)
         try:
             next(mine)
@@ -142,15 +145,34 @@ def killed_process(scene: Scene) -> str:
         np.save(folder / "tokens.npy", line.tokens)
         fields = ("prompt_tokens", "prompt_mel", "speaker_embedding")
         save_file({name: getattr(voice, name) for name in fields}, folder / "voice.safetensors")
-        command = [sys.executable, "-m", "token2wav_client", "synth", "--quiet", "--url", scene.url, "--rate", "25"]
-        command += ["--tokens", str(folder / "tokens.npy"), "--voice", str(folder / "voice.safetensors")]
-        with subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True) as process:
+        command = [
+            sys.executable,
+            "-m",
+            "token2wav_client",
+            "synth",
+            "--quiet",
+            "--url",
+            scene.url,
+            "--rate",
+            "25",
+        ]
+        command += [
+            "--tokens",
+            str(folder / "tokens.npy"),
+            "--voice",
+            str(folder / "voice.safetensors"),
+        ]
+        with subprocess.Popen(
+            [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True
+        ) as process:
             while process.poll() is None and not out.exists():
                 time.sleep(0.05)
             scene.moment()
             process.kill()
             _, said = process.communicate()
-        return AUDIO if process.returncode == -9 else f"exit code {process.returncode}: {said.strip()}"
+        return (
+            AUDIO if process.returncode == -9 else f"exit code {process.returncode}: {said.strip()}"
+        )
 
 
 def dropped_connection(scene: Scene) -> str:
@@ -217,14 +239,18 @@ def in_the_first_request(spoil: Spoil) -> Callable[[Scene], str]:
     def act(scene: Scene) -> str:
         line = scene.line()
         with scene.stream() as stream:
-            stream.send(line.tokens, scene.opening(line), end=scene.random.random() < 0.5, spoil=spoil)
+            stream.send(
+                line.tokens, scene.opening(line), end=scene.random.random() < 0.5, spoil=spoil
+            )
             return _answer(stream.answers())
 
     return act
 
 
 def in_the_middle(spoil: Spoil) -> Callable[[Scene], str]:
-    """Something wrong with a request that continues an utterance, which the client forgets about then."""
+    """Something wrong with a request that continues an utterance, which the client forgets about
+    then.
+    """
 
     def act(scene: Scene) -> str:
         line = scene.line(at_least=100)
@@ -247,11 +273,16 @@ def tokens_after_the_end(scene: Scene) -> str:
 
 
 def id_of_another(scene: Scene) -> str:
-    """Takes the id of an open stream, with or without a first request; its owner must not suffer from it."""
+    """Takes the id of an open stream, with or without a first request; its owner must not suffer
+    from it.
+    """
     line = scene.line(at_least=100)
     opening = replace(scene.opening(line, keep_open=False), audio_format="float32")
     sequence = str(uuid4())
-    with RawStream(scene.url, sequence, stream_key="owner") as owner, RawStream(scene.url, sequence) as thief:
+    with (
+        RawStream(scene.url, sequence, stream_key="owner") as owner,
+        RawStream(scene.url, sequence) as thief,
+    ):
         owner.send(line.tokens[:60], opening)
         begun = owner.answers()
         if begun.errors:
@@ -263,7 +294,9 @@ def id_of_another(scene: Scene) -> str:
         owner.send(line.tokens[60:], end=True)
         ended = owner.answers()
         if fault := ended.errors or line.fault(begun.audio + ended.audio):
-            raise WrongAnswerError(f"'{line.name}', whose id another client took, is wrong: {fault}")
+            raise WrongAnswerError(
+                f"'{line.name}', whose id another client took, is wrong: {fault}"
+            )
         return _answer(told)
 
 
@@ -301,7 +334,9 @@ def fewer_bytes(message: Any) -> None:
 
 
 def without_embedding(message: Any) -> None:
-    [index] = [index for index, each in enumerate(message.inputs) if each.name == "speaker_embedding"]
+    [index] = [
+        index for index, each in enumerate(message.inputs) if each.name == "speaker_embedding"
+    ]
     del message.inputs[index], message.raw_input_contents[index]
 
 
@@ -340,7 +375,10 @@ _GARBAGE_MIDDLE: dict[str, tuple[Spoil, str]] = {
         tensor("tokens", np.array([-5], np.int32), "INT32"),
         "tokens: -5 at index 0 is outside the vocabulary",
     ),
-    "INT64 in the middle": (tensor("tokens", _ONE.astype(np.int64), "INT64"), "data-type is 'INT64'"),
+    "INT64 in the middle": (
+        tensor("tokens", _ONE.astype(np.int64), "INT64"),
+        "data-type is 'INT64'",
+    ),
     "voice in the middle": (
         tensor("speaker_embedding", np.ones(192, np.float32), "FP32"),
         "speaker_embedding: only the first request of an utterance carries it",
@@ -354,13 +392,29 @@ MISDEEDS = [
     Misdeed("vanish", "process killed", killed_process, AUDIO),
     Misdeed("vanish", "connection dropped", dropped_connection, NOTHING),
     Misdeed("vanish", "connection dropped between requests", dropped_between_requests, AUDIO),
-    Misdeed("stall", "stops sending and comes back", stops_sending, r"stream: no tokens for \S+ s; it was dropped"),
-    Misdeed("stall", "stops sending", stops_sending_and_is_told, r"stream: no tokens for \S+ s; it was dropped"),
+    Misdeed(
+        "stall",
+        "stops sending and comes back",
+        stops_sending,
+        r"stream: no tokens for \S+ s; it was dropped",
+    ),
+    Misdeed(
+        "stall",
+        "stops sending",
+        stops_sending_and_is_told,
+        r"stream: no tokens for \S+ s; it was dropped",
+    ),
     Misdeed("stall", "stops reading and leaves", stops_reading_and_leaves, AUDIO),
     Misdeed("stall", "stops reading and reads on", stops_reading_and_reads_on, AUDIO),
     Misdeed("garbage", "tokens after the end", tokens_after_the_end, "ended"),
     Misdeed("garbage", "id of another", id_of_another, "an open stream of another client"),
     Misdeed("garbage", "unknown sequence", unknown_sequence, "is no open stream"),
-    *(Misdeed("garbage", name, in_the_first_request(spoil), told) for name, (spoil, told) in _GARBAGE_FIRST.items()),
-    *(Misdeed("garbage", name, in_the_middle(spoil), told) for name, (spoil, told) in _GARBAGE_MIDDLE.items()),
+    *(
+        Misdeed("garbage", name, in_the_first_request(spoil), told)
+        for name, (spoil, told) in _GARBAGE_FIRST.items()
+    ),
+    *(
+        Misdeed("garbage", name, in_the_middle(spoil), told)
+        for name, (spoil, told) in _GARBAGE_MIDDLE.items()
+    ),
 ]

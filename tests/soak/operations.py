@@ -1,9 +1,10 @@
-"""Random operations of many threads on one small model: nothing may leak, and no stream may harm another.
+"""Random operations of many threads on one small model: nothing may leak, and no stream may harm
+another.
 
-Threads open, push to, finish, cancel and drop streams, each several at a time, and cancel those of one another; some
-go through workers. The cache is small, streams speak early or see a window, and the engines fail now and then. Every
-utterance that ends by itself is compared with the audio of the whole, sample by sample. Exits with 1 and says what was
-wrong and the seed if anything was.
+Threads open, push to, finish, cancel and drop streams, each several at a time, and cancel those of
+one another; some go through workers. The cache is small, streams speak early or see a window, and
+the engines fail now and then. Every utterance that ends by itself is compared with the audio of the
+whole, sample by sample. Exits with 1 and says what was wrong and the seed if anything was.
 
     .venv/bin/python -m tests.soak.operations --seconds 60
 """
@@ -146,7 +147,9 @@ class Round:
         self._name = f"{seed} {settings}"
         self._model, self._oracle = (
             Token2Wav.load(
-                TINY, stream=SETTINGS[settings], runtime=RuntimeConfig(device="cpu", engine="torch", cache_mib=mib)
+                TINY,
+                stream=SETTINGS[settings],
+                runtime=RuntimeConfig(device="cpu", engine="torch", cache_mib=mib),
             )
             for mib in (CACHE_MIB, 4 * CACHE_MIB)
         )
@@ -180,7 +183,10 @@ class Round:
         log = _Listening(self.problems)
         logging.getLogger("token2wav").addHandler(log)
         self._workers = WorkerPool(self._model.pipeline, LIMITS, workers=WORKERS)
-        threads = [threading.Thread(target=self._speak, args=(number,), daemon=True) for number in range(THREADS)]
+        threads = [
+            threading.Thread(target=self._speak, args=(number,), daemon=True)
+            for number in range(THREADS)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -199,7 +205,9 @@ class Round:
         pipeline = self._model.pipeline
         advance = pipeline.advance
 
-        def noting(requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
+        def noting(
+            requests: Sequence[Request], timed: Timed | None = None
+        ) -> list[AudioChunk | EngineError | None]:
             chunks = [request.chunker.next_chunk for request in requests]
             audio = advance(requests, timed)
             for request, chunk in zip(requests, chunks, strict=True):
@@ -242,7 +250,8 @@ class Round:
         try:
             yield
             return
-        except LimitError:  # of a request when it is opened in the engines, which is after its first message
+        # of a request when it is opened in the engines, which is after its first message
+        except LimitError:
             if utterance is not None and utterance.stream is not None:
                 raise
             outcome = "refused"
@@ -298,13 +307,17 @@ class Round:
                 self._open.remove(utterance)
             self._compare(utterance)
 
-    def _push(self, utterance: Utterance, tokens: Tokens, mine: list[Utterance], *, end: bool) -> None:
+    def _push(
+        self, utterance: Utterance, tokens: Tokens, mine: list[Utterance], *, end: bool
+    ) -> None:
         mine.remove(utterance)  # unless it goes on
         with self._may_fail(utterance):
             if utterance.stream is None:
                 self._send(utterance, tokens, end=end)
             else:
-                utterance.audio += utterance.stream.finish(tokens) if end else utterance.stream.push(tokens)
+                utterance.audio += (
+                    utterance.stream.finish(tokens) if end else utterance.stream.push(tokens)
+                )
             mine.append(utterance)
 
     def _send(self, utterance: Utterance, tokens: Tokens, *, end: bool) -> None:
@@ -326,7 +339,9 @@ class Round:
             self._forget(utterance)
 
     def _drop(self, random: Random, mine: list[Utterance]) -> None:
-        """Forgets a stream without ending it; some in a cycle, which only the garbage collector finds."""
+        """Forgets a stream without ending it; some in a cycle, which only the garbage collector
+        finds.
+        """
         at = next((index for index, each in enumerate(mine) if each.stream is not None), None)
         if at is None:
             return
@@ -351,7 +366,10 @@ class Round:
             self._go_on(random, mine)
 
     def _synthesize(self, random: Random, mine: list[Utterance]) -> None:
-        voice, tokens = random.choice(self._voices), some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4))
+        voice, tokens = (
+            random.choice(self._voices),
+            some_tokens(random.choice((1, 11, 24, 60)), random.randrange(4)),
+        )
         with self._may_fail():
             audio = self._model.synthesize(tokens, voice)
             self._judge(audio, self._whole(voice, tokens), "synthesize")
@@ -374,22 +392,30 @@ class Round:
             self.events[event] += 1
 
     def _compare(self, utterance: Utterance) -> None:
-        """Compares the audio of an utterance with that of the whole; for one that spoke early, of the same chunks."""
+        """Compares the audio of an utterance with that of the whole; for one that spoke early, of
+        the same chunks.
+        """
         chunks = self._chunks.pop(utterance.request)
         tokens = utterance.tokens[: utterance.sent]
         early = any(chunk.provisional for chunk in chunks)
-        expected = self._spoken(utterance.voice, chunks) if early else self._whole(utterance.voice, tokens)
+        expected = (
+            self._spoken(utterance.voice, chunks) if early else self._whole(utterance.voice, tokens)
+        )
         audio = np.concatenate([chunk.audio for chunk in utterance.audio])
         self._judge(audio, expected, "early" if early else "whole")
         assert [chunk.index for chunk in utterance.audio] == list(range(len(utterance.audio)))
-        assert [chunk.final for chunk in utterance.audio] == [False] * (len(utterance.audio) - 1) + [True]
+        assert [chunk.final for chunk in utterance.audio] == [False] * (
+            len(utterance.audio) - 1
+        ) + [True]
 
     def _judge(self, audio: Audio, expected: Audio, kind: str) -> None:
         assert audio.shape == expected.shape
         same_db = snr_db(audio, expected)
         with self._lock:
             self.worst_db = min(self.worst_db, same_db)
-        assert same_db > SAME_DB, f"{kind}: {len(audio)} samples are {same_db:.1f} dB from those expected"
+        assert same_db > SAME_DB, (
+            f"{kind}: {len(audio)} samples are {same_db:.1f} dB from those expected"
+        )
         self._count(f"compared: {kind}")
 
     def _whole(self, voice: Voice, tokens: Tokens) -> Audio:
@@ -403,7 +429,9 @@ class Round:
             flow, vocoder, audio = pipeline.flow.open(voice), pipeline.vocoder.open(), list[Audio]()
             for chunk in chunks:
                 [mel] = pipeline.flow.advance([(flow, chunk)])
-                [samples] = pipeline.vocoder.advance([(vocoder, FrameChunk(mel[:, ratio * chunk.skip :], chunk.last))])
+                [samples] = pipeline.vocoder.advance(
+                    [(vocoder, FrameChunk(mel[:, ratio * chunk.skip :], chunk.last))]
+                )
                 audio.append(samples.numpy())
             pipeline.flow.close(flow)
             pipeline.vocoder.close(vocoder)
@@ -425,7 +453,9 @@ class Round:
         while flow.prefixes.evict():
             pass
         left["pages of prompts"] = flow.pool.used
-        self.problems += [f"{self._name}: {number} {name} are left" for name, number in left.items() if number]
+        self.problems += [
+            f"{self._name}: {number} {name} are left" for name, number in left.items() if number
+        ]
         pages = flow.pool.acquire(flow.pool.capacity)
         if pages != list(range(flow.pool.capacity)):
             self.problems.append(f"{self._name}: pages are free twice: {pages}")
@@ -443,11 +473,18 @@ class _Listening(logging.Handler):
 
 
 def soak(seed: int, seconds: float) -> dict[str, Any]:
-    """Runs rounds, in all settings by turns, until the time is over; each begins before that, and runs to its end."""
+    """Runs rounds, in all settings by turns, until the time is over; each begins before that, and
+    runs to its end.
+    """
     events, problems, deadline = Counter[str](), list[str](), time.monotonic() + seconds
     for number, settings in enumerate(cycle(SETTINGS)):
         if time.monotonic() > deadline:
-            return {"seed": seed, "rounds": number, "events": dict(events.most_common()), "problems": problems}
+            return {
+                "seed": seed,
+                "rounds": number,
+                "events": dict(events.most_common()),
+                "problems": problems,
+            }
         played = Round(seed + number, settings)
         played.run()
         events += played.events
@@ -456,9 +493,13 @@ def soak(seed: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="random by default")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="random by default"
+    )
     options = parser.parse_args()
     print(json.dumps(result := soak(options.seed, options.seconds)))
     sys.exit(1 if result["problems"] else 0)

@@ -1,10 +1,11 @@
-"""Rehearsal of the services in docker/ with several servers: one is drained, one added, one killed, one cut off.
+"""Rehearsal of the services in docker/ with several servers: one is drained, one added, one killed,
+one cut off.
 
-Each server has a host of its own, a network namespace, and so have balancer, Prometheus and listeners together.
-Commands, ports and settings are those of the compose files, confined as there; servers are found by their name, which
-loses one as soon as it is told to stop, as in Kubernetes. Listeners speak one utterance after the other, each of which
-is compared with the library's audio. Needs root, haproxy and prometheus. Exits with 1 and says what was wrong if
-anything was.
+Each server has a host of its own, a network namespace, and so have balancer, Prometheus and
+listeners together. Commands, ports and settings are those of the compose files, confined as there;
+servers are found by their name, which loses one as soon as it is told to stop, as in Kubernetes.
+Listeners speak one utterance after the other, each of which is compared with the library's audio.
+Needs root, haproxy and prometheus. Exits with 1 and says what was wrong if anything was.
 
     .venv/bin/python -m tests.soak.replicas
 """
@@ -36,7 +37,14 @@ from benchmarks.environment import ROOT, describe, save
 from scripts.image import call
 from tests.deploy.balancer import NameServer, needs_haproxy
 from tests.deploy.certificates import Authority
-from tests.deploy.container import DOCKER, ENTRYPOINT, Container, confined, image_environment, ngc_installation
+from tests.deploy.container import (
+    DOCKER,
+    ENTRYPOINT,
+    Container,
+    confined,
+    image_environment,
+    ngc_installation,
+)
 from tests.deploy.test_balancer_compose import read
 from tests.server.serving import TOKENS_PER_SECOND, WHOLE_BLOCKS
 from tests.soak.dashboard import ask, draw
@@ -63,7 +71,8 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Server:
-    """Server on a host of its own: its name and address, what runs there, and what its metrics last said.
+    """Server on a host of its own: its name and address, what runs there, and what its metrics last
+    said.
 
     Attributes:
         held: utterances that are open.
@@ -122,12 +131,19 @@ class Said:
 
 
 class Listener(threading.Thread):
-    """Listener who has lines spoken at the pace of a language model, one after the other, until it is over."""
+    """Listener who has lines spoken at the pace of a language model, one after the other, until it
+    is over.
+    """
 
     def __init__(self, client: Client, lines: list[Line], over: threading.Event, seed: int) -> None:
         super().__init__(daemon=True)
         self.said: list[Said] = []
-        self._client, self._lines, self._over, self._random = client, lines, over, random.Random(seed)
+        self._client, self._lines, self._over, self._random = (
+            client,
+            lines,
+            over,
+            random.Random(seed),
+        )
 
     def run(self) -> None:
         self._over.wait(self._random.uniform(0, 10))  # they do not all begin at once
@@ -155,7 +171,9 @@ def _push(utterance: Utterance, line: Line) -> None:
 
 
 class Retries(logging.Handler):
-    """Notes which utterance the client tries again, and when; it says so in a thread that is named after it."""
+    """Notes which utterance the client tries again, and when; it says so in a thread that is named
+    after it.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -184,7 +202,8 @@ class Rehearsal:
         for name, more in read(DOCKER / "balancer" / "docker-compose.yml")["services"].items():
             self._services.setdefault(name, {}).update(more)
         self._installation = ngc_installation(folder / "tritonserver")
-        call("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` puts what nobody else should see
+        # where `ip netns` puts what nobody else should see
+        call("mount", "-t", "tmpfs", "tmpfs", "/run")
         call("ip", "link", "set", "lo", "up")
         call("ip", "link", "add", "lan", "type", "bridge")
         call("ip", "address", "add", f"{HERE}/24", "dev", "lan")
@@ -199,7 +218,9 @@ class Rehearsal:
         return [server for server in self.servers.values() if server.in_service]
 
     def start_server(self, number: int) -> Server:
-        """Starts one, with a host that it did not have yet; it is named at once, and takes streams when it is ready."""
+        """Starts one, with a host that it did not have yet; it is named at once, and takes streams
+        when it is ready.
+        """
         name, address = f"server-{number}", f"{NETWORK}{number}"
         if number not in self.servers:
             call("ip", "netns", "add", name)
@@ -226,11 +247,17 @@ class Rehearsal:
         self._named.remove(server.address)
 
     def start_balancer(self) -> None:
-        service, authority = self._services["balancer"], Authority.make(self._folder / "tls", "balancer")
+        service, authority = (
+            self._services["balancer"],
+            Authority.make(self._folder / "tls", "balancer"),
+        )
         tokens = self._folder / "tokens"
         # A server lets one client have half of its streams, so there are several.
         tokens.write_text(
-            "".join(f"{hashlib.sha256(f'{TOKEN}-{n}'.encode()).hexdigest()} client-{n}\n" for n in range(4))
+            "".join(
+                f"{hashlib.sha256(f'{TOKEN}-{n}'.encode()).hexdigest()} client-{n}\n"
+                for n in range(4)
+            )
         )
         call("chmod", "-R", "a+rX", self._folder)
         secrets = {"balancer_certificate": authority.both("balancer"), "tokens": tokens}
@@ -238,7 +265,10 @@ class Rehearsal:
             name: str(secrets[Path(value).name]) if value.startswith("/run/secrets/") else value
             for name, value in service["environment"].items()
         }
-        options = [word.replace("/etc/token2wav", str(DOCKER / "balancer")) for word in service["command"][1:]]
+        options = [
+            word.replace("/etc/token2wav", str(DOCKER / "balancer"))
+            for word in service["command"][1:]
+        ]
         command = [*confined(self._folder), needs_haproxy(), *options]
         self._stack.enter_context(Container.start(command, os.environ | given))
         self._tls = Tls(ca=authority.ca, server_name="balancer")
@@ -246,15 +276,26 @@ class Rehearsal:
     def start_prometheus(self) -> None:
         """Starts it with the labels that its discovery adds in Kubernetes."""
         settings = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())
-        settings["rule_files"] = [str(DOCKER / "prometheus" / name) for name in settings["rule_files"]]
-        pod = {"source_labels": ["__address__"], "regex": rf"{NETWORK}(\d):\d+", "replacement": "server-$1"}
+        settings["rule_files"] = [
+            str(DOCKER / "prometheus" / name) for name in settings["rule_files"]
+        ]
+        pod = {
+            "source_labels": ["__address__"],
+            "regex": rf"{NETWORK}(\d):\d+",
+            "replacement": "server-$1",
+        }
         settings["scrape_configs"][0]["relabel_configs"] = [
             {"target_label": "namespace", "replacement": "default"},
             {"target_label": "pod", **pod},
         ]
         file = self._folder / "prometheus.yml"
         file.write_text(yaml.safe_dump(settings))
-        command = [*confined(self._folder), "prometheus", f"--config.file={file}", "--storage.tsdb.path=/tmp/metrics"]
+        command = [
+            *confined(self._folder),
+            "prometheus",
+            f"--config.file={file}",
+            "--storage.tsdb.path=/tmp/metrics",
+        ]
         self._stack.enter_context(Container.start(command, dict(os.environ)))
 
     def start_listeners(self, count: int, lines: list[Line], over: threading.Event) -> None:
@@ -290,7 +331,9 @@ class Rehearsal:
         return None
 
     @contextmanager
-    def event(self, what: str, victim: Server | None, *, loses: bool, seconds: float) -> Iterator[dict[str, Any]]:
+    def event(
+        self, what: str, victim: Server | None, *, loses: bool, seconds: float
+    ) -> Iterator[dict[str, Any]]:
         """Notes what something does to streams, in so many seconds after it."""
         for server in self.in_service:
             server.look()
@@ -305,7 +348,10 @@ class Rehearsal:
         noted["retried"] = len(said)
         if said:
             silences = sorted(one.silence_s for one in said)
-            noted["silence_s"] = {"median": round(median(silences), 1), "worst": round(silences[-1], 1)}
+            noted["silence_s"] = {
+                "median": round(median(silences), 1),
+                "worst": round(silences[-1], 1),
+            }
         expected = open_before[victim.name] if victim and loses else 0
         # Between the look and the deed one or two may come or go.
         if abs(len(said) - expected) > (2 if loses else 0):
@@ -320,12 +366,20 @@ def long_lines() -> list[Line]:
     """Utterances of 8 to 20 s, which the grace time of a server that stops is enough for."""
     model, voice = Token2Wav.load(TINY), ClientVoice.load(DEMO / "voice.safetensors")
     spoken = Voice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
-    said = [np.resize(np.load(DEMO / "tokens.npy").astype(np.int32), count) for count in (200, 300, 400, 500)]
-    return [Line(f"{len(tokens)} tokens", tokens, voice, model.synthesize(tokens, spoken)) for tokens in said]
+    said = [
+        np.resize(np.load(DEMO / "tokens.npy").astype(np.int32), count)
+        for count in (200, 300, 400, 500)
+    ]
+    return [
+        Line(f"{len(tokens)} tokens", tokens, voice, model.synthesize(tokens, spoken))
+        for tokens in said
+    ]
 
 
 def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
-    """Starts all services, does to the servers what can happen to them, and returns what came of it."""
+    """Starts all services, does to the servers what can happen to them, and returns what came of
+    it.
+    """
     lines = long_lines()
     rehearsal.start_balancer()
     rehearsal.start_prometheus()
@@ -365,7 +419,9 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
     lost = [f"utterance of {one.tokens} tokens: {one.fault}" for one in said if one.fault]
     tried = {utterance for _, utterance in rehearsal.retries.noted}
     panels = draw(PROMETHEUS, began, ended, PICTURE)
-    rehearsal.problems += lost + [f"panel {name} shows nothing" for name, count in panels.items() if not count]
+    rehearsal.problems += lost + [
+        f"panel {name} shows nothing" for name, count in panels.items() if not count
+    ]
     for server in rehearsal.in_service:
         server.container.process.send_signal(signal.SIGTERM)
         server.container.wait()
@@ -374,13 +430,18 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
         "seconds": round(ended - began),
         "utterances": len(said),
         "audio_seconds": round(sum(seconds for one in said for _, seconds in one.heard)),
-        "silence_s_of_the_others": round(max(one.silence_s for one in said if one.id not in tried), 1),
+        "silence_s_of_the_others": round(
+            max(one.silence_s for one in said if one.id not in tried), 1
+        ),
         "retried": len(tried),
         "lost": len(lost),
         "events": rehearsal.events,
         "autoscaling": autoscaling(began, ended),
         "alerts": sorted(
-            {labels["alertname"] for labels, _ in ask(PROMETHEUS, 'ALERTS{alertstate="firing"}', began, ended)}
+            {
+                labels["alertname"]
+                for labels, _ in ask(PROMETHEUS, 'ALERTS{alertstate="firing"}', began, ended)
+            }
         ),
         "panels": panels,
         "problems": rehearsal.problems,
@@ -388,18 +449,29 @@ def rehearse(rehearsal: Rehearsal, listeners: int) -> dict[str, Any]:
 
 
 def autoscaling(began: float, ended: float) -> dict[str, Any]:
-    """Evaluates the rule that prometheus-adapter gets, and from it what the HorizontalPodAutoscaler would want."""
-    [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter-rule.yaml").read_text())["rules"]["custom"]
-    wanted = next(yaml.safe_load_all((KUBERNETES / "base" / "autoscaling.yaml").read_text()))["spec"]
+    """Evaluates the rule that prometheus-adapter gets, and from it what the HorizontalPodAutoscaler
+    would want.
+    """
+    [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter-rule.yaml").read_text())["rules"][
+        "custom"
+    ]
+    wanted = next(yaml.safe_load_all((KUBERNETES / "base" / "autoscaling.yaml").read_text()))[
+        "spec"
+    ]
     target = float(wanted["metrics"][0]["pods"]["target"]["averageValue"])
-    query = rule["metricsQuery"].replace("<<.Series>>", rule["name"]["as"]).replace("<<.GroupBy>>", "pod")
+    query = (
+        rule["metricsQuery"]
+        .replace("<<.Series>>", rule["name"]["as"])
+        .replace("<<.GroupBy>>", "pod")
+    )
     query = query.replace("<<.LabelMatchers>>", 'namespace="default",pod=~"server-.*"')
     totals: dict[float, float] = {}
     for _, values in ask(PROMETHEUS, query, began, ended):
         for when, value in values:
             totals[when] = totals.get(when, 0.0) + value
     replicas = [
-        min(max(math.ceil(total / target), wanted["minReplicas"]), wanted["maxReplicas"]) for total in totals.values()
+        min(max(math.ceil(total / target), wanted["minReplicas"]), wanted["maxReplicas"])
+        for total in totals.values()
     ]
     return {
         "query": query,
@@ -409,15 +481,27 @@ def autoscaling(began: float, ended: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--listeners", type=int, default=32)
     parser.add_argument("--name", default="replicas", help="of the result file")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("rehearsal: needs root, for network namespaces")
     if INSIDE not in os.environ:
-        again = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.soak.replicas", *sys.argv[1:]]
-        plain = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        again = [
+            "unshare",
+            "--net",
+            "--mount",
+            sys.executable,
+            "-m",
+            "tests.soak.replicas",
+            *sys.argv[1:],
+        ]
+        plain = {
+            name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+        }
         os.execvpe(again[0], again, plain | {INSIDE: "1"})
     facts = describe()
     with tempfile.TemporaryDirectory(prefix="token2wav-rehearsal-") as name, ExitStack() as stack:

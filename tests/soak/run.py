@@ -1,10 +1,12 @@
-"""A real server among clients of whom one in five misbehaves: nobody else may lose a sample, and nothing may be left.
+"""A real server among clients of whom one in five misbehaves: nobody else may lose a sample, and
+nothing may be left.
 
-Starts a tritonserver with the tiny model and keeps it busy with clients that speak one utterance after the other, in
-several voices and manners. Every utterance that behaves is compared with the library's audio, sample by sample. At
-the end nothing may be held for anyone, memory must have stayed flat, and the stopped server must have left nothing.
-Before that, for a tenth of the time, a process of its own runs random operations on the library (operations.py).
-Exits with 1 and says what was wrong and the seed if anything was.
+Starts a tritonserver with the tiny model and keeps it busy with clients that speak one utterance
+after the other, in several voices and manners. Every utterance that behaves is compared with the
+library's audio, sample by sample. At the end nothing may be held for anyone, memory must have
+stayed flat, and the stopped server must have left nothing. Before that, for a tenth of the time, a
+process of its own runs random operations on the library (operations.py). Exits with 1 and says what
+was wrong and the seed if anything was.
 
     .venv/bin/python -m tests.soak.run --minutes 10
 """
@@ -44,7 +46,8 @@ from token2wav_server import Ports, ServerError, TritonServer
 
 TINY = ROOT / "tests" / "data" / "tiny"
 IDLE_SECONDS = 12.0
-# Small enough that all of it happens: streams are refused, voices forgotten, and the cache fills up.
+# Small enough that all of it happens: streams are refused, voices forgotten, and the cache fills
+# up.
 SETTINGS = """
 stream: {{first_tokens: 0}}  # so that audio can be compared
 limits: {{streams: {streams}, idle_seconds: {idle}}}
@@ -53,9 +56,10 @@ runtime: {{cache_mib: 64}}
 MISBEHAVING = 0.2
 # Clients that keep to the rules are told these, and try again.
 _AGAIN = re.compile(f"{OVERLOAD}|is not registered here")
-# The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak worth the name is a
-# chunk of audio (100 kB) an utterance, which would be 60 MiB from third to third of ten minutes. Runs shorter than this
-# are all warm-up: their growth is reported, and not judged.
+# The allocator of a process with several threads moves by 20 MiB from minute to minute. A leak
+# worth the name is a chunk of audio (100 kB) an utterance, which would be 60 MiB from third to
+# third of ten minutes. Runs shorter than this are all warm-up: their growth is reported, and not
+# judged.
 JUDGED_MINUTES = 5.0
 GROWTH_MIB = 32.0
 OPERATIONS_SHARE = 0.1
@@ -118,7 +122,9 @@ class Books:
 
 
 class Deck:
-    """Deals misdeeds in random order, so that each kind is as frequent as the others, and garbage twice as frequent."""
+    """Deals misdeeds in random order, so that each kind is as frequent as the others, and garbage
+    twice as frequent.
+    """
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -132,7 +138,9 @@ class Deck:
                 self._kinds = self._shuffled(["cancel", "vanish", "stall", "garbage", "garbage"])
             kind = self._kinds.pop()
             if not self._left.get(kind):
-                self._left[kind] = self._shuffled([misdeed for misdeed in MISDEEDS if misdeed.kind == kind])
+                self._left[kind] = self._shuffled(
+                    [misdeed for misdeed in MISDEEDS if misdeed.kind == kind]
+                )
             return self._left[kind].pop()
 
     def _shuffled(self, items: list[Any]) -> list[Any]:
@@ -148,7 +156,9 @@ def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random:
     voice = line.voice.id if manner.named else line.voice
     if manner.whole:
         with RawStream(url) as stream:
-            stream.send(line.tokens, Opening(voice, manner.audio_format, manner.keep_open), end=True)
+            stream.send(
+                line.tokens, Opening(voice, manner.audio_format, manner.keep_open), end=True
+            )
             answers = stream.answers()
         heard += answers.audio
         if answers.errors:
@@ -157,12 +167,18 @@ def say(url: str, line: Line, manner: Manner, heard: list[NDArray[Any]], random:
     portions = in_portions(line.tokens, manner.tokens_per_s, random)
     paced = (wait_for(portion, manner.tokens_per_s) for portion in portions)
     with Client(url, response_timeout_s=60.0) as client:
-        for chunk in client.synthesize(paced, voice, audio_format=manner.audio_format, keep_open=manner.keep_open):
+        for chunk in client.synthesize(
+            paced, voice, audio_format=manner.audio_format, keep_open=manner.keep_open
+        ):
             heard.append(chunk.audio)
 
 
-def in_portions(tokens: NDArray[np.int32], tokens_per_s: float, random: Random) -> list[NDArray[np.int32]]:
-    """Cut at random, some of them empty; small ones where they are paced, so that no pause looks like idling."""
+def in_portions(
+    tokens: NDArray[np.int32], tokens_per_s: float, random: Random
+) -> list[NDArray[np.int32]]:
+    """Cut at random, some of them empty; small ones where they are paced, so that no pause looks
+    like idling.
+    """
     most = 25 if tokens_per_s else len(tokens)
     cuts = [0]
     while cuts[-1] < len(tokens):
@@ -271,7 +287,8 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
         books = clients.books
         if server.wait(timeout_s=0) is not None:
             raise ServerError(
-                f"seed {plan.seed}: the server ended: {server.failure_reason()}; clients saw {books.problems[:5]}"
+                f"seed {plan.seed}: the server ended: {server.failure_reason()}; clients saw "
+                f"{books.problems[:5]}"
             )
         problems = list(books.problems)
         metrics = when_empty(server.metrics_url, IDLE_SECONDS + 60.0)
@@ -284,7 +301,9 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
     problems += [f"log: {line}" for line in log.wrong]
     growth = growth_mib(watch.samples)
     if plan.minutes >= JUDGED_MINUTES:
-        problems += [f"{name} grew by {mib} MiB" for name, mib in growth.items() if mib > GROWTH_MIB]
+        problems += [
+            f"{name} grew by {mib} MiB" for name, mib in growth.items() if mib > GROWTH_MIB
+        ]
     return {
         "plan": asdict(plan),
         "settings": config.read_text().strip().splitlines(),
@@ -317,10 +336,21 @@ def soak(plan: Plan, folder: Path) -> dict[str, Any]:
 def run_operations(plan: Plan) -> dict[str, Any]:
     """Runs random operations on the library in a process of its own, for a tenth of a soak's time."""
     seconds = 60 * plan.minutes * OPERATIONS_SHARE
-    command = [sys.executable, "-m", "tests.soak.operations", "--seconds", str(seconds), "--seed", str(plan.seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.soak.operations",
+        "--seconds",
+        str(seconds),
+        "--seed",
+        str(plan.seed),
+    ]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if not ended.stdout:
-        return {"seed": plan.seed, "problems": [f"they ended with status {ended.returncode} and no result"]}
+        return {
+            "seed": plan.seed,
+            "problems": [f"they ended with status {ended.returncode} and no result"],
+        }
     result: dict[str, Any] = json.loads(ended.stdout)
     return result
 
@@ -337,10 +367,18 @@ def when_empty(metrics_url: str, seconds: float) -> dict[str, float]:
 
 def still_held(metrics: dict[str, float]) -> list[str]:
     """State that a server holds although nobody speaks."""
-    streams, pages = labelled(metrics, "token2wav_open_streams"), labelled(metrics, "token2wav_cache_pages")
-    held = [f"{count:g} streams are still held by the {who}" for who, count in streams.items() if count]
+    streams, pages = (
+        labelled(metrics, "token2wav_open_streams"),
+        labelled(metrics, "token2wav_cache_pages"),
+    )
+    held = [
+        f"{count:g} streams are still held by the {who}" for who, count in streams.items() if count
+    ]
     if pages["used"] != pages["shared"]:
-        held.append(f"{pages['used']:g} pages of the cache are in use, {pages['shared']:g} of them by prompts")
+        held.append(
+            f"{pages['used']:g} pages of the cache are in use, {pages['shared']:g} of them by "
+            f"prompts"
+        )
     return held
 
 
@@ -354,7 +392,9 @@ def gone_after(watch: Watch, seconds: float) -> list[str]:
 
 def labelled(metrics: dict[str, float], family: str) -> dict[str, float]:
     """Values of a family with one label, by that label."""
-    found = ((re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items())
+    found = (
+        (re.fullmatch(rf'{family}\{{\w+="(.*)"\}}', name), value) for name, value in metrics.items()
+    )
     return {match[1]: value for match, value in found if match}
 
 
@@ -369,23 +409,31 @@ def as_table(misdeeds: Counter[tuple[str, str, str]]) -> dict[str, dict[str, dic
 def summary(result: dict[str, Any]) -> str:
     behaved, server = result["behaved"], result["server"]
     lines = [
-        f"{behaved['utterances']} utterances, {behaved['audio_seconds']:.0f} s of audio compared to {TOLERANCE:g}; "
+        f"{behaved['utterances']} utterances, {behaved['audio_seconds']:.0f} s of audio compared "
+        f"to {TOLERANCE:g}; "
         f"told to try again {sum(behaved['told_to_try_again'].values())} times"
     ]
     lines += [
-        f"{kind:8} {sum(sum(answers.values()) for answers in names.values()):4} times in {len(names)} ways"
+        f"{kind:8} {sum(sum(answers.values()) for answers in names.values()):4} times in "
+        f"{len(names)} ways"
         for kind, names in result["misbehaved"].items()
     ]
-    lines.append(f"{server['streams']} streams ended: {server['ended']}; underruns: {server['underruns']}")
+    lines.append(
+        f"{server['streams']} streams ended: {server['ended']}; underruns: {server['underruns']}"
+    )
     lines.append(f"growth in MiB, middle to last third: {result['memory']['growth_mib']}")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=14)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="random by default")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="random by default"
+    )
     parser.add_argument("--name", default="soak", help="of the result file")
     options = parser.parse_args()
     plan = Plan(options.minutes, options.clients, options.seed)
@@ -399,7 +447,11 @@ def main() -> None:
     print(summary(result))
     save(options.name, {**facts, **result})
     if result["problems"]:
-        sys.exit("\n".join([f"seed {plan.seed}: {len(result['problems'])} problems", *result["problems"]]))
+        sys.exit(
+            "\n".join(
+                [f"seed {plan.seed}: {len(result['problems'])} problems", *result["problems"]]
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Watch over a server under a soak: it samples memory, reads the log and looks for what is left behind."""
+"""Watch over a server under a soak: it samples memory, reads the log and looks for what is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ from token2wav_server.launcher.log import matters
 
 _SHM = Path("/dev/shm")
 _LINE = re.compile(r'\] "stream=(\d+) reason=(\w+) .*underruns=(\d+)"$')
-_WRONG = re.compile(r"^[WE]\d{4} |Traceback|\b(?:error|signal|terminate|corrupted)\b", re.IGNORECASE)
-# A request that Triton's own front end refuses, for a shape or a type, is never let go (seen with 2.51). Then the
-# model cannot be unloaded in good order, and the server ends when its time for that is over.
-# Of the last: the cache is small on purpose, so that it fills up.
-_EXPECTED = re.compile("failed to stop server: Internal - Exit timeout expired|the cache has pages for")
+_WRONG = re.compile(
+    r"^[WE]\d{4} |Traceback|\b(?:error|signal|terminate|corrupted)\b", re.IGNORECASE
+)
+# A request that Triton's own front end refuses, for a shape or a type, is never let go (seen with
+# 2.51). Then the model cannot be unloaded in good order, and the server ends when its time for that
+# is over. Of the last: the cache is small on purpose, so that it fills up.
+_EXPECTED = re.compile(
+    "failed to stop server: Internal - Exit timeout expired|the cache has pages for"
+)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A server at one moment: seconds since the start, MiB of memory in its processes and in /dev/shm, and counts."""
+    """A server at one moment: seconds since the start, MiB of memory in its processes and in
+    /dev/shm, and counts.
+    """
 
     seconds: float
     model_mib: float
@@ -62,7 +70,9 @@ class Watch(threading.Thread):
         self._shm_prefix = _only(r"shm-region-prefix-name=(.+)", command)
         self._folder = Path(_only(r"--backend-directory=(.+)/backends", command))
         reaper = _parent(server.pid)
-        self._processes = {process: _started(process) for process in (reaper, *_descendants(reaper))}
+        self._processes = {
+            process: _started(process) for process in (reaper, *_descendants(reaper))
+        }
 
     def run(self) -> None:
         while not self._over.wait(self._every_s):
@@ -84,16 +94,24 @@ class Watch(threading.Thread):
             seconds=round(time.monotonic() - self._start, 1),
             model_mib=_resident_mib(self._model),
             tritonserver_mib=_resident_mib(self._tritonserver),
-            shared_memory_mib=round(sum(path.stat().st_size for path in self._segments()) / 2**20, 1),
+            shared_memory_mib=round(
+                sum(path.stat().st_size for path in self._segments()) / 2**20, 1
+            ),
             model_threads=len(list((stub / "task").iterdir())),
             model_files=len(list((stub / "fd").iterdir())),
-            open_streams=int(max(metrics[key] for key in metrics if key.startswith("token2wav_open_streams{"))),
+            open_streams=int(
+                max(metrics[key] for key in metrics if key.startswith("token2wav_open_streams{"))
+            ),
             cache_pages=int(metrics['token2wav_cache_pages{state="used"}']),
         )
 
     def left_behind(self) -> list[str]:
         """Leftovers of a server that was stopped: processes, segments of shared memory, folders."""
-        alive = [f"process {process}" for process, start in self._processes.items() if _started(process) == start]
+        alive = [
+            f"process {process}"
+            for process, start in self._processes.items()
+            if _started(process) == start
+        ]
         folders = [self._folder] if self._folder.exists() else []
         return alive + [str(path) for path in [*self._segments(), *folders]]
 
@@ -102,11 +120,17 @@ class Watch(threading.Thread):
 
 
 def growth_mib(samples: list[Sample]) -> dict[str, float]:
-    """By how much each kind of memory grew from the middle third to the last third, medians; the first is warm-up."""
+    """By how much each kind of memory grew from the middle third to the last third, medians; the
+    first is warm-up.
+    """
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[2 * third :]
     return {
-        name: round(median(getattr(each, name) for each in last) - median(getattr(each, name) for each in middle), 2)
+        name: round(
+            median(getattr(each, name) for each in last)
+            - median(getattr(each, name) for each in middle),
+            2,
+        )
         for name in asdict(samples[0])
         if name.endswith("_mib")
     }
@@ -132,12 +156,18 @@ class Log:
     def read(cls, file: Path) -> Log:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         ends = [found for line in lines if (found := _LINE.search(line))]
-        wrong = [line for line in lines if matters(line) and _WRONG.search(line) and not _EXPECTED.search(line)]
+        wrong = [
+            line
+            for line in lines
+            if matters(line) and _WRONG.search(line) and not _EXPECTED.search(line)
+        ]
         times = Counter(int(end[1]) for end in ends)
         streams = max(times, default=0)
         odd = [number for number in range(1, streams + 1) if times[number] != 1]
         wrong += [f"stream {number} has {times[number]} lines at its end" for number in odd]
-        return cls(dict(Counter(end[2] for end in ends)), sum(int(end[3]) for end in ends), streams, wrong)
+        return cls(
+            dict(Counter(end[2] for end in ends)), sum(int(end[3]) for end in ends), streams, wrong
+        )
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -181,7 +211,9 @@ def _parent(process: int) -> int:
 
 
 def _started(process: int) -> str | None:
-    """When a process started, in clock ticks, which tells it from a later one with the same id; None if it is over."""
+    """When a process started, in clock ticks, which tells it from a later one with the same id;
+    None if it is over.
+    """
     try:
         state, *fields = _stat(process)
     except (FileNotFoundError, ProcessLookupError):

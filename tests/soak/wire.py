@@ -1,4 +1,6 @@
-"""Raw gRPC stream: it sends messages as they are, where our client refuses what a soak wants to send."""
+"""Raw gRPC stream: it sends messages as they are, where our client refuses what a soak wants to
+send.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Answers:
 
 
 class RawStream:
-    """One gRPC stream on a connection of its own, for one utterance; nothing is read before `answers` is called.
+    """One gRPC stream on a connection of its own, for one utterance; nothing is read before
+    `answers` is called.
 
     Args:
         url: host:port.
@@ -42,14 +45,21 @@ class RawStream:
     """
 
     def __init__(
-        self, url: str, sequence: str = "", options: tuple[tuple[str, int], ...] = (), *, stream_key: str = ""
+        self,
+        url: str,
+        sequence: str = "",
+        options: tuple[tuple[str, int], ...] = (),
+        *,
+        stream_key: str = "",
     ) -> None:
         self._sequence = sequence
         self._stream_key = stream_key
         self._format: AudioFormat = "float32"
         self._requests = 0
         self._outbox: SimpleQueue[Any] = SimpleQueue()
-        self._channel = grpc.insecure_channel(url, options=[("grpc.use_local_subchannel_pool", 1), *options])
+        self._channel = grpc.insecure_channel(
+            url, options=[("grpc.use_local_subchannel_pool", 1), *options]
+        )
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._call = stub.ModelStreamInfer(iter(self._outbox.get, None), timeout=PATIENCE_SECONDS)
 
@@ -107,5 +117,10 @@ class RawStream:
     def __enter__(self) -> RawStream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()

@@ -18,14 +18,20 @@ Tokens = NDArray[np.int32]
 WHOLE_BLOCKS = StreamConfig(first_tokens=0)  # so that the audio does not depend on how tokens come
 
 
-def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]]) -> list[NDArray[np.float32]]:
-    """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one batch."""
+def spoken_together(
+    pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens, int]]
+) -> list[NDArray[np.float32]]:
+    """Audio (n,) of every utterance, of a voice, tokens and ODE steps, each round of chunks in one
+    batch.
+    """
     requests = [pipeline.request(voice, steps) for voice, _, steps in utterances]
     for request, (_, tokens, _) in zip(requests, utterances, strict=True):
         pipeline.open(request)
         request.chunker.push(tokens, end=True)
     audio: list[list[NDArray[np.float32]]] = [[] for _ in requests]
-    while running := [index for index, request in enumerate(requests) if request.chunker.next_chunk]:
+    while running := [
+        index for index, request in enumerate(requests) if request.chunker.next_chunk
+    ]:
         chunks = pipeline.advance([requests[index] for index in running])
         for index, chunk in zip(running, chunks, strict=True):
             assert isinstance(chunk, AudioChunk)
@@ -36,8 +42,12 @@ def spoken_together(pipeline: Pipeline, utterances: Sequence[tuple[Voice, Tokens
     return [np.concatenate(pieces) for pieces in audio]
 
 
-def mels_together(engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]) -> list[NDArray[np.float32]]:
-    """As `spoken_together`, mels (bands, frames) of open streams of a flow engine, with what is computed of prompts."""
+def mels_together(
+    engine: FlowStage, utterances: Sequence[tuple[int, Chunker, Tokens]]
+) -> list[NDArray[np.float32]]:
+    """As `spoken_together`, mels (bands, frames) of open streams of a flow engine, with what is
+    computed of prompts.
+    """
     for _, chunker, tokens in utterances:
         chunker.push(tokens, end=True)
     mels: list[list[NDArray[np.float32]]] = [[] for _ in utterances]

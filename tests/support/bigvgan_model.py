@@ -1,4 +1,6 @@
-"""A model whose vocoder is a BigVGAN, small and fast, with rates that are not CosyVoice3's: 16 kHz, 33 1/3 tokens/s."""
+"""A model whose vocoder is a BigVGAN, small and fast, with rates that are not CosyVoice3's: 16 kHz,
+33 1/3 tokens/s.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def write_model(folder: Path) -> Path:
 
 
 def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
-    """Writes a BigVGAN and the flow that fits it, both random, with so many mel frames a token; returns the folder."""
+    """Writes a BigVGAN and the flow that fits it, both random, with so many mel frames a token;
+    returns the folder.
+    """
     text = resized_yaml(SIZES["tiny"]).partition("\nhift:")[0]
     text = re.sub(r"(?m): 80$", f": {vocoder.num_mels}", text)
     frame_rate = f"!ref <sample_rate> / {ratio * vocoder.hop_size}"
@@ -46,7 +50,9 @@ def write_folder(folder: Path, vocoder: BigVGANConfig, ratio: int) -> Path:
         text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
     text = re.sub(r"(?m)^token_frame_rate: .*", f"token_frame_rate: {frame_rate}", text)
     (folder / "bigvgan").mkdir(parents=True)
-    (folder / "cosyvoice3.yaml").write_text(f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n")
+    (folder / "cosyvoice3.yaml").write_text(
+        f"{text}\nvocoder:\n    type: bigvgan\n    folder: bigvgan\n"
+    )
     (folder / "bigvgan" / "config.json").write_text(json.dumps(dataclasses.asdict(vocoder)))
     return fill_randomly(folder)
 

@@ -29,8 +29,12 @@ def write_model(folder: Path, golden: FamilyGolden, *, mean_flow: bool = False) 
 def weights(golden: FamilyGolden, *, mean_flow: bool) -> dict[str, torch.Tensor]:
     """Weights of flow and vocoder under their public names."""
     sizes = golden.sizes
-    encoder = EncoderConfig(*(sizes[f"encoder{of}"] for of in ("", "_heads", "_units")), *sizes["encoder_layers"])
-    estimator = UNetConfig(*(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"])
+    encoder = EncoderConfig(
+        *(sizes[f"encoder{of}"] for of in ("", "_heads", "_units")), *sizes["encoder_layers"]
+    )
+    estimator = UNetConfig(
+        *(sizes[of] for of in ("channels", "heads", "dim_head")), *sizes["layers"]
+    )
     config = FlowConfig(6561, 192, 80, 3, 0.7, encoder, estimator)
     base, f0_channels = sizes["vocoder"]
     hift = HiFT(HiFTConfig(base_channels=base, f0_channels=f0_channels), SampleSource)
@@ -53,5 +57,11 @@ def write_conditionals(path: Path, golden: FamilyGolden) -> Path:
         "prompt_feat_len": None,
         "embedding": golden["embedding"][None],
     }
-    torch.save({"t3": {"speaker_emb": torch.zeros(1, 256), "emotion_adv": torch.ones(1, 1, 1)}, "gen": given}, path)
+    torch.save(
+        {
+            "t3": {"speaker_emb": torch.zeros(1, 256), "emotion_adv": torch.ones(1, 1, 1)},
+            "gen": given,
+        },
+        path,
+    )
     return path

@@ -50,7 +50,9 @@ class Page:
         self.wait_for("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
-        answer = self._call("Runtime.evaluate", expression=expression, userGesture=True, returnByValue=True)
+        answer = self._call(
+            "Runtime.evaluate", expression=expression, userGesture=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -72,7 +74,9 @@ class Page:
         while True:
             message = json.loads(self._socket.recv(timeout=PATIENCE_SECONDS))
             if message.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(message["params"]["exceptionDetails"]["exception"]["description"])
+                self.errors.append(
+                    message["params"]["exceptionDetails"]["exception"]["description"]
+                )
             if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]
@@ -81,7 +85,11 @@ class Page:
 @contextmanager
 def chromium(profile: Path) -> Iterator[Page]:
     """Starts a browser with a fresh profile; skips the test where there is none."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    program = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if program is None:
         pytest.skip("needs a browser: apt-get install chromium")
     command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
@@ -103,6 +111,10 @@ def _debugger(profile: Path) -> str:
         with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
             port = int((profile / "DevToolsActivePort").read_text().splitlines()[0])
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=5) as answer:
-                return str(next(page for page in json.load(answer) if page["type"] == "page")["webSocketDebuggerUrl"])
+                return str(
+                    next(page for page in json.load(answer) if page["type"] == "page")[
+                        "webSocketDebuggerUrl"
+                    ]
+                )
         assert time.monotonic() < deadline, "chromium does not start"
         time.sleep(0.1)

@@ -1,4 +1,6 @@
-"""A model whose tokens have four codes each, small and fast, at 12.5 tokens a second and four mel frames a token."""
+"""A model whose tokens have four codes each, small and fast, at 12.5 tokens a second and four mel
+frames a token.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ SAMPLES_PER_TOKEN = RATIO * 480
 
 
 def write_model(folder: Path, merge: str = "sum") -> Path:
-    """Writes it and returns its folder; the vocoder is that of the golden data, so that something is heard."""
+    """Writes it and returns its folder; the vocoder is that of the golden data, so that something
+    is heard.
+    """
     text = resized_yaml(SIZES["tiny"])
-    for key, value in (("token_frame_rate", "12.5"), ("token_mel_ratio", str(RATIO)), ("chunk_size", "12")):
+    for key, value in (
+        ("token_frame_rate", "12.5"),
+        ("token_mel_ratio", str(RATIO)),
+        ("chunk_size", "12"),
+    ):
         text = re.sub(rf"(?m)^{key}: .*", f"{key}: {value}", text)
     codebooks = f"    codebooks:\n        count: {CODEBOOKS}\n        merge: {merge}\n"
     text = text.replace("    vocab_size: 6561\n", f"    vocab_size: {VOCABULARY}\n{codebooks}")

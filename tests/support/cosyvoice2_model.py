@@ -1,4 +1,6 @@
-"""Folders of CosyVoice2 models as they are published, at the sizes of golden sets and with their weights."""
+"""Folders of CosyVoice2 models as they are published, at the sizes of golden sets and with their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -130,4 +132,6 @@ def write_weights(folder: Path, flow: nn.Module, hift: HiFT) -> Path:
 
 def golden_voice(golden: FamilyGolden) -> Voice:
     """Voice of a golden set."""
-    return Voice(golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy())
+    return Voice(
+        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
+    )

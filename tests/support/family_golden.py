@@ -1,4 +1,6 @@
-"""Golden sets of other families: what their public packages computed (`scripts/golden_families.py`)."""
+"""Golden sets of other families: what their public packages computed
+(`scripts/golden_families.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ FAMILIES = Path(__file__).resolve().parents[1] / "data" / "families"
 
 @dataclass(frozen=True)
 class FamilyGolden:
-    """Golden set of a family at one size, `tiny` or `small`; `tests/support/random_weights.py` gives its weights."""
+    """Golden set of a family at one size, `tiny` or `small`; `tests/support/random_weights.py`
+    gives its weights.
+    """
 
     family: str
     size: str

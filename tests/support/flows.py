@@ -32,6 +32,9 @@ def cached_flow(
     layout = CacheLayout.of(config, flow.estimator, guidance, max(solvers), storage)
     cache = PagedKVCache(layout, pages, flow.device)
     with torch.inference_mode():
-        runners = {steps: Runner(TorchStep(flow.estimator, each.tables, cache)) for steps, each in solvers.items()}
+        runners = {
+            steps: Runner(TorchStep(flow.estimator, each.tables, cache))
+            for steps, each in solvers.items()
+        }
     recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=left_blocks)
     return CachedFlow(recompute, runners, cache, longest_hop=longest_hop)

@@ -1,4 +1,6 @@
-"""Golden sets: tensors that the public implementation computed, and the model they came from as a folder."""
+"""Golden sets: tensors that the public implementation computed, and the model they came from as a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class GoldenSet:
         return list(self.report["chunks"])
 
     def model_folder(self, parent: Path) -> Path:
-        """This set's model as a folder that can be loaded; made below `parent` if the set has no YAML."""
+        """This set's model as a folder that can be loaded; made below `parent` if the set has no
+        YAML.
+        """
         if (self.folder / "cosyvoice3.yaml").is_file():
             return self.folder
         folder = parent / self.folder.name
@@ -65,9 +69,15 @@ class GoldenSet:
         for name in ("flow", "hift", "noise"):
             shutil.copy(self.folder / f"{name}.safetensors", folder)
         sizes = self.report["config"]
-        renamed = {"channels": "pre_channels", "base_channels": "hift_base", "cond_channels": "f0_channels"}
+        renamed = {
+            "channels": "pre_channels",
+            "base_channels": "hift_base",
+            "cond_channels": "f0_channels",
+        }
         keys = SIZES["tiny"]
-        (folder / "cosyvoice3.yaml").write_text(resized_yaml({key: sizes[renamed.get(key, key)] for key in keys}))
+        (folder / "cosyvoice3.yaml").write_text(
+            resized_yaml({key: sizes[renamed.get(key, key)] for key in keys})
+        )
         return folder
 
 

@@ -15,19 +15,26 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def fill(network: Network, seed: int = SEED) -> Network:
-    """Gives a network random weights, which depend on the seed and on the names and shapes of its parameters alone.
+    """Gives a network random weights, which depend on the seed and on the names and shapes of its
+    parameters alone.
 
-    They are such that signals neither vanish nor grow: matrices by the number of their inputs, gains and slopes near 1,
-    biases small, F0 below 200 Hz and now and then none, audio within its limits.
-    Public code and this project's networks name their parameters alike, so both get the same.
+    They are such that signals neither vanish nor grow: matrices by the number of their inputs,
+    gains and slopes near 1, biases small, F0 below 200 Hz and now and then none, audio within its
+    limits. Public code and this project's networks name their parameters alike, so both get the
+    same.
     """
     for name, value in network.state_dict().items():
         if not value.is_floating_point():
             continue
-        drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(tuple(value.shape))
-        if "conv_post" in name and not name.endswith("original1"):  # log-magnitudes of a signal that is not clipped
+        drawn = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(
+            tuple(value.shape)
+        )
+        # log-magnitudes of a signal that is not clipped
+        if "conv_post" in name and not name.endswith("original1"):
             drawn = 0.2 * (1 + 0.1 * drawn) if value.dim() > 1 else 0.1 * drawn - 1
-        elif name.endswith(("original0", "weight_g")) or (value.dim() == 1 and name.endswith(("weight", "alpha"))):
+        elif name.endswith(("original0", "weight_g")) or (
+            value.dim() == 1 and name.endswith(("weight", "alpha"))
+        ):
             drawn = 1 + 0.1 * drawn
         elif "f0_predictor.classifier" in name:  # in Hz: voices, and now and then none
             drawn = 100 * drawn / np.sqrt(value.shape[-1]) if value.dim() > 1 else 50 + 0 * drawn

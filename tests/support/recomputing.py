@@ -1,4 +1,6 @@
-"""A model that computes every chunk anew under the streaming mask: the oracle of the one that remembers."""
+"""A model that computes every chunk anew under the streaming mask: the oracle of the one that
+remembers.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ def recomputing(folder: Path, stream: StreamConfig | None = None) -> Token2Wav:
     stream = stream or WHOLE_BLOCKS
     flow, vocoder = load_network(folder, config, "flow"), load_network(folder, config, "vocoder")
     guidance, allowed = config.flow.inference_cfg_rate, config.allowed_steps(stream.steps)
-    solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
-    engine = RecomputeFlow(config, flow, load_flow_noise(folder, config), solvers, left_blocks=config.window(stream))
+    solvers = {
+        steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed
+    }
+    engine = RecomputeFlow(
+        config, flow, load_flow_noise(folder, config), solvers, left_blocks=config.window(stream)
+    )
     if isinstance(vocoder, BigVGAN):
         return Token2Wav(config, two_stages(engine, RecomputeVocoder(vocoder)), stream)
     noise = load_source_noise(folder, config)

@@ -8,4 +8,6 @@ from token2wav.execution.stages import Stages, StageSummary
 
 
 def two_stages(flow: Any, vocoder: Any, summary: StageSummary | None = None) -> Stages:
-    return Stages({"flow": flow, "vocoder": vocoder}, summary or StageSummary("torch", "float32", "cpu"))
+    return Stages(
+        {"flow": flow, "vocoder": vocoder}, summary or StageSummary("torch", "float32", "cpu")
+    )

@@ -1,4 +1,6 @@
-"""Folders of Step-Audio2's decoder as they are published, at the sizes of golden sets and with their weights."""
+"""Folders of Step-Audio2's decoder as they are published, at the sizes of golden sets and with
+their weights.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def write_yaml(folder: Path, golden: FamilyGolden, *, hift: bool = True) -> Path
     Args:
         folder: to write to.
         golden: the set.
-        hift: whether the vocoder is described, as CosyVoice2's is; public code has the published sizes in itself.
+        hift: whether the vocoder is described, as CosyVoice2's is; public code has the published
+            sizes in itself.
     """
     path = folder / "flow.yaml"
     path.write_text((_YAML + HIFT_YAML * hift).format(**golden.sizes))

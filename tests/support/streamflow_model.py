@@ -1,4 +1,6 @@
-"""A StreamFlow model before a BigVGAN, small and fast, with the published rates: 16 kHz, mel frames of 10 ms."""
+"""A StreamFlow model before a BigVGAN, small and fast, with the published rates: 16 kHz, mel frames
+of 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ BLOCK_TOKENS = 6
 
 
 def write_model(folder: Path) -> Path:
-    """Writes it and returns its folder; attention matters, and the audio is neither silent nor at its limits."""
+    """Writes it and returns its folder; attention matters, and the audio is neither silent nor at
+    its limits.
+    """
     (folder / "bigvgan").mkdir(parents=True)
     document = {
         "sample_rate": SAMPLE_RATE,

@@ -30,7 +30,9 @@ def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     return float(np.abs(found - wanted).max())
 
 
-def streamed(model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice) -> NDArray[np.float32]:
+def streamed(
+    model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice
+) -> NDArray[np.float32]:
     """Audio of an utterance whose tokens come in portions."""
     with model.stream(voice) as stream:
         chunks = [chunk for tokens in portions for chunk in stream.push(tokens)] + stream.finish()
@@ -41,7 +43,8 @@ def streamed_mels(model: Token2Wav, *utterances: Utterance) -> list[NDArray[np.f
     """Mels of utterances whose chunks are computed together."""
     flow, schedule = model.pipeline.flow, HopSchedule.of(StreamConfig(), model.config)
     streams = [
-        (flow.open(voice), Chunker(voice.prompt_tokens, model.config, schedule), tokens) for tokens, voice in utterances
+        (flow.open(voice), Chunker(voice.prompt_tokens, model.config, schedule), tokens)
+        for tokens, voice in utterances
     ]
     mels = mels_together(flow, streams)
     return [mel[:, -2 * len(tokens) :] for mel, (tokens, _) in zip(mels, utterances, strict=True)]

@@ -1,4 +1,6 @@
-"""What the unit tests are made from: the tiny model, its voice, and folders that differ from it in one thing."""
+"""What the unit tests are made from: the tiny model, its voice, and folders that differ from it in
+one thing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 TINY = DATA / "tiny"
 FULL_SIZE = DATA / "full_size"
 STEMS = ("flow", "hift")
-WAIT_SECONDS = 60.0  # what may take a moment on a busy machine; nothing waits for it when all is well
+# what may take a moment on a busy machine; nothing waits for it when all is well
+WAIT_SECONDS = 60.0
 
 
 def demo_tokens(count: int) -> NDArray[np.int32]:

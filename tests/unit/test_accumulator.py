@@ -18,7 +18,9 @@ from token2wav.serving.chunking import Chunker, HopSchedule
 from token2wav.serving.clocks import Playback
 
 HELD_BACK_SECONDS = (4 * 480 + 4) / 24_000  # by the vocoder of the tiny model
-MODULES = [f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "ensemble.wire")]
+MODULES = [
+    f"token2wav_server.{name}" for name in ("protocol", "metrics", "voices", "ensemble.wire")
+]
 MODULES.append("token2wav_server.ensemble.accumulator")
 
 
@@ -32,17 +34,25 @@ def accumulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("more", [0.0, 1.0])
-def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(accumulator: ModuleType, more: float) -> None:
-    """`more` seconds are held back, as by a trimming of silence: until they are over, the stream counts as unheard."""
+def test_audio_that_the_vocoder_holds_back_does_not_count_as_sent(
+    accumulator: ModuleType, more: float
+) -> None:
+    """`more` seconds are held back, as by a trimming of silence: until they are over, the stream
+    counts as unheard.
+    """
     server, voice = ServerConfig(), demo_voice(0)
     made = accumulator.Accumulator(TINY, server)
     try:
         playback = Playback(clock=lambda: 0.0)
         config = made._config
-        chunker = Chunker(voice.prompt_tokens, config, HopSchedule.of(server.stream, config), playback)
+        chunker = Chunker(
+            voice.prompt_tokens, config, HopSchedule.of(server.stream, config), playback
+        )
         held_back = made._held_back + more
         assert made._held_back == pytest.approx(HELD_BACK_SECONDS)
-        stream = accumulator._Stream(chunker, playback, voice, Mock(steps=0, audio_format=AudioFormat()), held_back)
+        stream = accumulator._Stream(
+            chunker, playback, voice, Mock(steps=0, audio_format=AudioFormat()), held_back
+        )
         chunker.push(demo_tokens(8 + config.lookahead_tokens))
         made._send_chunks(stream, Mock())
         assert chunker.spoken == 8

@@ -1,4 +1,6 @@
-"""What the stages of the ensemble do with a batch: the library's audio; broken numbers stay with their stream."""
+"""What the stages of the ensemble do with a batch: the library's audio; broken numbers stay with
+their stream.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
     for content in chunks:
         [mel] = flow.advance([(flow_state, content)])
         assert not isinstance(mel, EngineError)
-        [chunk] = vocoder.advance([(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))])
+        [chunk] = vocoder.advance(
+            [(vocoder_state, FrameChunk(torch.from_numpy(mel).T, content.chunk.last))]
+        )
         assert isinstance(chunk, AudioChunk)
         audio.append(chunk.audio)
     flow.close(flow_state)
@@ -55,7 +59,9 @@ def test_stages_give_the_audio_of_the_library(model: Token2Wav, prompt_tokens: i
     assert np.array_equal(np.concatenate(audio), model.synthesize(tokens, voice))
 
 
-def test_broken_audio_is_found_and_stays_with_its_stream(faulty: tuple[Token2Wav, FaultyVocoder]) -> None:
+def test_broken_audio_is_found_and_stays_with_its_stream(
+    faulty: tuple[Token2Wav, FaultyVocoder],
+) -> None:
     model, engine = faulty
     stage = VocoderStage(model)
     mel = FrameChunk(torch.zeros(80, 40), last=True)
@@ -76,8 +82,12 @@ def test_first_chunk_without_a_voice_is_refused(model: Token2Wav) -> None:
 
 
 @pytest.mark.parametrize(("hold_frames", "trim_silence_ms"), [(0, 0.0), (2, 0.0), (0, 100.0)])
-def test_held_back_is_what_the_vocoder_does_not_send(hold_frames: int, trim_silence_ms: float) -> None:
-    """The mel is loud, so that nothing is trimmed: the silence that could be is counted beside what is held back."""
+def test_held_back_is_what_the_vocoder_does_not_send(
+    hold_frames: int, trim_silence_ms: float
+) -> None:
+    """The mel is loud, so that nothing is trimmed: the silence that could be is counted beside what
+    is held back.
+    """
     stream = StreamConfig(hold_frames=hold_frames)
     model = Token2Wav.load(TINY, stream=stream)
     stage = VocoderStage(model)

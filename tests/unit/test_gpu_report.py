@@ -1,4 +1,6 @@
-"""The conclusions of the GPU report, and what they rest on: floor, comparison of batches, search for streams."""
+"""The conclusions of the GPU report, and what they rest on: floor, comparison of batches, search
+for streams.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.chunk_batch import chunk_key, shortage
 from benchmarks.gpu.chunks import summary
-from benchmarks.gpu.floor import Work, attended_pairs, estimator_sizes, floor_ms, flow_work, vocoder_work
+from benchmarks.gpu.floor import (
+    Work,
+    attended_pairs,
+    estimator_sizes,
+    floor_ms,
+    flow_work,
+    vocoder_work,
+)
 from benchmarks.gpu.parity import Utterance, check, parity_key, speak, utterance
 from benchmarks.gpu.report import WORDS, Content, faults, markdown, merge, verdicts, write_report
 from benchmarks.gpu.sections import ON_PURPOSE
@@ -49,7 +58,9 @@ def chunk(streams: int, hop: int, spoken_s: float, ms: float) -> dict[str, Any]:
 def good() -> dict[str, Any]:
     """Content of a GPU that meets everything."""
     ways = [changes for name, _, changes in SLICES[2] if name == "parity"]
-    keys = [parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches]
+    keys = [
+        parity_key(replace(PLANNED, **way), size) for way in ways for size in PLANNED.parity_batches
+    ]
     heard = {"clients": 320, "rate": 25.0, "failed": [], "share_without_gaps": {"0.05 s": 0.995}}
     drift = {"drift": -0.05, "third_ms": 9.0, "last_ms": 8.5, "chunks": 60}
     rows = [
@@ -58,13 +69,26 @@ def good() -> dict[str, Any]:
         *(row("parity", key, mel=1e-4) for key in keys),
         chunk(1, 25, 0.0, 9.0),
         *(chunk(64, 100, spoken_s, 256.0) for spoken_s in PLANNED.histories),
-        *(chunk(1, 100, spoken_s, 50.0) | {"section": "recompute"} for spoken_s in PLANNED.histories),
+        *(
+            chunk(1, 100, spoken_s, 50.0) | {"section": "recompute"}
+            for spoken_s in PLANNED.histories
+        ),
         row("drift", "chunks of 25 tokens", **drift),
         row("streams", "lean: 320 streams", setting="lean", streams=320, unbroken=1.0),
         row("server", "lean, 320 clients", **heard),
     ]
-    facts = {"gpu": "NVIDIA H200", "size": "full", "precision": "float16", "graphs": True, "commit": "abc"}
-    return {"facts": facts, "sections": [{"section": "chunks", "problem": None, "took_s": 1.0}], "rows": rows}
+    facts = {
+        "gpu": "NVIDIA H200",
+        "size": "full",
+        "precision": "float16",
+        "graphs": True,
+        "commit": "abc",
+    }
+    return {
+        "facts": facts,
+        "sections": [{"section": "chunks", "problem": None, "took_s": 1.0}],
+        "rows": rows,
+    }
 
 
 def words(content: Content) -> list[str]:
@@ -107,15 +131,27 @@ def test_each_aim_has_its_bound(content: Content, aim: int) -> None:
 @pytest.mark.parametrize(
     ("section", "key", "aim", "why"),
     [
-        ("parity", "lean, float16, 64 streams", 0, "29 of 30 batches were compared, 0 are beyond their bounds"),
+        (
+            "parity",
+            "lean, float16, 64 streams",
+            0,
+            "29 of 30 batches were compared, 0 are beyond their bounds",
+        ),
         ("chunks", "1 streams, 25", 1, "memory"),
         ("drift", "", 2, "memory"),
-        ("chunks", "after 30 s", 3, "12.5 after 2 s; 12.5 after 10 s; not shown after 30 s (memory)"),
+        (
+            "chunks",
+            "after 30 s",
+            3,
+            "12.5 after 2 s; 12.5 after 10 s; not shown after 30 s (memory)",
+        ),
         ("streams", "", 4, "memory"),
         ("server", "", 5, "memory"),
     ],
 )
-def test_an_aim_of_which_a_part_did_not_run_is_not_shown(section: str, key: str, aim: int, why: str) -> None:
+def test_an_aim_of_which_a_part_did_not_run_is_not_shown(
+    section: str, key: str, aim: int, why: str
+) -> None:
     content = good()
     for index, each in enumerate(content["rows"]):
         if each["section"] == section and key in each["key"]:
@@ -141,7 +177,9 @@ def test_a_rehearsal_shows_nothing(facts: dict[str, Any]) -> None:
 def test_faults_are_named() -> None:
     content = changed("tests", problem="1 failed, tests/a.py::test_b")
     content["rows"].append(row("rehearsal of recovery", ON_PURPOSE, problem="device-side assert"))
-    content["sections"].append({"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0})
+    content["sections"].append(
+        {"section": "streams", "problem": "its process ended with SIGKILL", "took_s": 1.0}
+    )
     assert faults(content) == [
         "tests: tests/execution/kernels: 1 failed, tests/a.py::test_b",
         "streams: its process ended with SIGKILL",
@@ -161,7 +199,8 @@ def test_slices_become_one_report(tmp_path: Path) -> None:
     rows = {(each["section"], each["key"]): each for each in content["rows"]}
     assert len(rows) == len(good()["rows"])
     assert rows["chunks", chunk_key(1, 25, 0.0)]["total_ms"][0] == 8.0
-    assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05  # what was left out replaces nothing
+    # what was left out replaces nothing
+    assert rows["drift", "chunks of 25 tokens"]["drift"] == -0.05
     write_report(content, tmp_path / "report")
     assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".md", ".json"}
     with pytest.raises(ValueError, match="gpu is NVIDIA L4, and in the folders before NVIDIA H200"):
@@ -197,12 +236,18 @@ def test_a_stream_takes_a_page_for_a_second_and_shares_its_prompt(
     model: Token2Wav, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_pages(pages: int) -> Token2Wav:
-        monkeypatch.setattr(model.pipeline.flow, "usage", lambda: CacheUsage(capacity=pages, page_bytes=90_112_000))
+        monkeypatch.setattr(
+            model.pipeline.flow, "usage", lambda: CacheUsage(capacity=pages, page_bytes=90_112_000)
+        )
         return model
 
-    # Of the prompt's 75 tokens 50 are in 2 shared pages; 25 and what was spoken are in pages of the stream's own.
+    # Of the prompt's 75 tokens 50 are in 2 shared pages; 25 and what was spoken are in pages of the
+    # stream's own.
     assert shortage(with_pages(2 + 4 * 4), 4, 50 + 25) is None
-    assert shortage(with_pages(2 + 4 * 4 - 1), 4, 50 + 25) == "needs 18 pages of 90.1 MB, and the cache has 17"
+    assert (
+        shortage(with_pages(2 + 4 * 4 - 1), 4, 50 + 25)
+        == "needs 18 pages of 90.1 MB, and the cache has 17"
+    )
     assert shortage(with_pages(2 + 128 * 3), 128, 25) is None  # a stream takes 3 when it opens
     assert shortage(with_pages(2 + 128 * 3 - 1), 128, 25) is not None
     assert shortage(with_pages(0), 128, 25) is None  # an engine without a cache
@@ -235,7 +280,9 @@ def test_a_planted_error_is_beyond_the_bound(
 
     monkeypatch.setattr("benchmarks.gpu.parity.speak", wrong)
     found = check(model, 2, expected, 1e-5)
-    assert (found["problem"] or "").partition(" ")[0] == {"": "", "audio": "audio"}.get(spoil, "mel")
+    assert (found["problem"] or "").partition(" ")[0] == {"": "", "audio": "audio"}.get(
+        spoil, "mel"
+    )
 
 
 def test_prompts_and_lengths_of_a_batch_are_all_different() -> None:
@@ -261,7 +308,8 @@ def test_one_chunk_of_the_full_size() -> None:
     assert work.single == 2 * (2 * 50 * (10 * INPUT + CONDITIONS) + 25 * look_ahead)
     assert work.bytes == 10 * (2 * LAYERS + 4 * INPUT) + 4 * (CONDITIONS + look_ahead) + pages
     many = flow_work(FULL, "float16", streams=64, frames=50, past=0)
-    assert many.bytes - 64 * pages == work.bytes - pages  # a batch shares its weights and nothing else
+    # a batch shares its weights and nothing else
+    assert many.bytes - 64 * pages == work.bytes - pages
     assert (many.half, many.single) == (64 * work.half, 64 * work.single)
 
 
@@ -277,24 +325,34 @@ def test_a_chunk_costs_some_two_milliseconds() -> None:
 def test_the_flow_against_torchs_counter() -> None:
     model = CosyVoice3Config.read(TINY)
     config = model.flow
-    estimator, frames = Flow(config).eval().requires_grad_(False).estimator, config.estimator.static_chunk_size
+    estimator, frames = (
+        Flow(config).eval().requires_grad_(False).estimator,
+        config.estimator.static_chunk_size,
+    )
     x, mu, cond = (torch.randn(2, config.mel_bands, frames) for _ in range(3))
     speaker, time = torch.randn(2, config.mel_bands), torch.zeros(1)
     rope, modulation = estimator.rotary_embed(torch.arange(frames)), estimator.modulation(time)
     conditions = estimator.prepare_conditions(mu, speaker, cond)
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with (
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
         estimator.velocity(x, conditions, modulation, None, rope=rope)
     with FlopCounterMode(display=False) as once:
         estimator.prepare_conditions(mu, speaker, cond)
     work = flow_work(model, "float32", 1, frames, 0)
     lookahead = 2 * config.block_tokens * 7 * config.pre_lookahead_channels * config.input_size
-    assert model.ode_steps * counter.get_total_flops() + once.get_total_flops() + lookahead == work.single
+    assert (
+        model.ode_steps * counter.get_total_flops() + once.get_total_flops() + lookahead
+        == work.single
+    )
 
 
 def test_the_vocoder_of_the_full_size() -> None:
     assert isinstance(FULL.vocoder, HiFTConfig)
     work = vocoder_work(FULL.vocoder, 2, 50)
-    # Multiplications and additions for a frame were counted by hand; weights are those of the module.
+    # Multiplications and additions for a frame were counted by hand; weights are those of the
+    # module.
     assert work.single / 100 == pytest.approx(611.2e6, rel=1e-3)
     assert work.double / 100 == 6_620_160
     assert work.bytes == 4 * 17_452_956 + 8 * 3_312_641

@@ -33,7 +33,9 @@ def refusal(tmp_path: Path, text: str, key: str = "x") -> str:
 
 # References.
 
-BASE = "a: 7\nb: 2\nf: 0.5\nn: -3\nnest: !new:some.Class {inner: {deep: 11}, flat: 5}\nlist: [1, 2]\n"
+BASE = (
+    "a: 7\nb: 2\nf: 0.5\nn: -3\nnest: !new:some.Class {inner: {deep: 11}, flat: 5}\nlist: [1, 2]\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +69,14 @@ def test_references_and_arithmetic(tmp_path: Path, expression: str, value: float
     assert type(found) is type(value)
 
 
-@given(st.integers(-1000, 1000), st.integers(-1000, 1000), st.sampled_from(["+", "-", "*", "/", "//", "%"]))
-def test_arithmetic_is_that_of_python(tmp_path_factory: pytest.TempPathFactory, a: int, b: int, operator: str) -> None:
+@given(
+    st.integers(-1000, 1000),
+    st.integers(-1000, 1000),
+    st.sampled_from(["+", "-", "*", "/", "//", "%"]),
+)
+def test_arithmetic_is_that_of_python(
+    tmp_path_factory: pytest.TempPathFactory, a: int, b: int, operator: str
+) -> None:
     folder = tmp_path_factory.mktemp("yaml")
     text = f"a: {a}\nb: {b}\nx: !ref <a> {operator} <b>\n"
     if operator in ("/", "//", "%") and not b:
@@ -78,12 +86,16 @@ def test_arithmetic_is_that_of_python(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_references_follow_references_and_keep_types(tmp_path: Path) -> None:
-    document = read(tmp_path, "a: &name [1, 'two', null, true]\nb: !ref <a>\nc: {k: !ref <b>, l: *name}\n")
+    document = read(
+        tmp_path, "a: &name [1, 'two', null, true]\nb: !ref <a>\nc: {k: !ref <b>, l: *name}\n"
+    )
     assert document.resolve("c") == {"k": [1, "two", None, True], "l": [1, "two", None, True]}
 
 
 def test_a_tag_is_only_a_label(tmp_path: Path) -> None:
-    document = read(tmp_path, "r: 3\nx: !new:pkg.mod.Class {k: !ref <r>}\ny: !name:pkg.f\nz: !apply:pkg.g [1]\n")
+    document = read(
+        tmp_path, "r: 3\nx: !new:pkg.mod.Class {k: !ref <r>}\ny: !name:pkg.f\nz: !apply:pkg.g [1]\n"
+    )
     assert document.resolve("x") == Tagged("new", "pkg.mod.Class", {"k": 3})
     assert document.resolve("y") == Tagged("name", "pkg.f", "")
     assert document.resolve("z") == Tagged("apply", "pkg.g", [1])
@@ -95,7 +107,9 @@ def test_numbers_of_yaml_1_2_are_numbers(tmp_path: Path) -> None:
 
 
 def test_what_is_not_asked_for_may_hold_anything(tmp_path: Path) -> None:
-    document = read(tmp_path, "x: 1\nbad: !ref <nowhere>\nworse: !ref <a>.b()\ncircle: !ref <circle>\n")
+    document = read(
+        tmp_path, "x: 1\nbad: !ref <nowhere>\nworse: !ref <a>.b()\ncircle: !ref <circle>\n"
+    )
     assert document.resolve("x") == 1
     assert "bad" in document
     assert "nowhere" not in document
@@ -147,7 +161,9 @@ def test_anything_but_arithmetic_is_refused(tmp_path: Path, expression: str, wor
         ("y: 1\n", "key 'x' is missing"),
     ],
 )
-def test_references_to_nothing_or_in_a_circle_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_references_to_nothing_or_in_a_circle_are_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
     assert words in refusal(tmp_path, text)
 
 
@@ -222,7 +238,10 @@ def test_python_tags_are_refused_with_one_sentence(tmp_path: Path, attack: str) 
         ("x: 1\ny: 2\nx: 1\n", "line 3: key 'x' is given twice, first in line 1"),
         ("y: {a: 1, x: {b: 1, b: 2}}\n", "line 1: key 'b' is given twice"),
         ("y: !new:pkg.Class\n  a: 1\n  a: 1\n", "line 3: key 'a' is given twice, first in line 2"),
-        ("y: &y {a: 1}\nx: {<<: *y}\n", "line 2: merge keys (<<) are not allowed; write the keys out"),
+        (
+            "y: &y {a: 1}\nx: {<<: *y}\n",
+            "line 2: merge keys (<<) are not allowed; write the keys out",
+        ),
         ("x: !!int ''\n", "cannot be read as YAML"),
         ("x: !!float ''\n", "cannot be read as YAML"),
         ("x: !!bool maybe\n", "cannot be read as YAML"),
@@ -292,7 +311,10 @@ def test_numbers_that_grow_without_end_stay_numbers(tmp_path: Path) -> None:
 
 def test_mappings_that_merge_each_other_are_refused_before_they_are_merged(tmp_path: Path) -> None:
     """Eleven lines of nine merges each would become nine billion pairs."""
-    levels = [f"k{level}: &k{level} {{<<: [{', '.join([f'*k{level - 1}'] * 9)}]}}" for level in range(1, 11)]
+    levels = [
+        f"k{level}: &k{level} {{<<: [{', '.join([f'*k{level - 1}'] * 9)}]}}"
+        for level in range(1, 11)
+    ]
     text = "\n".join(["k0: &k0 {a: 1}", *levels, "x: 1\n"])
     assert "line 2: merge keys (<<) are not allowed" in refusal(tmp_path, text)
 

@@ -23,11 +23,16 @@ FOREIGN = {
     "token2wav_server",
 }
 
-# From the roof to the ground: a module imports from its own floor or from lower ones. A package stands for its modules.
+# From the roof to the ground: a module imports from its own floor or from lower ones. A package
+# stands for its modules.
 FLOORS = [
     {"token2wav.model"},
     {"token2wav.serving"},
-    {f"token2wav.families.{folder.name}" for folder in (ROOT / "families").iterdir() if folder.is_dir()},
+    {
+        f"token2wav.families.{folder.name}"
+        for folder in (ROOT / "families").iterdir()
+        if folder.is_dir()
+    },
     {"token2wav.execution"},
     {"token2wav.cache"},
     {"token2wav.networks"},
@@ -64,13 +69,16 @@ def imports_of(name: str) -> set[str]:
 
 def floor(name: str) -> int:
     """Height above the ground."""
-    heights = {module: height for height, modules in enumerate(reversed(FLOORS)) for module in modules}
+    heights = {
+        module: height for height, modules in enumerate(reversed(FLOORS)) for module in modules
+    }
     found = [module for module in heights if name == module or name.startswith(f"{module}.")]
     assert found, f"{name} has no floor"
     return heights[max(found, key=len)]
 
 
-LIBRARY = [name for name in MODULES if name != "token2wav"]  # the package itself only names what is in it
+# the package itself only names what is in it
+LIBRARY = [name for name in MODULES if name != "token2wav"]
 
 
 @pytest.mark.parametrize("name", LIBRARY)
@@ -98,7 +106,15 @@ def test_only_families_know_families(package: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["config", "config.hyperyaml", "errors", "execution.artifacts", "families.cosyvoice3", "model_config", "voice"],
+    [
+        "config",
+        "config.hyperyaml",
+        "errors",
+        "execution.artifacts",
+        "families.cosyvoice3",
+        "model_config",
+        "voice",
+    ],
 )
 def test_what_needs_no_torch_does_not_import_it(name: str) -> None:
     assert loaded_after(f"import token2wav.{name}") & {"torch", "safetensors"} == set()
@@ -125,7 +141,9 @@ def test_importing_a_package_is_light(package: str) -> None:
 def loaded_after(statement: str) -> set[str]:
     """Top-level modules in a fresh interpreter after a statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     return set(result.stdout.split())
 
 

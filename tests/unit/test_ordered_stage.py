@@ -1,4 +1,6 @@
-"""A stage of the ensemble: the order of chunks, errors that stay with their stream, streams that nobody asks about."""
+"""A stage of the ensemble: the order of chunks, errors that stay with their stream, streams that
+nobody asks about.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ class CountingStage:
         for state, content in batch:
             assert state in self.open_states
             self.counts[state] += 1
-            results.append(EngineError("engine: NaN") if content == BROKEN else f"{content} {self.counts[state]}")
+            results.append(
+                EngineError("engine: NaN")
+                if content == BROKEN
+                else f"{content} {self.counts[state]}"
+            )
         return results
 
     def close(self, state: int) -> None:
@@ -51,7 +57,9 @@ class CountingStage:
 
 
 class Stage:
-    """A stage with a clock of its own; `said` are its answers, in the order in which they were given."""
+    """A stage with a clock of its own; `said` are its answers, in the order in which they were
+    given.
+    """
 
     def __init__(self, most: int = 8) -> None:
         self.now = 0.0
@@ -61,10 +69,16 @@ class Stage:
         self.lost = 0
         self.hung: list[float] = []
         self.stage = OrderedStage(
-            self.work, limits, on_device_lost=self._lose, on_hang=self.hung.append, clock=lambda: self.now
+            self.work,
+            limits,
+            on_device_lost=self._lose,
+            on_hang=self.hung.append,
+            clock=lambda: self.now,
         )
 
-    def part(self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False) -> Part:
+    def part(
+        self, stream: int, index: int, content: str | Token2WavError = "ok", *, last: bool = False
+    ) -> Part:
         return Part(Label(stream, index, last, AudioFormat()), content, self._answer)
 
     def run(self, *parts: Part) -> list[str]:
@@ -91,7 +105,9 @@ def test_chunks_of_a_stream_run_in_order_however_they_come(
     stage: Stage, order: tuple[int, ...], together: bool
 ) -> None:
     parts = [stage.part(1, index, f"chunk{index}", last=index == 2) for index in order]
-    said = stage.run(*parts) if together else [answer for part in parts for answer in stage.run(part)]
+    said = (
+        stage.run(*parts) if together else [answer for part in parts for answer in stage.run(part)]
+    )
     assert said == ["chunk0 1", "chunk1 2", "chunk2 3"]
     assert not stage.work.open_states
 
@@ -103,14 +119,22 @@ def test_streams_share_batches_of_bounded_size() -> None:
 
 
 def test_broken_numbers_end_their_own_stream_only(stage: Stage) -> None:
-    parts = [stage.part(1, 0, "a"), stage.part(2, 0, BROKEN), stage.part(2, 1), stage.part(3, 0, "c")]
+    parts = [
+        stage.part(1, 0, "a"),
+        stage.part(2, 0, BROKEN),
+        stage.part(2, 1),
+        stage.part(3, 0, "c"),
+    ]
     assert stage.run(*parts) == ["a 1", "error engine: NaN", "error engine: NaN", "c 1"]
     assert stage.stage.open_streams == 2
     assert stage.run(stage.part(2, 2), stage.part(1, 1, "a")) == ["error engine: NaN", "a 2"]
 
 
 def test_stream_that_cannot_open_harms_no_other(stage: Stage) -> None:
-    assert stage.run(stage.part(1, 0, REFUSED), stage.part(2, 0, "b")) == ["error cache: full", "b 1"]
+    assert stage.run(stage.part(1, 0, REFUSED), stage.part(2, 0, "b")) == [
+        "error cache: full",
+        "b 1",
+    ]
 
 
 def test_engine_that_fails_as_a_whole_ends_the_batch_and_not_later_ones(stage: Stage) -> None:
@@ -152,11 +176,15 @@ def test_lost_streams_are_forgotten_in_the_end(stage: Stage) -> None:
     for _ in range(2):
         stage.now += IDLE_SECONDS + 1
         stage.stage.expire()
-    assert not stage.run(stage.part(1, 1), stage.part(2, 6))  # taken for new streams, whose first chunks may yet come
+    # taken for new streams, whose first chunks may yet come
+    assert not stage.run(stage.part(1, 1), stage.part(2, 6))
 
 
 def test_chunk_that_comes_twice_is_refused(stage: Stage) -> None:
-    assert stage.run(stage.part(1, 0), stage.part(1, 0)) == ["error stream: chunk 0 came twice", "ok 1"]
+    assert stage.run(stage.part(1, 0), stage.part(1, 0)) == [
+        "error stream: chunk 0 came twice",
+        "ok 1",
+    ]
     assert stage.run(stage.part(1, 0)) == ["error stream: chunk 0 came twice"]
     assert stage.run(stage.part(1, 1)) == ["ok 2"]
 
@@ -184,7 +212,9 @@ def test_a_batch_that_runs_for_too_long_is_reported_while_it_runs(
 
 
 def test_a_stream_that_failed_computes_no_more() -> None:
-    """The flow may send more chunks of a stream that the vocoder has lost; each costs the vocoder an answer only."""
+    """The flow may send more chunks of a stream that the vocoder has lost; each costs the vocoder
+    an answer only.
+    """
     stage = Stage()
     stage.run(stage.part(1, 0, BROKEN))
     batches = len(stage.work.batches)

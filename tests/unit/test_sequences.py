@@ -13,7 +13,13 @@ ALICE, BOB = Owner("alice", "key"), Owner("bob", "key")
 def test_owners_are_told_by_name_and_key() -> None:
     assert ALICE.owns(Owner("alice", "key"))
     assert Owner().owns(Owner())
-    for other in (BOB, Owner("alice"), Owner("alice", "Key"), Owner("", "key"), Owner("alice", "ключ")):
+    for other in (
+        BOB,
+        Owner("alice"),
+        Owner("alice", "Key"),
+        Owner("", "key"),
+        Owner("alice", "ключ"),
+    ):
         assert not ALICE.owns(other)
     assert "key" not in repr(ALICE).replace("stream_key", "")
 

@@ -32,7 +32,9 @@ def test_what_is_not_said_has_a_default(tmp_path: Path, text: str) -> None:
 def test_the_defaults_are_those_of_the_public_loop() -> None:
     defaults = ServerConfig()
     assert defaults.stream == StreamConfig(8, 0, None, (), reference=False)
-    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(25, 100, 25, 8)
+    assert HopSchedule.of(defaults.stream, CosyVoice3Config.read(TINY)) == HopSchedule(
+        25, 100, 25, 8
+    )
     assert defaults.runtime == RuntimeConfig("auto", "auto", "", "auto", 0)
     assert defaults.limits.streams > 1
 
@@ -77,36 +79,84 @@ def test_whole_floats_pass_as_integers_and_integers_as_floats(tmp_path: Path) ->
 
 BAD: dict[str, tuple[str | bytes, list[str]]] = {
     "unknown section": ("streams: {}\n", ["unknown key 'streams'", "stream, runtime, limits"]),
-    "unknown key": ("stream: {hops: fixed}\n", ["stream: unknown key 'hops'", "first_tokens, max_hop_tokens"]),
+    "unknown key": (
+        "stream: {hops: fixed}\n",
+        ["stream: unknown key 'hops'", "first_tokens, max_hop_tokens"],
+    ),
     "unknown key on two lines": ('"a\\nb": 1\n', ["unknown key"]),
     "key that is no text": ("1: 2\n", ["unknown key"]),
     "not a mapping": ("- stream\n", ["expected a mapping, got list"]),
     "text": ("stream\n", ["expected a mapping, got str"]),
     "section is no mapping": ("stream: fixed\n", ["stream: expected a mapping, got str"]),
     "section is empty": ("limits:\n", ["limits: expected a mapping, got NoneType"]),
-    "unknown engine": ("runtime: {engine: random}\n", ["runtime.engine: 'random'", "auto, torch, onnx, tensorrt"]),
-    "engine is a number": ("runtime: {engine: 25}\n", ["runtime.engine: 25", "auto, torch, onnx, tensorrt"]),
-    "engine is a list": ("runtime: {engine: [torch]}\n", ["runtime.engine", "auto, torch, onnx, tensorrt"]),
-    "key that went": ("stream: {hop: lead}\n", ["stream: unknown key 'hop'", "known are first_tokens, "]),
-    "too few first tokens": ("stream: {first_tokens: 4}\n", ["stream.first_tokens: 4 is not 0, nor 5 or more"]),
-    "negative first tokens": ("stream: {first_tokens: -1}\n", ["stream.first_tokens: -1 is not between 0 and 1000"]),
-    "text as tokens": ("stream: {max_hop_tokens: many}\n", ["stream.max_hop_tokens: expected int, got 'many'"]),
-    "boolean as tokens": ("stream: {max_hop_tokens: true}\n", ["stream.max_hop_tokens: expected int, got True"]),
-    "fraction as tokens": ("stream: {max_hop_tokens: 25.5}\n", ["stream.max_hop_tokens: expected int, got 25.5"]),
+    "unknown engine": (
+        "runtime: {engine: random}\n",
+        ["runtime.engine: 'random'", "auto, torch, onnx, tensorrt"],
+    ),
+    "engine is a number": (
+        "runtime: {engine: 25}\n",
+        ["runtime.engine: 25", "auto, torch, onnx, tensorrt"],
+    ),
+    "engine is a list": (
+        "runtime: {engine: [torch]}\n",
+        ["runtime.engine", "auto, torch, onnx, tensorrt"],
+    ),
+    "key that went": (
+        "stream: {hop: lead}\n",
+        ["stream: unknown key 'hop'", "known are first_tokens, "],
+    ),
+    "too few first tokens": (
+        "stream: {first_tokens: 4}\n",
+        ["stream.first_tokens: 4 is not 0, nor 5 or more"],
+    ),
+    "negative first tokens": (
+        "stream: {first_tokens: -1}\n",
+        ["stream.first_tokens: -1 is not between 0 and 1000"],
+    ),
+    "text as tokens": (
+        "stream: {max_hop_tokens: many}\n",
+        ["stream.max_hop_tokens: expected int, got 'many'"],
+    ),
+    "boolean as tokens": (
+        "stream: {max_hop_tokens: true}\n",
+        ["stream.max_hop_tokens: expected int, got True"],
+    ),
+    "fraction as tokens": (
+        "stream: {max_hop_tokens: 25.5}\n",
+        ["stream.max_hop_tokens: expected int, got 25.5"],
+    ),
     "NaN": ("limits: {idle_seconds: .nan}\n", ["limits.idle_seconds: expected float, got nan"]),
     "infinity": ("limits: {streams: .inf}\n", ["limits.streams: expected int, got inf"]),
-    "endless idle time": ("limits: {idle_seconds: .inf}\n", ["limits.idle_seconds: expected float, got inf"]),
+    "endless idle time": (
+        "limits: {idle_seconds: .inf}\n",
+        ["limits.idle_seconds: expected float, got inf"],
+    ),
     "no streams": ("limits: {streams: 0}\n", ["limits.streams: 0 is not between 1 and 10000"]),
-    "negative time": ("limits: {idle_seconds: -1}\n", ["limits.idle_seconds: -1.0 is not between 0.001 and 86400"]),
-    "negative hop": ("stream: {max_hop_tokens: -25}\n", ["stream.max_hop_tokens: -25 is not between 0 and 100000"]),
-    "negative window": ("stream: {left_blocks: -2}\n", ["stream.left_blocks: -2 is not between -1 and"]),
-    "text as boolean": ("stream: {reference: 'yes'}\n", ["stream.reference: expected bool, got 'yes'"]),
+    "negative time": (
+        "limits: {idle_seconds: -1}\n",
+        ["limits.idle_seconds: -1.0 is not between 0.001 and 86400"],
+    ),
+    "negative hop": (
+        "stream: {max_hop_tokens: -25}\n",
+        ["stream.max_hop_tokens: -25 is not between 0 and 100000"],
+    ),
+    "negative window": (
+        "stream: {left_blocks: -2}\n",
+        ["stream.left_blocks: -2 is not between -1 and"],
+    ),
+    "text as boolean": (
+        "stream: {reference: 'yes'}\n",
+        ["stream.reference: expected bool, got 'yes'"],
+    ),
     "unknown device": ("runtime: {device: tpu}\n", ["runtime.device: 'tpu'", "cuda:N"]),
     "device without number": ("runtime: {device: 'cuda:'}\n", ["runtime.device: 'cuda:'"]),
     "negative device": ("runtime: {device: 'cuda:-1'}\n", ["runtime.device: 'cuda:-1'"]),
     "device is a number": ("runtime: {device: 0}\n", ["runtime.device: expected str, got 0"]),
     "negative lanes": ("runtime: {lanes: -1}\n", ["runtime.lanes: -1 is not between 0 and 256"]),
-    "huge number": ("limits: {streams: 1" + "0" * 400 + "}\n", ["limits.streams: expected int, got 1000"]),
+    "huge number": (
+        "limits: {streams: 1" + "0" * 400 + "}\n",
+        ["limits.streams: expected int, got 1000"],
+    ),
     "no YAML": ("stream: [1\n", ["cannot be read as YAML"]),
     "no date": ("stream: 2024-99-99\n", ["cannot be read as YAML"]),
     "nested without end": ("stream: " + "[" * 3000, ["cannot be read as YAML"]),
@@ -120,9 +170,18 @@ BAD: dict[str, tuple[str | bytes, list[str]]] = {
         "limits:\n  streams: 3\n  idle_seconds: 5\n  streams: 4\n",
         ["line 4: key 'streams' is given twice, first in line 2"],
     ),
-    "section given twice": ("limits: {streams: 3}\nlimits: {}\n", ["line 2: key 'limits' is given twice"]),
-    "merged sections": ("limits: &a {streams: 3}\nstream: {<<: *a}\n", ["line 2: merge keys (<<) are not allowed"]),
-    "hexadecimal beyond all bounds": ("limits: {streams: 0x" + "f" * 3900 + "}\n", ["an integer of 15600 bits"]),
+    "section given twice": (
+        "limits: {streams: 3}\nlimits: {}\n",
+        ["line 2: key 'limits' is given twice"],
+    ),
+    "merged sections": (
+        "limits: &a {streams: 3}\nstream: {<<: *a}\n",
+        ["line 2: merge keys (<<) are not allowed"],
+    ),
+    "hexadecimal beyond all bounds": (
+        "limits: {streams: 0x" + "f" * 3900 + "}\n",
+        ["an integer of 15600 bits"],
+    ),
     "no number": ("limits: {streams: !!int ''}\n", ["cannot be read as YAML"]),
     "larger than a settings file": ("#" * (MAX_FILE_BYTES + 1), ["larger than 1048576 bytes"]),
     "local tag": ("stream: !new:StreamConfig {}\n", ["cannot be read as YAML"]),
@@ -141,17 +200,26 @@ def numbers(section: type) -> Iterator[tuple[str, Bounds]]:
 
 SETTINGS = [
     (section, name, bounds)
-    for section, config in (("stream", StreamConfig), ("runtime", RuntimeConfig), ("limits", LimitConfig))
+    for section, config in (
+        ("stream", StreamConfig),
+        ("runtime", RuntimeConfig),
+        ("limits", LimitConfig),
+    )
     for name, bounds in numbers(config)
 ]
 
 
-@pytest.mark.parametrize(("section", "name", "bounds"), SETTINGS, ids=[name for _, name, _ in SETTINGS])
+@pytest.mark.parametrize(
+    ("section", "name", "bounds"), SETTINGS, ids=[name for _, name, _ in SETTINGS]
+)
 @pytest.mark.parametrize("value", [-2, 100_000_000, 10**9, 10**18, 1e308])
-def test_every_number_has_bounds(tmp_path: Path, section: str, name: str, bounds: Bounds, value: float) -> None:
+def test_every_number_has_bounds(
+    tmp_path: Path, section: str, name: str, bounds: Bounds, value: float
+) -> None:
     given = f"[{value}]" if name == "steps" else value
     with pytest.raises(
-        ConfigError, match=rf"{section}\.{name}(\[0\])?: .* is not between {bounds.least} and {bounds.most}"
+        ConfigError,
+        match=rf"{section}\.{name}(\[0\])?: .* is not between {bounds.least} and {bounds.most}",
     ):
         load_server_config(written(tmp_path, f"{section}: {{{name}: {given}}}\n"))
     sections = {"stream": StreamConfig, "runtime": RuntimeConfig, "limits": LimitConfig}
@@ -185,11 +253,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stream", "words"),
     [
-        (StreamConfig(max_hop_tokens=90), "stream.max_hop_tokens: 90 is not a multiple .* 25 tokens"),
-        (StreamConfig(max_hop_tokens=110), "stream.max_hop_tokens: 110 is not a multiple .* 25 tokens"),
+        (
+            StreamConfig(max_hop_tokens=90),
+            "stream.max_hop_tokens: 90 is not a multiple .* 25 tokens",
+        ),
+        (
+            StreamConfig(max_hop_tokens=110),
+            "stream.max_hop_tokens: 110 is not a multiple .* 25 tokens",
+        ),
     ],
 )
-def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(stream: StreamConfig, words: str) -> None:
+def test_a_hop_that_does_not_fit_the_model_is_refused_when_it_is_loaded(
+    stream: StreamConfig, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         Token2Wav.load(TINY, stream=stream, runtime=RuntimeConfig(device="cpu"))
 
@@ -203,6 +279,9 @@ def test_a_hash_identifies_configurations() -> None:
     first = config_hash(StreamConfig(), RuntimeConfig())
     assert first == config_hash(StreamConfig(), RuntimeConfig())
     assert len(first) == 12
-    others = {config_hash(StreamConfig(first_tokens=0), RuntimeConfig()), config_hash(RuntimeConfig(), StreamConfig())}
+    others = {
+        config_hash(StreamConfig(first_tokens=0), RuntimeConfig()),
+        config_hash(RuntimeConfig(), StreamConfig()),
+    }
     assert first not in others
     assert len(others) == 2

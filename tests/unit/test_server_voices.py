@@ -28,16 +28,20 @@ def saved(path: Path, length: int = 4, **changes: Any) -> str:
 def test_voices_have_the_names_of_their_files(tmp_path: Path) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / "Bob 2.safetensors", 8)
     voices = voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
-    assert {name: len(voice.prompt_tokens) for name, voice in voices.items()} == {"anna": 4, "Bob 2": 8}
+    assert {name: len(voice.prompt_tokens) for name, voice in voices.items()} == {
+        "anna": 4,
+        "Bob 2": 8,
+    }
 
 
 def test_conditionals_of_chatterbox_are_voices(tmp_path: Path) -> None:
     golden = FamilyGolden("chatterbox", "tiny")
     files = (str(write_conditionals(tmp_path / "builtin.pt", golden)),)
     model = read_config(write_model(tmp_path, golden))
-    assert {name: len(voice.prompt_tokens) for name, voice in voices_in(ServerConfig(voices=files), model).items()} == {
-        "builtin": 25
-    }
+    assert {
+        name: len(voice.prompt_tokens)
+        for name, voice in voices_in(ServerConfig(voices=files), model).items()
+    } == {"builtin": 25}
 
 
 @pytest.mark.parametrize(
@@ -52,11 +56,17 @@ def test_conditionals_of_chatterbox_are_voices(tmp_path: Path) -> None:
             {"prompt_tokens": np.full(4, 6561, np.int32)},
             "prompt_tokens: 6561 at index 0 is outside the vocabulary 0 to 6560",
         ),
-        ("eve.safetensors", {"speaker_embedding": np.ones(80, np.float32)}, "speaker_embedding: shape"),
+        (
+            "eve.safetensors",
+            {"speaker_embedding": np.ones(80, np.float32)},
+            "speaker_embedding: shape",
+        ),
         ("eve.safetensors", {"prompt_mel": np.zeros((3, 80), np.float32)}, "prompt_mel: shape"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
     files = saved(tmp_path / "anna.safetensors"), saved(tmp_path / name, **changes)
     with pytest.raises(ConfigError) as refused:
         voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))
@@ -65,5 +75,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, changes:
 
 def test_a_prompt_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     files = (saved(tmp_path / "anna.safetensors", 751),)
-    with pytest.raises(ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"):
+    with pytest.raises(
+        ConfigError, match=r"anna\.safetensors: prompt_tokens: 751 tokens, at most 750 are allowed"
+    ):
         voices_in(ServerConfig(voices=files), CosyVoice3Config.read(TINY))

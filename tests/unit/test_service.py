@@ -45,7 +45,12 @@ class FakeTriton(SimpleNamespace):
         self.fault: Exception | None = None
 
         class Error(str):
-            INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"
+            INVALID_ARG, NOT_FOUND, UNAVAILABLE, INTERNAL = (
+                "INVALID_ARG",
+                "NOT_FOUND",
+                "UNAVAILABLE",
+                "INTERNAL",
+            )
 
             def __new__(cls, message: str, status: str) -> Error:
                 return super().__new__(cls, f"{status} {message}")
@@ -62,9 +67,13 @@ class FakeTriton(SimpleNamespace):
                 def change(value: float, before: float | None = None) -> None:
                     if self.fault:
                         raise self.fault
-                    self.values[key] = value + (self.values.get(key, 0) if before is None else before)
+                    self.values[key] = value + (
+                        self.values.get(key, 0) if before is None else before
+                    )
 
-                return SimpleNamespace(set=lambda value: change(value, 0), increment=change, observe=change)
+                return SimpleNamespace(
+                    set=lambda value: change(value, 0), increment=change, observe=change
+                )
 
         self.TritonError, self.MetricFamily = Error, MetricFamily
 
@@ -147,7 +156,9 @@ def service(triton: FakeTriton, faulty: tuple[Token2Wav, FaultyVocoder]) -> Iter
         (Token2WavError("something"), "INTERNAL"),
     ],
 )
-def test_status_of_an_error_holds_for_its_subclasses(triton: FakeTriton, error: Token2WavError, status: str) -> None:
+def test_status_of_an_error_holds_for_its_subclasses(
+    triton: FakeTriton, error: Token2WavError, status: str
+) -> None:
     request = FakeRequest()
     importlib.import_module("token2wav_server.protocol").TritonReply(request).fail(error)
     assert request.errors == [f"{status} {error}"]
@@ -187,7 +198,8 @@ def test_metrics_that_fail_harm_no_request(service: Any, triton: FakeTriton, voi
 
 
 @pytest.mark.parametrize(
-    ("streams", "left_blocks", "fit"), [(64, -1, 2), (2, -1, None), (64, 8, 4), (64, 0, 9), (9, 0, None)]
+    ("streams", "left_blocks", "fit"),
+    [(64, -1, 2), (2, -1, None), (64, 8, 4), (64, 0, 9), (9, 0, None)],
 )
 def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
     triton: FakeTriton,
@@ -197,11 +209,21 @@ def test_more_streams_than_the_cache_has_pages_for_are_warned_of(
     left_blocks: int,
     fit: int | None,
 ) -> None:
-    """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the tiny model's."""
-    config = ServerConfig(limits=LimitConfig(streams=streams), stream=StreamConfig(left_blocks=left_blocks))
+    """A stream of 30 s has 30 blocks, and one that its prompt begins; 65 pages are 64 MiB of the
+    tiny model's.
+    """
+    config = ServerConfig(
+        limits=LimitConfig(streams=streams), stream=StreamConfig(left_blocks=left_blocks)
+    )
     assert faulty[0].pipeline.flow.usage().capacity == 65
     importlib.import_module("token2wav_server.service").Service(faulty[0], config).close()
-    warnings = [record.getMessage() for record in caplog.records if "the cache has pages" in record.getMessage()]
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if "the cache has pages" in record.getMessage()
+    ]
     assert [warning.partition(":")[0] for warning in warnings] == (
-        [] if fit is None else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
+        []
+        if fit is None
+        else [f"the cache has pages for {fit} streams of 30 s, and limits.streams admits {streams}"]
     )

@@ -21,7 +21,9 @@ def a_voice(seed: int, prompt_tokens: int = 4) -> Voice:
 def test_equal_content_has_an_equal_id_and_any_difference_another() -> None:
     voice = a_voice(0)
     assert a_voice(0).content_hash == voice.content_hash
-    tokens, mel, speaker = (np.array(x) for x in (voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding))
+    tokens, mel, speaker = (
+        np.array(x) for x in (voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding)
+    )
     others = [
         Voice(tokens[::-1].copy(), mel, speaker),
         Voice(tokens, mel + 1e-6, speaker),
@@ -34,7 +36,10 @@ def test_equal_content_has_an_equal_id_and_any_difference_another() -> None:
 @pytest.mark.parametrize("prompt_tokens", [0, 1, 30])
 def test_the_client_computes_the_same_id(prompt_tokens: int) -> None:
     voice = a_voice(2, prompt_tokens)
-    assert ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding).id == voice.content_hash
+    assert (
+        ClientVoice(voice.prompt_tokens, voice.prompt_mel, voice.speaker_embedding).id
+        == voice.content_hash
+    )
 
 
 def test_a_registered_voice_is_found_by_its_id() -> None:
@@ -44,7 +49,9 @@ def test_a_registered_voice_is_found_by_its_id() -> None:
 
 
 def test_an_unknown_id_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"^voice_id: 'abc' is not registered here; send the voice itself once$"):
+    with pytest.raises(
+        InputError, match=r"^voice_id: 'abc' is not registered here; send the voice itself once$"
+    ):
         VoiceRegistry(2).get("abc")
 
 
@@ -74,11 +81,15 @@ def test_a_voice_with_a_name_stays_and_is_known_by_its_id_too() -> None:
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     registry = VoiceRegistry(1)
-    with pytest.raises(InputError, match=r"^voice: 'eve' is not known here; this server has no named voices$"):
+    with pytest.raises(
+        InputError, match=r"^voice: 'eve' is not known here; this server has no named voices$"
+    ):
         registry.named("eve")
     for number in range(23):
         registry.keep(f"v{number}", a_voice(number))
-    with pytest.raises(InputError, match=r"voices of this server are v0, v1, .*, v19 and 3 others$"):
+    with pytest.raises(
+        InputError, match=r"voices of this server are v0, v1, .*, v19 and 3 others$"
+    ):
         registry.named("eve")
     with pytest.raises(InputError) as refused:
         registry.named("e" * 10_000 + "\n")

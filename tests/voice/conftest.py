@@ -17,7 +17,9 @@ from tests.voice.material import WriteWav
 def write_wav(tmp_path: Path) -> WriteWav:
     """Writes samples, (n,) or (n, channels), into a file."""
 
-    def write(samples: NDArray[np.floating], rate: int, name: str = "ref.wav", subtype: str = "FLOAT") -> Path:
+    def write(
+        samples: NDArray[np.floating], rate: int, name: str = "ref.wav", subtype: str = "FLOAT"
+    ) -> Path:
         path = tmp_path / name
         soundfile.write(path, samples, rate, subtype=subtype)
         return path

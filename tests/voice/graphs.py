@@ -1,4 +1,7 @@
-"""Small ONNX graphs with the public interface. What they give can be worked out from what they were given."""
+"""Small ONNX graphs with the public interface.
+
+What they give can be worked out from what they were given.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,24 @@ def tokenizer(
     add: int = 0,
     domain: str = "",
 ) -> onnx.ModelProto:
-    """For every 4 frames, as far as the length says: 50 times the loudest band plus 10 times how loud it is."""
+    """For every 4 frames, as far as the length says: 50 times the loudest band plus 10 times how
+    loud it is.
+    """
     shape: Shape = [1, bands, "T"] if rank == 3 else [bands, "T"]
     nodes = [
         helper.make_node("Cast", ["feats_length"], ["ends"], to=TensorProto.INT64),
-        helper.make_node("Unsqueeze", ["feats", "zero"], ["batch"]) if rank == 2 else _renamed("feats", "batch"),
+        helper.make_node("Unsqueeze", ["feats", "zero"], ["batch"])
+        if rank == 2
+        else _renamed("feats", "batch"),
         helper.make_node("Slice", ["batch", "zero", "ends", "time"], ["heard"]),
-        helper.make_node("AveragePool", ["heard"], ["pooled"], kernel_shape=[stride], strides=[stride], ceil_mode=1),
+        helper.make_node(
+            "AveragePool",
+            ["heard"],
+            ["pooled"],
+            kernel_shape=[stride],
+            strides=[stride],
+            ceil_mode=1,
+        ),
         helper.make_node("ArgMax", ["pooled"], ["band"], axis=1, keepdims=0),
         helper.make_node("ReduceMax", ["pooled"], ["level"], axes=[1], keepdims=0),
         helper.make_node("Mul", ["level", "ten"], ["tens"]),
@@ -59,7 +73,10 @@ def tokenizer(
 
 def tokens_of(features: NDArray[np.floating]) -> NDArray[np.int64]:
     """What `tokenizer` gives for features (128, frames)."""
-    pooled = np.stack([features[:, start : start + 4].mean(axis=1) for start in range(0, features.shape[1], 4)], axis=1)
+    pooled = np.stack(
+        [features[:, start : start + 4].mean(axis=1) for start in range(0, features.shape[1], 4)],
+        axis=1,
+    )
     return 50 * pooled.argmax(axis=0) + np.floor(10 * pooled.max(axis=0)).astype(np.int64)
 
 
@@ -112,9 +129,18 @@ def _model(
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in outputs.items()],
-        [onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+        [
+            helper.make_tensor_value_info(name, kind, shape)
+            for name, (kind, shape) in inputs.items()
+        ],
+        [
+            helper.make_tensor_value_info(name, kind, shape)
+            for name, (kind, shape) in outputs.items()
+        ],
+        [
+            onnx.numpy_helper.from_array(np.asarray(value), name)
+            for name, value in constants.items()
+        ],
     )
     imports = [OPSET, *(helper.make_opsetid(domain, 1) for domain in domains or [])]
     return helper.make_model(graph, opset_imports=imports, ir_version=9)

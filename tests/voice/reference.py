@@ -1,4 +1,6 @@
-"""The features again, from their definitions and by other means: sums of cosines and sines, filters from formulas."""
+"""The features again, from their definitions and by other means: sums of cosines and sines, filters
+from formulas.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def slaney_filters(rate: int, n_fft: int, bands: int, top_hz: int = 0) -> Array:
     mels = np.linspace(0, top, bands + 2)
     edges = np.where(mels < 15, mels * 200 / 3, 1000 * 6.4 ** ((mels - 15) / 27))
     hz = np.arange(n_fft // 2 + 1) * rate / n_fft
-    return np.stack([triangle(hz, *edges[b : b + 3]) * 2 / (edges[b + 2] - edges[b]) for b in range(bands)])
+    return np.stack(
+        [triangle(hz, *edges[b : b + 3]) * 2 / (edges[b + 2] - edges[b]) for b in range(bands)]
+    )
 
 
 def triangle(x: Array, left: float, centre: float, right: float) -> Array:

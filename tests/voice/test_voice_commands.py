@@ -35,14 +35,22 @@ def error_of(capsys: pytest.CaptureFixture[str], program: str) -> str:
 
 @pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (24_000, 1), (44_100, 2), (48_000, 3)])
 def test_a_voice_is_created(
-    rate: int, channels: int, folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rate: int,
+    channels: int,
+    folder: Path,
+    write_wav: WriteWav,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     signal = speechlike(1.4, rate)
     wav = write_wav(np.stack([signal] * channels, axis=1), rate, subtype="PCM_24")
     out = tmp_path / "voice.safetensors"
     assert main(["create", "--model", str(folder), "--wav", str(wav), "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    assert shown.out == f"{out}: 1.40 s, 35 tokens, level -23.1 dBFS, peak -{shown.out.partition('peak -')[2]}"
+    assert (
+        shown.out
+        == f"{out}: 1.40 s, 35 tokens, level -23.1 dBFS, peak -{shown.out.partition('peak -')[2]}"
+    )
     assert ("channels are mixed to one" in shown.err) == (channels > 1)
     assert ("so the voice has nothing above 8000 Hz" in shown.err) == (rate == 16_000)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -50,8 +58,11 @@ def test_a_voice_is_created(
     loaded = ClientVoice.load(out)
     assert loaded.prompt_tokens.shape == (35,)
     if rate == 24_000:
-        np.testing.assert_allclose(loaded.prompt_mel, reference.prompt_mel(signal), atol=1e-3)  # of 24 bits
-    Voice(loaded.prompt_tokens, loaded.prompt_mel, loaded.speaker_embedding).check(CosyVoice3Config.read(TINY))
+        # of 24 bits
+        np.testing.assert_allclose(loaded.prompt_mel, reference.prompt_mel(signal), atol=1e-3)
+    Voice(loaded.prompt_tokens, loaded.prompt_mel, loaded.speaker_embedding).check(
+        CosyVoice3Config.read(TINY)
+    )
 
 
 def test_a_voice_is_spoken_with(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
@@ -102,7 +113,9 @@ def test_tokens_of_a_tone(folder: Path, write_wav: WriteWav, tmp_path: Path) -> 
     assert set(tokens[1:-1] // 50) == {filters[:, hz * 400 // 16_000].argmax()}
 
 
-def test_tokens_as_text(folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_as_text(
+    folder: Path, write_wav: WriteWav, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wav = write_wav(speechlike(0.5, 16_000), 16_000)
     out = tmp_path / "tokens.npy"
     arguments = ["--model", str(folder), "--wav", str(wav), "--json"]
@@ -123,7 +136,9 @@ def test_recordings_and_models_that_are_refused(
     short = str(write_wav(speechlike(0.99, 24_000), 24_000))
     out = tmp_path / "voice.safetensors"
     assert main(["create", "--model", str(folder), "--wav", short, "--out", str(out)]) == 2
-    assert error_of(capsys, "token2wav-voice").endswith(f"{short}: too short: 0.99 s, at least 1 s is needed")
+    assert error_of(capsys, "token2wav-voice").endswith(
+        f"{short}: too short: 0.99 s, at least 1 s is needed"
+    )
     assert tokenize(["--model", str(tmp_path / "none"), "--wav", short]) == 2
     assert error_of(capsys, "token2wav-tokenize").endswith("none: no such folder")
     (folder / graphs.TOKENIZER).unlink()
@@ -150,7 +165,9 @@ def test_outputs_that_are_refused_first(
     assert re.fullmatch(f"token2wav-voice: error: {re.escape(out)}: {message}", line), line
 
 
-@pytest.mark.parametrize("wrong", [["--start", "-1"], ["--end", "nan"], ["--start", "soon"], ["--out"]])
+@pytest.mark.parametrize(
+    "wrong", [["--start", "-1"], ["--end", "nan"], ["--start", "soon"], ["--out"]]
+)
 def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         tokenize(["--model", "m", "--wav", "w", *wrong])
@@ -159,22 +176,37 @@ def test_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, arguments in ((main, ["--help"]), (main, ["create", "--help"]), (tokenize, ["--help"])):
+    for command, arguments in (
+        (main, ["--help"]),
+        (main, ["create", "--help"]),
+        (tokenize, ["--help"]),
+    ):
         with pytest.raises(SystemExit) as stop:
             command(arguments)
         assert stop.value.code == 0
         assert "exit codes:" in capsys.readouterr().out
 
 
-def test_it_needs_neither_torch_nor_the_client(folder: Path, write_wav: WriteWav, tmp_path: Path) -> None:
+def test_it_needs_neither_torch_nor_the_client(
+    folder: Path, write_wav: WriteWav, tmp_path: Path
+) -> None:
     wav = write_wav(speechlike(1, 24_000), 24_000)
     code = (
         "import sys\n"
-        "for name in ('torch', 'tritonclient', 'onnx', 'token2wav_client'): sys.modules[name] = None\n"
+        "for name in ('torch', 'tritonclient', 'onnx', 'token2wav_client'): sys.modules[name] = "
+        "None\n"
         "from token2wav_voice.cli import main\n"
         "sys.exit(main())"
     )
-    arguments = ["create", "--model", str(folder), "--wav", str(wav), "--out", str(tmp_path / "v.safetensors")]
+    arguments = [
+        "create",
+        "--model",
+        str(folder),
+        "--wav",
+        str(wav),
+        "--out",
+        str(tmp_path / "v.safetensors"),
+    ]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=PATIENCE_SECONDS)
     assert len(ClientVoice.load(tmp_path / "v.safetensors").prompt_tokens) == 25
 
@@ -183,7 +215,9 @@ def test_a_reader_that_goes_away(folder: Path, write_wav: WriteWav) -> None:
     wav = write_wav(speechlike(1, 24_000), 24_000)
     code = "import sys; from token2wav_voice.cli import tokenize; sys.exit(tokenize())"
     command = [sys.executable, "-c", code, "--model", str(folder), "--wav", str(wav)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None

@@ -1,4 +1,6 @@
-"""Features against the same from first principles; rates against sines, which are known at every rate."""
+"""Features against the same from first principles; rates against sines, which are known at every
+rate.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def test_tokenizer_features(samples: int) -> None:
     found = tokenizer_features(signal)
     assert found.dtype == np.float32
     assert found.shape == (128, samples // 160)
-    np.testing.assert_allclose(found, reference.whisper_log_mel(signal), atol=5e-5)  # filters of float32
+    # filters of float32
+    np.testing.assert_allclose(found, reference.whisper_log_mel(signal), atol=5e-5)
 
 
 @pytest.mark.parametrize("top_hz", [12_000, 8_000])
@@ -38,7 +41,8 @@ def test_speaker_features(samples: int) -> None:
     found = speaker_features(signal)
     assert found.dtype == np.float32
     assert found.shape == (1 + (samples - 400) // 160, 80)
-    np.testing.assert_allclose(found, reference.kaldi_fbank(signal), atol=5e-4)  # computed in float32
+    # computed in float32
+    np.testing.assert_allclose(found, reference.kaldi_fbank(signal), atol=5e-4)
     np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-5)
 
 
@@ -62,7 +66,9 @@ def test_floors() -> None:
 
 @pytest.mark.parametrize("rate", [16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 44_056])
 @pytest.mark.parametrize("wanted", [16_000, 24_000])
-def test_resampling_keeps_what_both_rates_can_hold(rate: int, wanted: int, write_wav: WriteWav) -> None:
+def test_resampling_keeps_what_both_rates_can_hold(
+    rate: int, wanted: int, write_wav: WriteWav
+) -> None:
     path = write_wav(sine(997, rate), rate)
     found = Recording.load(path).at(wanted)
     expected = sine(997, wanted)
@@ -89,13 +95,16 @@ def test_channels_are_mixed(write_wav: WriteWav) -> None:
 def test_a_part(write_wav: WriteWav) -> None:
     signal = speechlike(3, 44_100)
     path: Path = write_wav(signal, 44_100)
-    np.testing.assert_array_equal(Recording.load(path, start_s=0.5, end_s=2).samples, signal[22_050:88_200])
+    np.testing.assert_array_equal(
+        Recording.load(path, start_s=0.5, end_s=2).samples, signal[22_050:88_200]
+    )
     np.testing.assert_array_equal(Recording.load(path, start_s=2).samples, signal[88_200:])
     np.testing.assert_array_equal(Recording.load(path, end_s=3).samples, signal)
 
 
 @pytest.mark.parametrize(
-    ("name", "subtype", "error"), [("r.flac", "PCM_24", 1e-6), ("r.wav", "PCM_16", 1e-4), ("r.ogg", "VORBIS", 0.05)]
+    ("name", "subtype", "error"),
+    [("r.flac", "PCM_24", 1e-6), ("r.wav", "PCM_16", 1e-4), ("r.ogg", "VORBIS", 0.05)],
 )
 def test_formats(name: str, subtype: str, error: float, write_wav: WriteWav) -> None:
     signal = speechlike(1, 24_000)

@@ -1,4 +1,6 @@
-"""Every recording that is refused, with the file and the bound in one sentence; and those that just pass."""
+"""Every recording that is refused, with the file and the bound in one sentence; and those that just
+pass.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +44,33 @@ def test_no_samples(write_wav: WriteWav) -> None:
 def test_a_file_that_was_cut_off(write_wav: WriteWav) -> None:
     path = write_wav(speechlike(2, 24_000), 24_000, "cut.flac", "PCM_16")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    refused(path, r"(cut off, \d+ samples of its header's are not there|cannot be read as audio \(.+\))")
+    refused(
+        path, r"(cut off, \d+ samples of its header's are not there|cannot be read as audio \(.+\))"
+    )
 
 
 @pytest.mark.parametrize(("rate", "top"), [(8_000, 4_000), (11_025, 5_512), (15_999, 7_999)])
 def test_low_rates(rate: int, top: int, write_wav: WriteWav) -> None:
     refused(
         write_wav(speechlike(1, rate), rate),
-        f"{rate} Hz, at least 16000 Hz is needed: what was never recorded above {top} Hz cannot be put back",
+        f"{rate} Hz, at least 16000 Hz is needed: what was never recorded above {top} Hz cannot "
+        f"be put back",
     )
 
 
 def test_a_rate_below_that_of_the_model_is_noted(write_wav: WriteWav) -> None:
     (note,) = Recording.load(write_wav(speechlike(1, 16_000), 16_000)).notes
-    assert note.endswith("16000 Hz, so the voice has nothing above 8000 Hz; 24000 Hz or more is better")
+    assert note.endswith(
+        "16000 Hz, so the voice has nothing above 8000 Hz; 24000 Hz or more is better"
+    )
     assert not Recording.load(write_wav(speechlike(1, FULL_RATE_HZ), FULL_RATE_HZ)).notes
 
 
 def test_length(write_wav: WriteWav) -> None:
     long = write_wav(np.resize(speechlike(1, 16_000), 480_160), 16_000, "long.wav", "PCM_16")
-    refused(long, "too long: 30.01 s, at most 30 s can be used; choose a part with --start and --end")
+    refused(
+        long, "too long: 30.01 s, at most 30 s can be used; choose a part with --start and --end"
+    )
     assert Recording.load(long, end_s=30).seconds == 30
     assert len(Recording.load(long, start_s=0.01).at(16_000)) == 480_000
     short = write_wav(speechlike(0.9, 16_000), 16_000, "short.wav")
@@ -88,7 +97,8 @@ def test_silence(write_wav: WriteWav) -> None:
     assert level == pytest.approx(20 * np.log10(0.07), abs=1e-3)
     Recording.load(write_wav(signal * 10 ** ((MIN_RMS_DBFS - level + 0.1) / 20), 24_000))
     refused(
-        write_wav(signal * 10 ** ((MIN_RMS_DBFS - level - 0.2) / 20), 24_000), r"silent: its level is -60\.2 dBFS .+"
+        write_wav(signal * 10 ** ((MIN_RMS_DBFS - level - 0.2) / 20), 24_000),
+        r"silent: its level is -60\.2 dBFS .+",
     )
 
 
@@ -102,13 +112,16 @@ def test_channels_that_cancel_each_other(write_wav: WriteWav) -> None:
 
 @pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
 def test_clipping(subtype: str, write_wav: WriteWav) -> None:
-    """Speech's amplitudes are distributed about as Laplace's: reaching full scale is no harm, 9 dB more is."""
+    """Speech's amplitudes are distributed about as Laplace's: reaching full scale is no harm, 9 dB
+    more is.
+    """
     speech = np.random.default_rng(0).laplace(size=240_000)
     normalised = speech / np.abs(speech).max()
     Recording.load(write_wav(normalised, 24_000, subtype=subtype))
     refused(
         write_wav(np.clip(normalised * 10 ** (9 / 20), -1, 1), 24_000, subtype=subtype),
-        r"clipped: \d\.\d\d% of its samples are at full scale, at most 0\.1% may be; record it at a lower level",
+        r"clipped: \d\.\d\d% of its samples are at full scale, at most 0\.1% may be; record it at "
+        r"a lower level",
     )
 
 
@@ -132,5 +145,9 @@ def test_floats_far_beyond_full_scale(write_wav: WriteWav) -> None:
     signal[100] = 1.9
     Recording.load(write_wav(signal, 24_000))
     signal[100] = 1e30
-    refused(write_wav(signal, 24_000), r"its loudest sample is at 600\.0 dBFS, at most 6 dBFS can be used; .+")
-    refused(write_wav(speechlike(1, 24_000) * 32_768, 24_000), "clipped: .+")  # integers in a file of floats
+    refused(
+        write_wav(signal, 24_000),
+        r"its loudest sample is at 600\.0 dBFS, at most 6 dBFS can be used; .+",
+    )
+    # integers in a file of floats
+    refused(write_wav(speechlike(1, 24_000) * 32_768, 24_000), "clipped: .+")

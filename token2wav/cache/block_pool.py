@@ -1,4 +1,6 @@
-"""Blocks of the key-value cache: a pool hands them out, streams take theirs, and share prefixes computed once."""
+"""Blocks of the key-value cache: a pool hands them out, streams take theirs, and share prefixes
+computed once.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ class OutOfBlocksError(LimitError):
 
 
 class BlockPool:
-    """Hands out page numbers 0 .. capacity - 1, each to one owner at a time. Safe to use from several threads.
+    """Hands out page numbers 0 .. capacity - 1, each to one owner at a time. Safe to use from
+    several threads.
 
-    The lowest free pages go first and runs are kept together, so that an engine can often read an owner's pages as one
-    piece of memory.
+    The lowest free pages go first and runs are kept together, so that an engine can often read an
+    owner's pages as one piece of memory.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -45,7 +48,8 @@ class BlockPool:
         with self._lock:
             if count > len(self._free):
                 raise OutOfBlocksError(
-                    f"cache: {count} pages needed, {len(self._free)} of {self.capacity} free; try again later"
+                    f"cache: {count} pages needed, {len(self._free)} of {self.capacity} free; try "
+                    f"again later"
                 )
             taken = self._free[len(self._free) - count :][::-1]
             del self._free[len(self._free) - count :]
@@ -78,12 +82,15 @@ class Prefix(Generic[ContentT]):
 
 
 class PrefixCache(Generic[ContentT]):
-    """Owner of the pool: prefixes by their keys, and blocks for whoever needs some. Safe to use from several threads.
+    """Owner of the pool: prefixes by their keys, and blocks for whoever needs some. Safe to use
+    from several threads.
 
-    A prefix is computed by whoever asks first; others who ask meanwhile wait for it. One that nobody uses stays until
-    there are too many, or until its blocks are needed; the one goes first that was used least recently.
+    A prefix is computed by whoever asks first; others who ask meanwhile wait for it. One that
+    nobody uses stays until there are too many, or until its blocks are needed; the one goes first
+    that was used least recently.
 
-    Blocks are taken here and may be given back to the pool; `most` prefixes are kept beside those that are in use.
+    Blocks are taken here and may be given back to the pool; `most` prefixes are kept beside those
+    that are in use.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:
@@ -91,7 +98,8 @@ class PrefixCache(Generic[ContentT]):
         self._most = most
         self._prefixes: OrderedDict[Hashable, Prefix[ContentT]] = OrderedDict()
         self._lock = threading.RLock()
-        self.acquired = self.computed = 0  # how often a prefix was there in the end, and had to be computed
+        # how often a prefix was there in the end, and had to be computed
+        self.acquired = self.computed = 0
 
     def __len__(self) -> int:
         return len(self._prefixes)
@@ -106,7 +114,11 @@ class PrefixCache(Generic[ContentT]):
     def pages(self) -> int:
         """Of all prefixes that are there."""
         with self._lock:
-            return sum(len(prefix.content.pages) for prefix in self._prefixes.values() if prefix.content is not None)
+            return sum(
+                len(prefix.content.pages)
+                for prefix in self._prefixes.values()
+                if prefix.content is not None
+            )
 
     @property
     def idle_pages(self) -> int:
@@ -115,7 +127,10 @@ class PrefixCache(Generic[ContentT]):
             return sum(len(content.pages) for content in self._idle().values())
 
     def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
-        """The prefix of a key, with a reference that `release` gives back. Raises what `compute` raises."""
+        """The prefix of a key, with a reference that `release` gives back.
+
+        Raises what `compute` raises.
+        """
         with self._lock:
             prefix = self._prefixes.setdefault(key, Prefix())
             self._prefixes.move_to_end(key)
@@ -138,7 +153,9 @@ class PrefixCache(Generic[ContentT]):
         with self._lock:
             prefix.references -= 1
             if not prefix.references and prefix.content is None:  # it could not be computed
-                self._prefixes = OrderedDict((key, each) for key, each in self._prefixes.items() if each is not prefix)
+                self._prefixes = OrderedDict(
+                    (key, each) for key, each in self._prefixes.items() if each is not prefix
+                )
             while len(self) - self.referenced > self._most and self.evict():
                 pass
 
@@ -183,13 +200,16 @@ class StreamBlocks:
         OutOfBlocksError: there are not so many pages.
     """
 
-    def __init__(self, cache: PrefixCache[Any], shared: Sequence[int], mask: BlockMask, reserved: int) -> None:
+    def __init__(
+        self, cache: PrefixCache[Any], shared: Sequence[int], mask: BlockMask, reserved: int
+    ) -> None:
         self._cache = cache
         self._shared = list(shared)
         self._mask = mask
         self._first = len(shared)  # number of the first of `own`
         self._reserve = cache.take(reserved)
-        self.own: list[int] = []  # pages of its own blocks, in order, but for those that no later block can see
+        # pages of its own blocks, in order, but for those that no later block can see
+        self.own: list[int] = []
 
     @property
     def held(self) -> int:
@@ -211,7 +231,9 @@ class StreamBlocks:
         return [self._table(number) for number in range(block, block + count)]
 
     def retract(self, count: int) -> None:
-        """Puts the pages of the latest blocks back into the reserve: what is in them was provisional."""
+        """Puts the pages of the latest blocks back into the reserve: what is in them was
+        provisional.
+        """
         self._reserve[:0] = self.own[-count:]  # first, as the next blocks are the same ones
         del self.own[-count:]
 

@@ -1,7 +1,8 @@
 """Keys and values of finished blocks, so that a chunk costs only itself.
 
-At a given ODE step, layer and guidance branch the keys and values of a finished block never change: attention looks
-back in whole blocks, the noise is fixed by position, and the convolutions are causal. So they are computed once.
+At a given ODE step, layer and guidance branch the keys and values of a finished block never change:
+attention looks back in whole blocks, the noise is fixed by position, and the convolutions are
+causal. So they are computed once.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks.estimator import Estimator
 
 Storage = Literal["float32", "float16", "int8"]
-Pages = slice | torch.Tensor  # numbers of pages: a slice where they follow one another, else (n,) on the cache's device
+# numbers of pages: a slice where they follow one another, else (n,) on the cache's device
+Pages = slice | torch.Tensor
 
 BRANCHES = 2  # conditional, unconditional; only the first without guidance
-_TYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+_TYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 _INT8_MAX = 127.0
 
 
@@ -31,20 +37,31 @@ class CacheLayout:
     heads: int
     dim_head: int
     block_frames: int  # of a page
-    storage: Storage = "float32"  # type in which keys and values are kept; int8 has a scale per token and head
+    # type in which keys and values are kept; int8 has a scale per token and head
+    storage: Storage = "float32"
     branches: int = BRANCHES  # of guidance
     bands: int = 80  # of the mel
-    conv_state: tuple[int, ...] = ()  # shape of what the estimator keeps beside keys and values, at each step
+    # shape of what the estimator keeps beside keys and values, at each step
+    conv_state: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, config: ModelConfig, estimator: Estimator, guidance: float, steps: int, storage: Storage
+        cls,
+        config: ModelConfig,
+        estimator: Estimator,
+        guidance: float,
+        steps: int,
+        storage: Storage,
     ) -> CacheLayout:
-        """Layout of a model with so many ODE steps at most, with guidance or, where that is 0, without."""
+        """Layout of a model with so many ODE steps at most, with guidance or, where that is 0,
+        without.
+        """
         layers, heads, dim_head = estimator.attention
         frames, branches = config.token_mel_ratio * config.block_tokens, BRANCHES if guidance else 1
         conv_state = branches, estimator.state_width
-        return cls(steps, layers, heads, dim_head, frames, storage, branches, config.mel_bands, conv_state)
+        return cls(
+            steps, layers, heads, dim_head, frames, storage, branches, config.mel_bands, conv_state
+        )
 
     @property
     def vectors_per_page(self) -> int:
@@ -62,7 +79,8 @@ class CacheLayout:
 class LayerView:
     """View of the cache at one ODE step and layer, to read and to write."""
 
-    data: torch.Tensor  # (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values
+    # (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values
+    data: torch.Tensor
     scales: torch.Tensor | None  # (2, branches, pages, block_frames, heads) with int8
 
     @property
@@ -80,10 +98,13 @@ class LayerView:
                 value = (value / scale[..., None]).round()
             _put(self.data[which], pages, value.to(self.data.dtype))
 
-    def read(self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the first frames of pages, each (branches, frames, heads * dim_head).
 
-        They are views of the cache where pages follow one another and are kept in the type that is asked for.
+        They are views of the cache where pages follow one another and are kept in the type that is
+        asked for.
         """
         values = _frames(self.data, pages, frames)  # (2, branches, frames, heads, dim_head)
         if self.scales is not None:
@@ -97,18 +118,29 @@ class PagedKVCache:
 
     Attributes:
         null: number of a page that is never written, to read where there is only padding.
-        scratch: number of a page that is never read, to write padding to. One page for both would carry the NaN of a
-            broken stream into others: what is masked is multiplied by 0, which leaves NaN.
+        scratch: number of a page that is never read, to write padding to. One page for both would
+            carry the NaN of a broken stream into others: what is masked is multiplied by 0, which
+            leaves NaN.
     """
 
     def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
         self.pages = pages
         self.null, self.scratch = pages, pages + 1
-        # Page after branch: the pages of one stream, read at one step and layer, are one run of memory where the
-        # page numbers are. On a CPU, memory that was never written takes no room.
-        shape = (layout.steps, layout.layers, 2, layout.branches, pages + 2, layout.block_frames, layout.heads)
-        self._data = torch.empty(*shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device)
+        # Page after branch: the pages of one stream, read at one step and layer, are one run of
+        # memory where the page numbers are. On a CPU, memory that was never written takes no room.
+        shape = (
+            layout.steps,
+            layout.layers,
+            2,
+            layout.branches,
+            pages + 2,
+            layout.block_frames,
+            layout.heads,
+        )
+        self._data = torch.empty(
+            *shape, layout.dim_head, dtype=_TYPES[layout.storage], device=device
+        )
         self._scales = torch.empty(shape, device=device) if layout.storage == "int8" else None
         self._data[:, :, :, :, self.null] = 0
         if self._scales is not None:
@@ -126,7 +158,9 @@ class PagedKVCache:
         return torch.tensor(pages, device=self.device)
 
     def layer(self, step: int, layer: int) -> LayerView:
-        return LayerView(self._data[step, layer], None if self._scales is None else self._scales[step, layer])
+        return LayerView(
+            self._data[step, layer], None if self._scales is None else self._scales[step, layer]
+        )
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
         """Copies pages (n,) of all layers of one step.
@@ -143,7 +177,9 @@ class PagedKVCache:
             torch.mul(values, self._scales[step].index_select(3, pages)[..., None], out=out)
 
     def scatter(self, step: int, pages: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores what `gather` would give; of pages that are named twice it is not said which value stays."""
+        """Stores what `gather` would give; of pages that are named twice it is not said which value
+        stays.
+        """
         if self._scales is not None:
             scale = _scale_of(values)
             self._scales[step].index_copy_(3, pages, scale)
@@ -152,7 +188,9 @@ class PagedKVCache:
 
 
 def _frames(values: torch.Tensor, pages: Pages, frames: int) -> torch.Tensor:
-    """The first frames of pages: (2, branches, pages, block_frames, ...) to (2, branches, frames, ...)."""
+    """The first frames of pages: (2, branches, pages, block_frames, ...) to (2, branches, frames,
+    ...).
+    """
     if isinstance(pages, slice):
         first = pages.start * values.shape[3]
         return values.flatten(2, 3)[:, :, first : first + frames]

@@ -17,17 +17,23 @@ Rows = dict[torch.dtype, torch.Tensor]  # (B, width) of every type of number
 
 
 class StateStore:
-    """Fixed-size states of streams, one slot for each. A batch reads and writes all its streams' rows at once.
+    """Fixed-size states of streams, one slot for each. A batch reads and writes all its streams'
+    rows at once.
 
-    A slot is not cleared for its next owner, as nothing is read at the first piece of a stream. It may be used from
-    several threads, by each for streams of its own. There are more slots when they are needed.
+    A slot is not cleared for its next owner, as nothing is read at the first piece of a stream. It
+    may be used from several threads, by each for streams of its own. There are more slots when they
+    are needed.
     """
 
-    def __init__(self, specs: Mapping[Streaming, StateSpec], device: torch.device, slots: int = _FIRST_SLOTS) -> None:
+    def __init__(
+        self, specs: Mapping[Streaming, StateSpec], device: torch.device, slots: int = _FIRST_SLOTS
+    ) -> None:
         self._device = device
         self._widths: dict[torch.dtype, int] = {}
         # Of every layer: type, shape, strides within a row, and where in the row it begins.
-        self._places: list[tuple[Streaming, torch.dtype, tuple[int, ...], tuple[int, ...], int]] = []
+        self._places: list[
+            tuple[Streaming, torch.dtype, tuple[int, ...], tuple[int, ...], int]
+        ] = []
         for layer, spec in specs.items():
             start = self._widths.get(spec.dtype, 0)
             strides = tuple(math.prod(spec.shape[place + 1 :]) for place in range(len(spec.shape)))
@@ -46,13 +52,16 @@ class StateStore:
     def rows(self, count: int) -> Rows:
         """Room for the states of so many streams."""
         return {
-            dtype: torch.zeros(count, width, dtype=dtype, device=self._device) for dtype, width in self._widths.items()
+            dtype: torch.zeros(count, width, dtype=dtype, device=self._device)
+            for dtype, width in self._widths.items()
         }
 
     def views(self, rows: Rows) -> dict[Streaming, torch.Tensor]:
         """Views of every layer's state, (B, *shape), in rows of streams."""
         return {
-            layer: rows[dtype].as_strided((len(rows[dtype]), *shape), (self._widths[dtype], *strides), start)
+            layer: rows[dtype].as_strided(
+                (len(rows[dtype]), *shape), (self._widths[dtype], *strides), start
+            )
             for layer, dtype, shape, strides, start in self._places
         }
 
@@ -61,7 +70,8 @@ class StateStore:
         with self._lock:
             if not self._free:
                 self._tables = {
-                    dtype: torch.cat((table, torch.zeros_like(table))) for dtype, table in self._tables.items()
+                    dtype: torch.cat((table, torch.zeros_like(table)))
+                    for dtype, table in self._tables.items()
                 }
                 self._free = list(range(2 * self._slots - 1, self._slots - 1, -1))
                 self._slots *= 2

@@ -7,9 +7,11 @@ from typing import NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser of a command's arguments: an error is one line that points at `--help`, instead of the whole usage.
+    """Parser of a command's arguments: an error is one line that points at `--help`, instead of the
+    whole usage.
 
-    Parsers of subcommands have the same class. The client has a parser like it, because it does not import the library.
+    Parsers of subcommands have the same class. The client has a parser like it, because it does not
+    import the library.
     """
 
     def error(self, message: str) -> NoReturn:

@@ -1,8 +1,10 @@
-"""HyperPyYAML files (`cosyvoice3.yaml`) are read here as plain data; nothing in them is ever imported or called.
+"""HyperPyYAML files (`cosyvoice3.yaml`) are read here as plain data; nothing in them is ever
+imported or called.
 
-The public loader builds Python objects from such files: `!new:package.Class` calls the class, `!apply:f` calls the
-function. Here a tag is only a label on a mapping. `!ref <a> * <b>` is resolved, with arithmetic on numbers, when and
-only when a caller asks for that key, so that keys which serving does not need may hold anything.
+The public loader builds Python objects from such files: `!new:package.Class` calls the class,
+`!apply:f` calls the function. Here a tag is only a label on a mapping. `!ref <a> * <b>` is
+resolved, with arithmetic on numbers, when and only when a caller asks for that key, so that keys
+which serving does not need may hold anything.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from token2wav.config.values import convert, kinds, shown
 from token2wav.errors import ConfigError
 
 MAX_EXPRESSION_CHARS = 200  # Python's parser can be made to recurse without end by a long one
-MAX_VALUES = 10_000  # under one key, after references and aliases are followed; a public model has 100
+# under one key, after references and aliases are followed; a public model has 100
+MAX_VALUES = 10_000
 
 _REFERENCE = re.compile(r"<([A-Za-z_]\w*)((?:\[\w+\])*)>")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -37,7 +40,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Tagged:
-    """Node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class", {"a": 1})`."""
+    """Node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class",
+    {"a": 1})`.
+    """
 
     tag: str
     target: str
@@ -81,7 +86,9 @@ class HyperYaml:
         """
         data = read_yaml(path, _Loader)
         if not isinstance(data, dict):
-            raise ConfigError(f"{path}: expected a mapping at the top level, got {type(data).__name__}")
+            raise ConfigError(
+                f"{path}: expected a mapping at the top level, got {type(data).__name__}"
+            )
         return cls(path, data)
 
     def __contains__(self, key: str) -> bool:
@@ -91,7 +98,8 @@ class HyperYaml:
         """Returns the value of a top-level key with every `!ref` below it replaced.
 
         Raises:
-            ConfigError: the key, or one that it refers to, is missing, circular, too large or not arithmetic.
+            ConfigError: the key, or one that it refers to, is missing, circular, too large or not
+                arithmetic.
         """
         self._values_left = MAX_VALUES
         try:
@@ -131,7 +139,8 @@ class HyperYaml:
             return _evaluate(ast.parse(expression, mode="eval").body, names)
         except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(
-                f"{self._path}: '!ref {' '.join(text[:MAX_EXPRESSION_CHARS].split())}' under '{trail[0]}' is not "
+                f"{self._path}: '!ref {' '.join(text[:MAX_EXPRESSION_CHARS].split())}' under "
+                f"'{trail[0]}' is not "
                 f"arithmetic on numbers: {error}"
             ) from error
 
@@ -143,7 +152,9 @@ class HyperYaml:
         for step in path:
             inner = node.value if isinstance(node, Tagged) else node
             if not isinstance(inner, dict) or step not in inner:
-                raise ConfigError(f"{self._path}: reference {match.group(0)} names nothing in this file")
+                raise ConfigError(
+                    f"{self._path}: reference {match.group(0)} names nothing in this file"
+                )
             node = inner[step]
         return node
 
@@ -158,7 +169,9 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
         return -_evaluate(node.operand, names)
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         return _ARITHMETIC[type(node.op)](_evaluate(node.left, names), _evaluate(node.right, names))
-    raise ValueError(f"only numbers, references and + - * / // % are understood, got {ast.dump(node)[:60]}")
+    raise ValueError(
+        f"only numbers, references and + - * / // % are understood, got {ast.dump(node)[:60]}"
+    )
 
 
 @dataclass(frozen=True)
@@ -171,8 +184,16 @@ class ModelNode:
     @classmethod
     def of(cls, value: Any, name: str, target: str | None = None) -> ModelNode:
         if target is not None:
-            found = f"!{value.tag}:{value.target}" if isinstance(value, Tagged) else type(value).__name__
-            if not isinstance(value, Tagged) or value.tag != "new" or value.target.rpartition(".")[2] != target:
+            found = (
+                f"!{value.tag}:{value.target}"
+                if isinstance(value, Tagged)
+                else type(value).__name__
+            )
+            if (
+                not isinstance(value, Tagged)
+                or value.tag != "new"
+                or value.target.rpartition(".")[2] != target
+            ):
                 raise ConfigError(f"{name}: expected '!new:...{target}', got '{found}'")
             value = value.value
         if not isinstance(value, dict):
@@ -194,11 +215,15 @@ class ModelNode:
         return {key: self.get(key, found[key]) for key in keys or found if key not in but}
 
     def only(self, known: Mapping[str, Any], *, omitted: bool = True) -> None:
-        """Raises ConfigError if a key has another value than the one that is known, or is missing unless `omitted`."""
+        """Raises ConfigError if a key has another value than the one that is known, or is missing
+        unless `omitted`.
+        """
         for key, value in known.items():
             found = self.get_or(key, type(value), value) if omitted else self.get(key, type(value))
             if found != value:
-                raise ConfigError(f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is known here")
+                raise ConfigError(
+                    f"{self.name}.{key}: {shown(found)}, but only {shown(value)} is known here"
+                )
 
     def _value(self, key: str) -> Any:
         if key not in self.data:

@@ -26,7 +26,8 @@ _INVALID = (
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Loader that refuses a key that is given twice, of which YAML readers take the last in silence.
+    """Loader that refuses a key that is given twice, of which YAML readers take the last in
+    silence.
 
     Merge keys (`<<`) are refused too: a few lines of them that merge each other fill any memory.
     """
@@ -34,7 +35,9 @@ class StrictLoader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         value = super().construct_scalar(node)
         if len(value) > _MAX_SCALAR_CHARS:
-            _refuse(f"a value of {len(value)} characters; at most {_MAX_SCALAR_CHARS} are allowed", node)
+            _refuse(
+                f"a value of {len(value)} characters; at most {_MAX_SCALAR_CHARS} are allowed", node
+            )
         return value
 
     def construct_undefined(self, node: yaml.Node) -> NoReturn:
@@ -53,13 +56,16 @@ class StrictLoader(yaml.SafeLoader):
             for key_node, _ in node.value:
                 key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
                 if key in lines:
-                    _refuse(f"key {shown(key)} is given twice, first in line {lines[key]}", key_node)
+                    _refuse(
+                        f"key {shown(key)} is given twice, first in line {lines[key]}", key_node
+                    )
                 lines[key] = line
         return mapping
 
 
 StrictLoader.add_constructor(None, StrictLoader.construct_undefined)
-# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in it.
+# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in
+# it.
 StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -69,7 +75,8 @@ def read_yaml(path: Path, loader: type[StrictLoader] = StrictLoader) -> Any:
     """Reads a YAML file as plain data.
 
     Raises:
-        ConfigError: unreadable, too large, not YAML, a key that is given twice, or a tag that asks for Python objects.
+        ConfigError: unreadable, too large, not YAML, a key that is given twice, or a tag that asks
+            for Python objects.
     """
     try:
         text = read_bounded(path).decode("utf-8")

@@ -1,4 +1,6 @@
-"""Values of configurations and commands: they are converted to typed ones, with messages that name what is wrong."""
+"""Values of configurations and commands: they are converted to typed ones, with messages that name
+what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ _Config = TypeVar("_Config")
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a number, as a part of its type: `Annotated[int, Bounds(1, 256)]`. Both ends are allowed."""
+    """Bounds of a number, as a part of its type: `Annotated[int, Bounds(1, 256)]`.
+
+    Both ends are allowed.
+    """
 
     least: float
     most: float
@@ -47,17 +52,23 @@ class Length:
 
 
 def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
-    """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages, empty for a file."""
+    """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages,
+    empty for a file.
+    """
     if not isinstance(data, dict):
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
     hints = kinds(cls)
     if unknown := [str(key) for key in data if key not in hints]:
-        raise ConfigError(f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}")
+        raise ConfigError(
+            f"{name or 'file'}: unknown key {shown(unknown[0])}; known are {', '.join(hints)}"
+        )
     values = {}
     for key, value in data.items():
         path = f"{name}.{key}" if name else key
         nested = dataclasses.is_dataclass(hints[key])
-        values[key] = from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
+        values[key] = (
+            from_mapping(hints[key], value, path) if nested else convert(value, hints[key], path)
+        )
     return cls(**values)
 
 
@@ -67,12 +78,15 @@ def kinds(config: type) -> Mapping[str, Any]:
 
 
 def check_bounds(config: Any, name: str) -> None:
-    """Raises ConfigError if a field of a dataclass is out of the bounds in its type; `name` is its path for messages.
+    """Raises ConfigError if a field of a dataclass is out of the bounds in its type; `name` is its
+    path for messages.
 
     `convert` has checked values of files before. This checks configurations that are made in code.
     """
     for item in dataclasses.fields(config):
-        _check_value(getattr(config, item.name), kinds(type(config))[item.name], f"{name}.{item.name}")
+        _check_value(
+            getattr(config, item.name), kinds(type(config))[item.name], f"{name}.{item.name}"
+        )
 
 
 def _check_value(value: Any, kind: Any, name: str) -> None:
@@ -95,7 +109,8 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats pass as integers.
+    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats
+    pass as integers.
 
     A kind may allow None, and may have bounds.
     """
@@ -115,13 +130,20 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         raise ConfigError(f"{name}: {shown(value)} is not one of {', '.join(allowed)}")
     if get_origin(kind) is tuple:
         if isinstance(value, list):
-            return tuple(convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value))
+            return tuple(
+                convert(item, get_args(kind)[0], f"{name}[{i}]") for i, item in enumerate(value)
+            )
         raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
     if get_origin(kind) is dict:
         if isinstance(value, dict):
-            return {key: convert(item, get_args(kind)[1], f"{name}.{key}") for key, item in value.items()}
+            return {
+                key: convert(item, get_args(kind)[1], f"{name}.{key}")
+                for key, item in value.items()
+            }
         raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    numeric = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    )
     if kind is int and numeric and value == int(value):
         return int(value)
     if kind is float and numeric:
@@ -136,12 +158,19 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 def shown(value: Any) -> str:
     """Formats a value for a message: on one line, and short whatever it is."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
-        return f"an integer of {value.bit_length()} bits"  # Python refuses to write the longest ones in decimal
-    text = repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+        # Python refuses to write the longest ones in decimal
+        return f"an integer of {value.bit_length()} bits"
+    text = (
+        repr(value)
+        if isinstance(value, (int, float, str, bool, type(None)))
+        else type(value).__name__
+    )
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def number(kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = "") -> Callable[[str], Any]:
+def number(
+    kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = ""
+) -> Callable[[str], Any]:
     """Makes a converter of arguments for `argparse`, which takes finite numbers within bounds.
 
     Args:

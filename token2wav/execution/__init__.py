@@ -1,1 +1,3 @@
-"""Batches of blocks, and what runs them: torch, Triton-language kernels, CUDA graphs, exported graphs."""
+"""Batches of blocks, and what runs them: torch, Triton-language kernels, CUDA graphs, exported
+graphs.
+"""

@@ -1,7 +1,9 @@
-"""Artifacts of a model: their folder holds exported graphs and engines, and tells whether they may still be used.
+"""Artifacts of a model: their folder holds exported graphs and engines, and tells whether they may
+still be used.
 
-Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The folder is made beside
-its place and renamed into it when all is there, so an export that dies changes nothing, and no lock is needed.
+Every artefact lies in a folder of its own, together with `artifact.json`, which describes it. The
+folder is made beside its place and renamed into it when all is there, so an export that dies
+changes nothing, and no lock is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _READ_BYTES = 1 << 20
 class Artifact:
     """Artifact: one graph in one form, with all that decides whether it may be used."""
 
-    file: str  # path below the engine folder, in its description the name alone; weights may lie beside it
+    # path below the engine folder, in its description the name alone; weights may lie beside it
+    file: str
     graph: Graph
     precision: Precision
     backend: Backend
@@ -51,7 +54,8 @@ class Artifact:
     opset: int  # version of the ONNX operators in it, or in the graph that it was built from
     schedule: dict[str, float]  # `steps` and `guidance` of the ODE that the checkpoint is meant for
     versions: dict[str, str]  # of the packages that made it, by name
-    target: dict[str, tuple[str, ...]]  # properties of the machines it runs on, such as {"compute_capability": ["8.9"]}
+    # properties of the machines it runs on, such as {"compute_capability": ["8.9"]}
+    target: dict[str, tuple[str, ...]]
     flags: tuple[str, ...]  # options of the builder
     # Smallest, best and largest shape per profile and input; none where every shape will do.
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
@@ -59,7 +63,8 @@ class Artifact:
     seconds: float  # that making it took
     command: str  # line that made it
     graph_version: int = GRAPH_VERSION  # when it was made
-    sizes: dict[str, int] = field(default_factory=dict)  # bytes of every file, by path as `file`; `add` fills it in
+    # bytes of every file, by path as `file`; `add` fills it in
+    sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -68,12 +73,15 @@ class Artifact:
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """Key of which a folder has one: a later artefact with the same slot replaces an earlier one."""
+        """Key of which a folder has one: a later artefact with the same slot replaces an earlier
+        one.
+        """
         return self.graph, self.precision, self.backend, sorted(self.target.items())
 
 
 def fingerprint(model_folder: Path, stage: StageName) -> str:
-    """Returns hexadecimal digits that change with the weights of a stage or its part of the configuration.
+    """Returns hexadecimal digits that change with the weights of a stage or its part of the
+    configuration.
 
     Raises:
         ConfigError: the folder's YAML cannot be used.
@@ -105,7 +113,10 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
 
 
 class EngineFolder:
-    """Folder of all artefacts of a model, made when one is added. Several processes may do so at the same time."""
+    """Folder of all artefacts of a model, made when one is added.
+
+    Several processes may do so at the same time.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +136,9 @@ class EngineFolder:
 
     def _all(self) -> list[Artifact]:
         """Reads all artefacts, oldest first, with those that were replaced a moment ago."""
-        paths = sorted(self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path))
+        paths = sorted(
+            self.path.glob(f"[!.]*/{DESCRIPTION}"), key=lambda path: (_written(path), path)
+        )
         return [artifact for path in paths if (artifact := _described(path)) is not None]
 
     def find(
@@ -144,7 +157,8 @@ class EngineFolder:
             graph, precision, backend: graph and form that are wanted.
             model_folder: folder of the checkpoint that it must have been made from.
             versions: installed versions of packages, which must be those that made it.
-            target: properties of the machine that is to run it, such as `{"compute_capability": "8.9"}`.
+            target: properties of the machine that is to run it, such as `{"compute_capability":
+                "8.9"}`.
 
         Raises:
             ArtifactError: there is none; says why, and which command makes one.
@@ -155,7 +169,9 @@ class EngineFolder:
         for artifact in self.artifacts():
             if (artifact.graph, artifact.precision, artifact.backend) != what:
                 continue
-            reason = self.problem(artifact, model_folder=model_folder, versions=versions, target=target)
+            reason = self.problem(
+                artifact, model_folder=model_folder, versions=versions, target=target
+            )
             if reason is None:
                 return self.path / artifact.file
             problem = f"{self.path / artifact.file}: {reason}"
@@ -203,7 +219,12 @@ class EngineFolder:
         target: Mapping[str, str] | None = None,
     ) -> str:
         """Returns the command line that makes an artefact. Arguments are those of `find`."""
-        words = ["token2wav-export", "onnx" if backend == "onnx" else "tensorrt", "--model", str(model_folder)]
+        words = [
+            "token2wav-export",
+            "onnx" if backend == "onnx" else "tensorrt",
+            "--model",
+            str(model_folder),
+        ]
         if self.path != EngineFolder.of(model_folder).path:
             words += ["--out", str(self.path)]
         words += ["--graphs", graph, "--precision", precision]
@@ -232,21 +253,29 @@ class EngineFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, staged: Path, artifact: Artifact) -> Path:
-        """Puts a finished artefact from its `staging` folder in place of the one before it; returns its file there.
+        """Puts a finished artefact from its `staging` folder in place of the one before it; returns
+        its file there.
 
         Raises:
             ArtifactError: the engine folder cannot be written.
         """
         sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
         document = dataclasses.asdict(dataclasses.replace(artifact, sizes=sizes))
-        place = self.path / f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
+        place = (
+            self.path
+            / f"{artifact.graph}.{artifact.precision}.{artifact.backend}.{uuid.uuid4().hex[:8]}"
+        )
         with self._writing():
             with (staged / DESCRIPTION).open("w", encoding="utf-8") as file:
                 file.write(json.dumps(document, indent=1) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             staged.rename(place)
-            alike = [(self.path / other.file).parent for other in self._all() if other.slot == artifact.slot]
+            alike = [
+                (self.path / other.file).parent
+                for other in self._all()
+                if other.slot == artifact.slot
+            ]
             for replaced in alike[:-1]:
                 shutil.rmtree(replaced, ignore_errors=True)
         return place / artifact.file
@@ -256,7 +285,9 @@ class EngineFolder:
         try:
             yield
         except OSError as error:
-            raise ArtifactError(f"{self.path}: cannot be written: {error.strerror}; name another --out") from error
+            raise ArtifactError(
+                f"{self.path}: cannot be written: {error.strerror}; name another --out"
+            ) from error
 
 
 def _written(path: Path) -> int:
@@ -268,12 +299,16 @@ def _written(path: Path) -> int:
 
 
 def _described(path: Path) -> Artifact | None:
-    """Reads a description into an artefact with paths below the engine folder; None if it was replaced just now."""
+    """Reads a description into an artefact with paths below the engine folder; None if it was
+    replaced just now.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise ConfigError("expected an object")
-        if missing := [field.name for field in dataclasses.fields(Artifact) if field.name not in document]:
+        if missing := [
+            field.name for field in dataclasses.fields(Artifact) if field.name not in document
+        ]:
             raise ConfigError(f"{missing[0]}: missing")
         artifact: Artifact = from_mapping(Artifact, document, "")
         for name in (artifact.file, *artifact.sizes):
@@ -286,7 +321,8 @@ def _described(path: Path) -> Artifact | None:
     except (OSError, ValueError, RecursionError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise ArtifactError(
-            f"{path}: not a description of an artefact: {reason}; remove {path.parent} and run token2wav-export again"
+            f"{path}: not a description of an artefact: {reason}; remove {path.parent} and run "
+            f"token2wav-export again"
         ) from error
     here = path.parent.name
     sizes = {f"{here}/{name}": size for name, size in artifact.sizes.items()}

@@ -1,6 +1,8 @@
-"""Assembly of a model: it puts the networks of a family on a device, and makes the stages that run them.
+"""Assembly of a model: it puts the networks of a family on a device, and makes the stages that run
+them.
 
-This is the only place that chooses device, backend, precision, CUDA graph pool, cache size and kind of stage.
+This is the only place that chooses device, backend, precision, CUDA graph pool, cache size and kind
+of stage.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ def family_of(config: ModelConfig) -> Family:
     return family
 
 
-def assemble(folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> Stages:
+def assemble(
+    folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
+) -> Stages:
     """Makes the stages of a model.
 
     Args:
@@ -112,8 +116,11 @@ def assemble(folder: Path, config: ModelConfig, stream: StreamConfig, runtime: R
         return _Assembly(context, config, stream).stages()
 
 
-def check_runtime(folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig) -> None:
-    """Checks, without loading weights, that this machine has the device, memory and backend that settings name.
+def check_runtime(
+    folder: Path, config: ModelConfig, stream: StreamConfig, runtime: RuntimeConfig
+) -> None:
+    """Checks, without loading weights, that this machine has the device, memory and backend that
+    settings name.
 
     Raises:
         ConfigError: one of them is not there, or does not run this model.
@@ -121,7 +128,8 @@ def check_runtime(folder: Path, config: ModelConfig, stream: StreamConfig, runti
     context = LoadContext(folder, runtime, device_named(runtime.device))
     with entered(context.device):
         cache_bytes(runtime.cache_mib, context.device)
-        if runtime.engine != "auto" or stream.reference:  # `auto` never fails: it falls back to torch
+        # `auto` never fails: it falls back to torch
+        if runtime.engine != "auto" or stream.reference:
             _backend_of(context, family_of(config), stream)
 
 
@@ -163,11 +171,17 @@ def flow_networks(config: Any, storage: Storage) -> FlowNetworks:
     """
     family = family_of(config)
     if config.stages != FLOW_AND_VOCODER or family.torch_only:
-        raise ConfigError("flow: the model has no flow with a cache, which is needed for a plan or an export")
+        raise ConfigError(
+            "flow: the model has no flow with a cache, which is needed for a plan or an export"
+        )
     flow: Any = family.network(config, "flow")
     vocoder: Any = family.network(config, "vocoder")
-    layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage)
-    return FlowNetworks(flow, vocoder, layout, config.flow.inference_cfg_rate, config.schedule, flow.token_bytes)
+    layout = CacheLayout.of(
+        config, flow.estimator, config.flow.inference_cfg_rate, config.ode_steps, storage
+    )
+    return FlowNetworks(
+        flow, vocoder, layout, config.flow.inference_cfg_rate, config.schedule, flow.token_bytes
+    )
 
 
 class _Assembly:
@@ -176,11 +190,15 @@ class _Assembly:
     def __init__(self, context: LoadContext, config: Any, stream: StreamConfig) -> None:
         self.context, self.config, self.stream = context, config, stream
         self.family = family_of(config)
-        self.backend = _backend_of(context, self.family, stream)  # before weights load: it may refuse
+        # before weights load: it may refuse
+        self.backend = _backend_of(context, self.family, stream)
         self.pool = GraphPool(context.device) if graphs_enabled(context.device) else None
 
     def stages(self) -> Stages:
-        """Makes all stages. The last comes first, because the cache of a flow takes a share of the memory left."""
+        """Makes all stages.
+
+        The last comes first, because the cache of a flow takes a share of the memory left.
+        """
         keep_arithmetic_exact(self.context.device)
         summary = StageSummary(self.backend.name, self.context.precision, str(self.context.device))
         names = self.config.stages
@@ -203,47 +221,78 @@ class _Assembly:
         return TokenDecoder(stage) if name == "decoder" else stage
 
     def _solvers(self, flow: Any) -> dict[int, EulerSolver]:
-        """Makes the solvers of a flow, by their numbers of ODE steps; its time weights become tables."""
+        """Makes the solvers of a flow, by their numbers of ODE steps; its time weights become
+        tables.
+        """
         config, guidance = self.config, self.config.flow.inference_cfg_rate
         allowed = config.allowed_steps(self.stream.steps)
-        solvers = {steps: EulerSolver(flow.estimator, steps, guidance, config.schedule) for steps in allowed}
+        solvers = {
+            steps: EulerSolver(flow.estimator, steps, guidance, config.schedule)
+            for steps in allowed
+        }
         flow.estimator.drop_time_weights()
         if self.context.precision == "float16":
             flow.estimator.halve()
         return solvers
 
-    def _flow_stage(self, flow: Any, noise: FlowNoise, solvers: dict[int, EulerSolver]) -> FlowStage:
-        """Makes the incremental stage of a flow. A page of its cache has room for the most steps of all solvers."""
+    def _flow_stage(
+        self, flow: Any, noise: FlowNoise, solvers: dict[int, EulerSolver]
+    ) -> FlowStage:
+        """Makes the incremental stage of a flow.
+
+        A page of its cache has room for the most steps of all solvers.
+        """
         context, config, hop = self.context, self.config, self.config.hops(self.stream)[1]
         window, reference = config.window(self.stream), self.family.reference
         if self.stream.reference and reference is not None:
             options = {"full_tail": reference.full_tail, "windows": reference.windows}
             return RecomputeFlow(config, flow, noise, solvers, left_blocks=window, **options)
         recompute = RecomputeFlow(config, flow, noise, solvers, left_blocks=window)
-        storage = context.precision if context.runtime.cache_storage == "auto" else context.runtime.cache_storage
-        layout = CacheLayout.of(config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage)
+        storage = (
+            context.precision
+            if context.runtime.cache_storage == "auto"
+            else context.runtime.cache_storage
+        )
+        layout = CacheLayout.of(
+            config, flow.estimator, config.flow.inference_cfg_rate, max(solvers), storage
+        )
         pages = cache_bytes(context.runtime.cache_mib, context.device) // layout.page_bytes
         cache, longest = PagedKVCache(layout, pages, context.device), hop // config.block_tokens
         kernel_step = self.family.kernel_step()
         with torch.inference_mode():
             runners = {
-                steps: runner(self.backend, (flow.estimator, solver.tables, cache), longest, kernel_step, self.pool)
+                steps: runner(
+                    self.backend,
+                    (flow.estimator, solver.tables, cache),
+                    longest,
+                    kernel_step,
+                    self.pool,
+                )
                 for steps, solver in solvers.items()
             }
         return CachedFlow(recompute, runners, cache, longest_hop=hop)
 
-    def _vocoder_stage(self, vocoder: VocoderNetwork, noise: SourceNoise | None) -> StreamingVocoder | RecomputeVocoder:
+    def _vocoder_stage(
+        self, vocoder: VocoderNetwork, noise: SourceNoise | None
+    ) -> StreamingVocoder | RecomputeVocoder:
         """Makes the stage of a vocoder."""
         reference = self.family.reference
         if self.stream.reference and reference is not None and reference.recomputes_audio:
             return RecomputeVocoder(vocoder, noise, "reference")
-        stream = replace(self.stream, reference=False)  # in the public loop a chunk may be a whole utterance
+        # in the public loop a chunk may be a whole utterance
+        stream = replace(self.stream, reference=False)
         exported = ExportedVocoder(self.backend.vocoder, vocoder) if self.backend.vocoder else None
         pool = None if exported else self.pool
         hops = self.config.hops(stream)
-        shapes = likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS) if pool else []
+        shapes = (
+            likely_pieces(vocoder.lookahead_frames, self.config, hops, CAPTURED_STREAMS)
+            if pool
+            else []
+        )
         hold = stream.hold_frames
-        return StreamingVocoder(vocoder, noise, exported, shapes=shapes, graphs=pool, hold_frames=hold)
+        return StreamingVocoder(
+            vocoder, noise, exported, shapes=shapes, graphs=pool, hold_frames=hold
+        )
 
 
 def _read_network(
@@ -257,7 +306,11 @@ def _read_network(
 
 
 def _backend_of(context: LoadContext, family: Family, stream: StreamConfig) -> Backend:
-    """Chooses the backend of a model; raises ConfigError as `choose`, or if its public loop is not repeated."""
+    """Chooses the backend of a model; raises ConfigError as `choose`, or if its public loop is not
+    repeated.
+    """
     if stream.reference and family.reference is None:
-        raise ConfigError("stream.reference: the public loop of this family is not repeated; leave it out")
+        raise ConfigError(
+            "stream.reference: the public loop of this family is not repeated; leave it out"
+        )
     return choose(context, torch_only="stream.reference" if stream.reference else family.torch_only)

@@ -1,4 +1,6 @@
-"""Selection of the backend that runs a model: the one that is configured, or the fastest for which all is there."""
+"""Selection of the backend that runs a model: the one that is configured, or the fastest for which
+all is there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from token2wav.config import RuntimeConfig
 from token2wav.errors import ConfigError, EngineUnavailableError
 from token2wav.execution.artifacts import EngineFolder, Precision
 from token2wav.execution.batch import BatchSize
-from token2wav.execution.exported_graphs import PACKAGES, OnnxModule, TensorRTModule, check_provider, package, target_of
+from token2wav.execution.exported_graphs import (
+    PACKAGES,
+    OnnxModule,
+    TensorRTModule,
+    check_provider,
+    package,
+    target_of,
+)
 from token2wav.execution.exported_step import ExportedStep
 from token2wav.execution.runner import GraphPool, GraphRunner, Runner
 from token2wav.execution.stages import BackendName
@@ -26,16 +35,22 @@ from token2wav.networks.ode import OdeTables
 
 log = logging.getLogger(__name__)
 
-# Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was measured to be faster
-# than ONNX Runtime but for first chunks of very small models (benchmarks/results/engines.json).
-_ORDER: dict[str, tuple[BackendName, ...]] = {"cpu": ("torch", "onnx"), "cuda": ("tensorrt", "torch", "onnx")}
+# Fastest first; on a GPU that is an assumption until `make gpu-check` has run. On a CPU torch was
+# measured to be faster than ONNX Runtime but for first chunks of very small models
+# (benchmarks/results/engines.json).
+_ORDER: dict[str, tuple[BackendName, ...]] = {
+    "cpu": ("torch", "onnx"),
+    "cuda": ("tensorrt", "torch", "onnx"),
+}
 
 
-# Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in parts. A table's room
-# for 8.5 minutes with all history costs nothing, since kernels read what is there.
+# Captured on kernels: a batch runs in the next larger number of blocks, and larger batches in
+# parts. A table's room for 8.5 minutes with all history costs nothing, since kernels read what is
+# there.
 _BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 _PAST = 511
-# Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer ones run eagerly.
+# Captured on an exported step, which pads: blocks of the past, a minute with the prompt; longer
+# ones run eagerly.
 _CAPTURED_PAST = (4, 8, 16, 32, 64)
 _CAPTURED_STREAMS = (1, 2, 4)
 _LEAST_CAPABILITY = (8, 0)  # from which on there are matrix units for TF32
@@ -44,7 +59,9 @@ _HEAD_SIZES = (16, 32, 64, 128)  # powers of two, as tiles have to be
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Context in which a model is loaded: its folder, the settings of the runtime, and the device that they name."""
+    """Context in which a model is loaded: its folder, the settings of the runtime, and the device
+    that they name.
+    """
 
     folder: Path
     runtime: RuntimeConfig
@@ -58,12 +75,18 @@ class LoadContext:
 
     @property
     def engines(self) -> EngineFolder:
-        return EngineFolder(Path(self.runtime.engines)) if self.runtime.engines else EngineFolder.of(self.folder)
+        return (
+            EngineFolder(Path(self.runtime.engines))
+            if self.runtime.engines
+            else EngineFolder.of(self.folder)
+        )
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Backend of a model, with the exported modules that it runs; torch runs every network that has none."""
+    """Backend of a model, with the exported modules that it runs; torch runs every network that has
+    none.
+    """
 
     name: BackendName
     step: ExportedModule | None = None
@@ -71,7 +94,8 @@ class Backend:
 
 
 def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
-    """Chooses the backend: the one that the settings name, or the fastest for which everything is there.
+    """Chooses the backend: the one that the settings name, or the fastest for which everything is
+    there.
 
     Args:
         context: folder, settings and device.
@@ -82,7 +106,9 @@ def choose(context: LoadContext, *, torch_only: str = "") -> Backend:
     """
     if torch_only:
         if context.runtime.engine not in ("auto", "torch"):
-            raise ConfigError(f"runtime.engine: {context.runtime.engine} does not run {torch_only}; take torch")
+            raise ConfigError(
+                f"runtime.engine: {context.runtime.engine} does not run {torch_only}; take torch"
+            )
         return Backend("torch")
     loaders: dict[BackendName, Callable[[], Backend]] = {
         "torch": lambda: Backend("torch"),
@@ -112,7 +138,8 @@ def runner(
         backend: backend that was chosen.
         parts: estimator, tables of its schedule, and the cache.
         longest_blocks: blocks of the longest chunk.
-        kernel_step: makes the family's own step function on kernels; None for the network on the attention kernel.
+        kernel_step: makes the family's own step function on kernels; None for the network on the
+            attention kernel.
         pool: memory pool of the CUDA graphs; None to run eagerly.
     """
     if backend.step is None:
@@ -129,13 +156,17 @@ def runner(
 
 
 def exported_buckets(longest: int, past: Sequence[int] = _CAPTURED_PAST) -> list[BatchSize]:
-    """Sizes that take every batch up to some size, not too loosely; `longest` are the blocks of the longest chunk."""
+    """Sizes that take every batch up to some size, not too loosely; `longest` are the blocks of the
+    longest chunk.
+    """
     lengths = sorted({1, 2, *range(4, longest + 1, 4), longest})
     return [BatchSize(*each) for each in product(_CAPTURED_STREAMS, lengths, past)]
 
 
 def kernels_run(cache: PagedKVCache) -> bool:
-    """Whether the Triton language is there and can compile, and GPU and model have what its kernels ask for."""
+    """Whether the Triton language is there and can compile, and GPU and model have what its kernels
+    ask for.
+    """
     return (
         importlib.util.find_spec("triton") is not None
         and torch.cuda.get_device_capability(cache.device) >= _LEAST_CAPABILITY
@@ -148,9 +179,13 @@ def _triton_compiles() -> bool:
     from triton.runtime import driver
 
     try:
-        driver.active.get_current_device()  # compiles a library first: a container may lack what that takes
+        # compiles a library first: a container may lack what that takes
+        driver.active.get_current_device()
     except Exception as error:
-        log.warning("the flow runs without kernels and CUDA graphs: the Triton language cannot compile: %s", error)
+        log.warning(
+            "the flow runs without kernels and CUDA graphs: the Triton language cannot compile: %s",
+            error,
+        )
         return False
     return True
 
@@ -158,7 +193,9 @@ def _triton_compiles() -> bool:
 def _onnx(context: LoadContext) -> Backend:
     if importlib.util.find_spec("onnxruntime") is None:
         extra = "onnx-gpu" if context.device.type == "cuda" else "onnx"
-        raise EngineUnavailableError(f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'")
+        raise EngineUnavailableError(
+            f"onnxruntime is not installed; run: pip install 'token2wav[{extra}]'"
+        )
     check_provider(context.device)
     step = context.engines.find("step", context.precision, "onnx", model_folder=context.folder)
     vocoder = context.engines.find("vocoder", "float32", "onnx", model_folder=context.folder)
@@ -167,14 +204,21 @@ def _onnx(context: LoadContext) -> Backend:
 
 def _tensorrt(context: LoadContext) -> Backend:
     if context.device.type != "cuda":
-        raise EngineUnavailableError(f"tensorrt runs on NVIDIA GPUs, and the device is {context.device}")
+        raise EngineUnavailableError(
+            f"tensorrt runs on NVIDIA GPUs, and the device is {context.device}"
+        )
     problems = []
     for name in PACKAGES:
         try:
             versions: dict[str, str] = {name: package(name).__version__}
             target = target_of(context.device)
             step = context.engines.find(
-                "step", context.precision, name, model_folder=context.folder, versions=versions, target=target
+                "step",
+                context.precision,
+                name,
+                model_folder=context.folder,
+                versions=versions,
+                target=target,
             )
             return Backend("tensorrt", TensorRTModule(step, name))
         except ConfigError as error:

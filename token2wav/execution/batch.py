@@ -1,4 +1,6 @@
-"""Batch of blocks: what is computed together is a flat list of blocks, whatever chunks and streams they belong to."""
+"""Batch of blocks: what is computed together is a flat list of blocks, whatever chunks and streams
+they belong to.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import torch.nn.functional as F
 
 from token2wav.cache.paged_kv_cache import CacheLayout
 
-# Columns of the header of a block table: a row of integers on the device for each block, all that kernels and graphs
-# know of it. Behind the header stand the pages that its frames see in order, its own last but in joined chunks; what
-# follows is not read. A row of zeros stands for no block.
+# Columns of the header of a block table: a row of integers on the device for each block, all that
+# kernels and graphs know of it. Behind the header stand the pages that its frames see in order, its
+# own last but in joined chunks; what follows is not read. A row of zeros stands for no block.
 START = 0  # position of the block's first frame
 VALID = 1  # frames of the block; what follows them is padding
 SEEN = 2  # pages that it sees up to its own
@@ -32,12 +34,16 @@ class ChunkInput:
     mu: torch.Tensor
     cond: torch.Tensor
     speaker: torch.Tensor  # (bands,)
-    start: int  # position of the first frame, counted from the start of the prompt, a multiple of the block
+    # position of the first frame, counted from the start of the prompt, a multiple of the block
+    start: int
     tables: list[list[int]]  # pages that each block sees in order, its own last
-    # (steps, *layout.conv_state) what the estimator keeps beside keys and values; replaced in place by that at the end.
+    # (steps, *layout.conv_state) what the estimator keeps beside keys and values; replaced in place
+    # by that at the end.
     conv_state: torch.Tensor
-    absent: int = 0  # frames at the stream's start that there are not; they are in the first page of every table
-    joined: bool = False  # its blocks see those that follow them too, as if the chunk were one block
+    # frames at the stream's start that there are not; they are in the first page of every table
+    absent: int = 0
+    # its blocks see those that follow them too, as if the chunk were one block
+    joined: bool = False
 
     @property
     def frames(self) -> int:
@@ -55,13 +61,23 @@ class Block:
     last: bool
     pages: list[int]  # that it sees, its own last
     absent: int = 0
-    joined: list[int] | None = None  # pages of the last block of a joined chunk, which all of its blocks see
+    # pages of the last block of a joined chunk, which all of its blocks see
+    joined: list[int] | None = None
 
     @property
     def row(self) -> list[int]:
         """Of the table."""
         seen, visible = len(self.pages), self.joined or self.pages
-        header = [self.start, self.valid, seen, self.before, self.chunk, int(self.last), self.absent, len(visible)]
+        header = [
+            self.start,
+            self.valid,
+            seen,
+            self.before,
+            self.chunk,
+            int(self.last),
+            self.absent,
+            len(visible),
+        ]
         return header + visible
 
 
@@ -69,7 +85,9 @@ class Block:
 class BatchSize:
     """Room in a batch."""
 
-    rows: int  # chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they need
+    # chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they
+    # need
+    rows: int
     each: int  # blocks that a chunk has room for; 1 if it takes as many rows as it needs
     past: int  # pages that a block sees before the blocks of its chunk, or before itself
 
@@ -111,8 +129,8 @@ class Batch:
 
     Args:
         size, layout: room, and sizes of the cache.
-        conv_state: tensor to use for it, which batches that never run at once may share, (chunks, steps,
-            *layout.conv_state); its device is that of the batch.
+        conv_state: tensor to use for it, which batches that never run at once may share, (chunks,
+            steps, *layout.conv_state); its device is that of the batch.
 
     Attributes:
         blocks: of the batch, in rows of its tensors; there may be fewer than rows.
@@ -131,7 +149,8 @@ class Batch:
         self.speakers = torch.zeros(size.blocks, layout.bands, device=device)
         self.conv_state = conv_state[: size.rows]
         self.table = torch.zeros(size.blocks, HEADER + size.pages, dtype=torch.int32, device=device)
-        # Copied from memory that the device reads by itself, so that the host need not wait for what runs there.
+        # Copied from memory that the device reads by itself, so that the host need not wait for
+        # what runs there.
         self._staged = torch.zeros_like(self.table, device="cpu", pin_memory=device.type == "cuda")
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -160,7 +179,9 @@ class Batch:
         torch.stack([chunk.conv_state for chunk in chunks], out=self.conv_state[: len(chunks)])
 
     def take(self, chunks: Sequence[ChunkInput]) -> list[torch.Tensor]:
-        """Mels (bands, frames) of chunks once `x` is their state at the end; streams get their `conv_state` back."""
+        """Mels (bands, frames) of chunks once `x` is their state at the end; streams get their
+        `conv_state` back.
+        """
         for chunk, after in zip(chunks, self.conv_state.unbind(), strict=False):
             chunk.conv_state.copy_(after)
         mel = self.x.clone().transpose(0, 1).flatten(1)  # (bands, rows * block_frames)
@@ -177,7 +198,9 @@ class Batch:
     def _spread(self, rows: torch.Tensor, parts: list[torch.Tensor]) -> None:
         """Writes (bands, frames) of every chunk into its rows, and zeros behind it."""
         size, least = self.block_frames, self.size.each * self.block_frames
-        padded = [F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts]
+        padded = [
+            F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts
+        ]
         blocks = torch.cat(padded, dim=1).unflatten(1, (-1, size)).transpose(0, 1)
         rows[: len(blocks)] = blocks
 
@@ -195,7 +218,9 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             absent=chunk.absent,
             joined=chunk.tables[-1] if chunk.joined else None,
         )
-        for index, (before, pages) in enumerate(zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True))
+        for index, (before, pages) in enumerate(
+            zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True)
+        )
     ]
 
 

@@ -1,8 +1,9 @@
 """Incremental flow stage: every chunk costs only itself.
 
-Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks that lie wholly in a
-prompt are computed once per voice and shared. The result is that of `RecomputeFlow` up to float rounding. This module
-decides what is kept and for whom; the arithmetic is that of a `Runner` and of the family's `Encoder`.
+Keys, values and convolution inputs of finished blocks are kept in pages of one pool; the blocks
+that lie wholly in a prompt are computed once per voice and shared. The result is that of
+`RecomputeFlow` up to float rounding. This module decides what is kept and for whom; the arithmetic
+is that of a `Runner` and of the family's `Encoder`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from token2wav.cache.block_pool import BlockPool, OutOfBlocksError, Prefix, PrefixCache, StreamBlocks
+from token2wav.cache.block_pool import (
+    BlockPool,
+    OutOfBlocksError,
+    Prefix,
+    PrefixCache,
+    StreamBlocks,
+)
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.errors import EngineError, StreamClosedError
 from token2wav.execution.batch import ChunkInput
@@ -56,7 +63,8 @@ class _Stream:
     conv_state: torch.Tensor
     encoder_state: Any
     next_frame: int
-    tokens: list[NDArray[np.int32]] = field(default_factory=list)  # of finished chunks, to start over without the cache
+    # of finished chunks, to start over without the cache
+    tokens: list[NDArray[np.int32]] = field(default_factory=list)
     recomputing: int | None = None  # handle in the recompute stage, once it had to
     busy: bool = False
     closed: bool = False
@@ -65,22 +73,33 @@ class _Stream:
 class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
-    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full later on, it gives
-    its own pages and its reference to the prompt's back, and goes on by recomputing: slower, with the same result. With
-    `left_blocks` >= 0 it needs a fixed number of pages, all taken when it opens.
+    A stream takes the pages of its first chunks when it opens, or is refused. When the pool is full
+    later on, it gives its own pages and its reference to the prompt's back, and goes on by
+    recomputing: slower, with the same result. With `left_blocks` >= 0 it needs a fixed number of
+    pages, all taken when it opens.
 
     Args:
-        recompute: the same flow, for streams that the pool has no room for, and for whole utterances.
+        recompute: the same flow, for streams that the pool has no room for, and for whole
+            utterances.
         runners: compute chunks, by number of ODE steps; the usual number comes first.
         cache: of keys and values, the same that all of them use.
         longest_hop: tokens of the longest hop that streams will take.
     """
 
     def __init__(
-        self, recompute: RecomputeFlow, runners: Mapping[int, Runner], cache: PagedKVCache, *, longest_hop: int = 100
+        self,
+        recompute: RecomputeFlow,
+        runners: Mapping[int, Runner],
+        cache: PagedKVCache,
+        *,
+        longest_hop: int = 100,
     ) -> None:
         super().__init__()
-        self._config, self._encoder, self._device = recompute.config, recompute.encoder, recompute.device
+        self._config, self._encoder, self._device = (
+            recompute.config,
+            recompute.encoder,
+            recompute.device,
+        )
         self._noise, self._left_blocks = recompute.noise, recompute.left_blocks
         self._recompute = recompute
         self._runners = dict(runners)
@@ -106,7 +125,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     @torch.inference_mode()
     def open(self, voice: Voice, steps: int = 0) -> int:
         steps = steps or self._usual
-        prefix = self.prefixes.acquire((voice.content_hash, steps), lambda: self._prefill(voice, steps))
+        prefix = self.prefixes.acquire(
+            (voice.content_hash, steps), lambda: self._prefill(voice, steps)
+        )
         prompt = prefix.content
         assert prompt is not None
         with ExitStack() as taken:  # is given back if a later step fails
@@ -114,9 +135,13 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             mask = stream_mask(self._config, voice, self._left_blocks)
             blocks = StreamBlocks(self.prefixes, prompt.pages, mask, self._reserved_blocks())
             taken.callback(blocks.release)
-            next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(len(voice.prompt_tokens))
+            next_frame = self._config.token_mel_ratio * self._config.prefix_tokens(
+                len(voice.prompt_tokens)
+            )
             states = prompt.conv_state.clone(), self._encoder.fork(prompt.encoder_state, mask)
-            handle = self.register(_Stream(voice, steps, prefix, prompt, blocks, *states, next_frame))
+            handle = self.register(
+                _Stream(voice, steps, prefix, prompt, blocks, *states, next_frame)
+            )
             taken.pop_all()
             return handle
 
@@ -135,17 +160,23 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         with self._lock:
             stream.closed = True
             busy = stream.busy
-        if not busy:  # else another thread still writes to its pages, and releases them when it is done
+        # else another thread still writes to its pages, and releases them when it is done
+        if not busy:
             self._release(stream)
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
         return self._recompute.whole(tokens, voice, streaming=streaming, steps=steps)
 
     def _reserved_blocks(self) -> int:
-        """Pages to take for a stream before it starts: for its first chunk, or all it will ever need."""
+        """Pages to take for a stream before it starts: for its first chunk, or all it will ever
+        need.
+        """
         if self._left_blocks < 0:
             return 3
-        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the look-ahead tokens.
+        # Beside its hop, a first chunk has up to two blocks of the prompt, and a last one the
+        # look-ahead tokens.
         return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
@@ -169,9 +200,14 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     def _advance(self, streams: list[_Stream], chunks: list[TokenChunk]) -> list[torch.Tensor]:
         running = zip(map(self._encoder_state, streams, chunks), chunks, strict=True)
         inputs = [
-            self._next_input(*each) for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
+            self._next_input(*each)
+            for each in zip(streams, chunks, self._encoder.encode([*running]), strict=True)
         ]
-        ready = [(stream.steps, given) for stream, given in zip(streams, inputs, strict=True) if given is not None]
+        ready = [
+            (stream.steps, given)
+            for stream, given in zip(streams, inputs, strict=True)
+            if given is not None
+        ]
         computed = iter(map_grouped(ready, lambda each: each[0], self._run))
         mels = []
         for stream, chunk, given in zip(streams, chunks, inputs, strict=True):
@@ -186,23 +222,31 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 continue
             stream.blocks.forget_unseen()
             if self._left_blocks < 0:  # else the stream never needs to start over
-                stream.tokens.append(chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start])
+                stream.tokens.append(
+                    chunk.tokens[chunk.left : chunk.left + chunk.stop - chunk.start]
+                )
         return mels
 
     def _encoder_state(self, stream: _Stream, chunk: TokenChunk) -> Any:
         if not chunk.provisional:
             return stream.encoder_state
-        return self._encoder.fork(stream.encoder_state, stream_mask(self._config, stream.voice, self._left_blocks))
+        return self._encoder.fork(
+            stream.encoder_state, stream_mask(self._config, stream.voice, self._left_blocks)
+        )
 
     def _run(self, alike: Sequence[tuple[int, ChunkInput]]) -> list[torch.Tensor]:
         """Mels of chunks with as many steps."""
         return self._runners[alike[0][0]].run([given for _, given in alike])
 
-    def _next_input(self, stream: _Stream, chunk: TokenChunk, mu: torch.Tensor) -> ChunkInput | None:
+    def _next_input(
+        self, stream: _Stream, chunk: TokenChunk, mu: torch.Tensor
+    ) -> ChunkInput | None:
         """Input of a chunk's computation, or None if the stream must go on without the cache."""
         first_frame = self._config.token_mel_ratio * chunk.start
         if stream.next_frame != first_frame:
-            raise EngineError(f"chunk starts at frame {first_frame}, but {stream.next_frame} come next")
+            raise EngineError(
+                f"chunk starts at frame {first_frame}, but {stream.next_frame} come next"
+            )
         if stream.recomputing is not None:
             return None
         try:
@@ -212,35 +256,52 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             return None
 
     def _input(
-        self, chunk: TokenChunk, mu: torch.Tensor, prompt: _Prompt, blocks: StreamBlocks, conv_state: torch.Tensor
+        self,
+        chunk: TokenChunk,
+        mu: torch.Tensor,
+        prompt: _Prompt,
+        blocks: StreamBlocks,
+        conv_state: torch.Tensor,
     ) -> ChunkInput:
-        """A chunk, ready for the ODE, given its conditions (bands, frames). Takes the pages of its blocks."""
+        """A chunk, ready for the ODE, given its conditions (bands, frames).
+
+        Takes the pages of its blocks.
+        """
         start, frames = self._config.token_mel_ratio * chunk.start, mu.shape[1]
         cond = torch.zeros_like(mu)
         given = prompt.prompt_mel[:, start : start + frames]
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
-        if prompt.absent and not start:  # so that its blocks are complete, whose last one ends with the prompt
+        # so that its blocks are complete, whose last one ends with the prompt
+        if prompt.absent and not start:
             noise, mu, cond = (F.pad(value, (prompt.absent, 0)) for value in (noise, mu, cond))
         else:
             start += prompt.absent
         tables = blocks.extend(-(-mu.shape[1] // self._layout.block_frames))
         joined = self._config.joined_prompt and start < prompt.absent + prompt.prompt_mel.shape[1]
-        return ChunkInput(noise, mu, cond, prompt.speaker, start, tables, conv_state, prompt.absent, joined)
+        return ChunkInput(
+            noise, mu, cond, prompt.speaker, start, tables, conv_state, prompt.absent, joined
+        )
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
         """Computes the blocks that lie wholly in a prompt."""
         config, size, count = self._config, self._config.block_tokens, len(voice.prompt_tokens)
         mask = stream_mask(config, voice)
         prompt = _Prompt(
-            conv_state=torch.zeros(self._layout.steps, *self._layout.conv_state, device=self._device),
+            conv_state=torch.zeros(
+                self._layout.steps, *self._layout.conv_state, device=self._device
+            ),
             encoder_state=self._encoder.start(voice, mask),
             prompt_mel=torch.tensor(voice.prompt_mel, device=self._device).T,
-            speaker=self._encoder.speaker(torch.tensor(voice.speaker_embedding, device=self._device)),
+            speaker=self._encoder.speaker(
+                torch.tensor(voice.speaker_embedding, device=self._device)
+            ),
             absent=config.token_mel_ratio * config.absent_tokens(count),
         )
         prefix = config.prefix_tokens(count)
-        blocks = StreamBlocks(self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks)
+        blocks = StreamBlocks(
+            self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks
+        )
         hop = max(1, prefix) if config.joined_prompt else _PREFILL_BLOCKS * size
         try:
             for start in range(0, prefix, hop):
@@ -248,7 +309,9 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
                 window = voice.prompt_tokens[start - left : stop + config.lookahead_tokens]
                 chunk = TokenChunk(window, left, start, stop, last=False)
                 [mu] = self._encoder.encode([(prompt.encoder_state, chunk)])
-                self._runners[steps].run([self._input(chunk, mu, prompt, blocks, prompt.conv_state)])
+                self._runners[steps].run(
+                    [self._input(chunk, mu, prompt, blocks, prompt.conv_state)]
+                )
         except BaseException:
             blocks.release()
             raise

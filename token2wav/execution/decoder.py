@@ -17,7 +17,8 @@ from token2wav.voice import Voice
 class TokenDecoder(Stage):
     """Decoder stage: it hands the codes of each chunk to a stage that turns frames into audio.
 
-    A code becomes one number of a float32 frame, which holds every code below 2**24 exactly. The network embeds it.
+    A code becomes one number of a float32 frame, which holds every code below 2**24 exactly. The
+    network embeds it.
 
     Args:
         frames: stage of the network, whose bands are codebooks.
@@ -30,7 +31,9 @@ class TokenDecoder(Stage):
         return self._frames.open()
 
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
-        return self._frames.advance([(handle, FrameChunk(_frames_of(chunk), chunk.last)) for handle, chunk in batch])
+        return self._frames.advance(
+            [(handle, FrameChunk(_frames_of(chunk), chunk.last)) for handle, chunk in batch]
+        )
 
     def close(self, handle: int) -> None:
         self._frames.close(handle)
@@ -39,7 +42,9 @@ class TokenDecoder(Stage):
         return self._frames.usage()
 
     def whole(self, tokens: NDArray[np.int32]) -> torch.Tensor:
-        """Computes the audio (samples,) of all tokens of an utterance, (n,) or (n, codebooks), in one call."""
+        """Computes the audio (samples,) of all tokens of an utterance, (n,) or (n, codebooks), in
+        one call.
+        """
         return self._frames.whole(_as_frames(tokens))
 
     @property

@@ -1,4 +1,6 @@
-"""Device that a model runs on: chosen by its name, entered by every thread that launches work, and kept exact."""
+"""Device that a model runs on: chosen by its name, entered by every thread that launches work, and
+kept exact.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _CGROUPS = (
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
 _CUDA_SHARE = 0.8
-# Room for activations, convolution contexts and nodes of CUDA graphs, which are taken after the cache. By count, not
-# measured: 3 GB for public CosyVoice3 with some 100,000 nodes; CosyVoice2's U-Net has 155,000.
+# Room for activations, convolution contexts and nodes of CUDA graphs, which are taken after the
+# cache. By count, not measured: 3 GB for public CosyVoice3 with some 100,000 nodes; CosyVoice2's
+# U-Net has 155,000.
 _CUDA_REST = 4 << 30
 
 
@@ -32,8 +35,12 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():  # torch wraps large indices around
-        raise ConfigError(f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs")
+    # torch wraps large indices around
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"runtime.device: '{name}' was asked for, but torch sees {torch.cuda.device_count()} "
+            f"GPUs"
+        )
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -42,7 +49,8 @@ def device_named(name: str) -> torch.device:
 
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
-    """Makes a GPU the current one of this thread: kernels, streams and events go to the current GPU, not to tensors'.
+    """Makes a GPU the current one of this thread: kernels, streams and events go to the current
+    GPU, not to tensors'.
 
     Every thread starts on GPU 0, so a model on `cuda:1` needs this around all that it launches.
     """
@@ -56,9 +64,9 @@ def entered(device: torch.device) -> Iterator[None]:
 def keep_arithmetic_exact(device: torch.device) -> None:
     """Turns roundings off that torch makes on a GPU to be faster, for the whole process.
 
-    Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and products of float16
-    matrices are summed in float32, also between the parts that a library splits them into. docs/parity.md says
-    what each is worth.
+    Float32 convolutions and matrix products use no TF32, which keeps 10 bits of mantissa, and
+    products of float16 matrices are summed in float32, also between the parts that a library splits
+    them into. docs/parity.md says what each is worth.
     """
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -69,7 +77,8 @@ def keep_arithmetic_exact(device: torch.device) -> None:
 def cache_bytes(mib: int, device: torch.device) -> int:
     """Bytes for the cache of keys and values: `mib`, or if that is 0 a share of what is free now.
 
-    A CPU's memory is shared with everything else and taken only as it is used; a GPU's is ours, and taken at once.
+    A CPU's memory is shared with everything else and taken only as it is used; a GPU's is ours, and
+    taken at once.
 
     Raises:
         ConfigError: `mib` is more than is free.
@@ -87,7 +96,8 @@ def cache_bytes(mib: int, device: torch.device) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may still take: of the host, or of its container (cgroup) where that is less.
+    """Bytes of memory that this process may still take: of the host, or of its container (cgroup)
+    where that is less.
 
     Pages of files count as free in both: the kernel gives them up when memory is needed.
     """
@@ -95,7 +105,10 @@ def available_bytes(root: Path = Path("/")) -> int:
     for folder, limit, used in _CGROUPS:
         try:
             most, taken = (int((root / folder / name).read_text()) for name in (limit, used))
-            files = sum(_number(f"{kind}_file", root / folder / "memory.stat") for kind in ("active", "inactive"))
+            files = sum(
+                _number(f"{kind}_file", root / folder / "memory.stat")
+                for kind in ("active", "inactive")
+            )
         except (OSError, ValueError, IndexError):  # there is no such cgroup, or its limit is `max`
             continue
         free = min(free, max(0, most - taken + files))
@@ -115,7 +128,8 @@ def cuda_cache_bytes(free: int) -> int:
 def check_device(device: torch.device, cause: BaseException) -> None:
     """Asks a GPU whether it still works after an error.
 
-    An illegal access or a failed assertion in a kernel makes every later call of the process fail, until its end.
+    An illegal access or a failed assertion in a kernel makes every later call of the process fail,
+    until its end.
 
     Raises:
         DeviceLostError: it does not, because of `cause`.
@@ -126,4 +140,6 @@ def check_device(device: torch.device, cause: BaseException) -> None:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise DeviceLostError(f"engine: the GPU cannot be used any more by this process: {reason}") from cause
+        raise DeviceLostError(
+            f"engine: the GPU cannot be used any more by this process: {reason}"
+        ) from cause

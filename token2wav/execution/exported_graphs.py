@@ -1,7 +1,7 @@
 """Exported graphs on ONNX Runtime and TensorRT, on torch's memory, and vocoders that run on them.
 
-No TensorRT engine has been executed where this was written: building needs no GPU, running does. `make gpu-check` runs
-it.
+No TensorRT engine has been executed where this was written: building needs no GPU, running does.
+`make gpu-check` runs it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,46 @@ import torch
 from token2wav.errors import EngineError, EngineUnavailableError
 from token2wav.execution.step import ExportedModule
 from token2wav.networks.hift import HiFT
-from token2wav.networks.streaming import StateSpec, Streaming, StreamStep, VocoderNetwork, state_specs
+from token2wav.networks.streaming import (
+    StateSpec,
+    Streaming,
+    StreamStep,
+    VocoderNetwork,
+    state_specs,
+)
 
 SIGNALS, AUDIO = ("mel", "source"), "audio"  # names in a graph
-PAST, NEW = "past_", "new_"  # before the name of a layer: its state as it comes in, and as it goes out
+# before the name of a layer: its state as it comes in, and as it goes out
+PAST, NEW = "past_", "new_"
 # Not exported: double precision, a phase, and a layer after the graph.
 _OUTSIDE = ("f0_predictor.", "m_source", "fade_in")
 
 
 def exported_states(vocoder: VocoderNetwork) -> dict[Streaming, StateSpec]:
     """State specs of the exported part of a vocoder."""
-    return {layer: spec for layer, spec in state_specs(vocoder).items() if not spec.name.startswith(_OUTSIDE)}
+    return {
+        layer: spec
+        for layer, spec in state_specs(vocoder).items()
+        if not spec.name.startswith(_OUTSIDE)
+    }
 
 
 class ExportedVocoder:
-    """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the states."""
+    """`HiFT.decode` or `BigVGAN.forward` on an exported graph; the vocoder's layers have the
+    states.
+    """
 
     def __init__(self, graph: ExportedModule, vocoder: VocoderNetwork) -> None:
         self._graph = graph
-        self._shape = (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
+        self._shape = (
+            (vocoder.frame_samples,) if isinstance(vocoder, HiFT) else (1, vocoder.frame_samples)
+        )
         self._specs = exported_states(vocoder)
 
     def __call__(self, *arguments: Any) -> torch.Tensor:
-        """Audio of signals and a piece, as the methods have them; the states of the piece are replaced."""
+        """Audio of signals and a piece, as the methods have them; the states of the piece are
+        replaced.
+        """
         *signals, step = arguments
         assert isinstance(step, StreamStep)
         assert step.state is not None
@@ -49,8 +66,13 @@ class ExportedVocoder:
         inputs |= {f"{PAST}{name}": state.contiguous() for name, state in kept.items()}
         *channels, samples = self._shape
         audio = signals[0].new_empty(len(signals[0]), *channels, signals[0].shape[2] * samples)
-        new = {name: torch.empty(state.shape, dtype=state.dtype, device=state.device) for name, state in kept.items()}
-        self._graph.run(inputs, {AUDIO: audio, **{f"{NEW}{name}": state for name, state in new.items()}})
+        new = {
+            name: torch.empty(state.shape, dtype=state.dtype, device=state.device)
+            for name, state in kept.items()
+        }
+        self._graph.run(
+            inputs, {AUDIO: audio, **{f"{NEW}{name}": state for name, state in new.items()}}
+        )
         for name, state in new.items():
             kept[name].copy_(state)
         return audio
@@ -67,7 +89,10 @@ def check_provider(device: torch.device) -> None:
     """
     import onnxruntime  # an optional dependency
 
-    if device.type == "cuda" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if (
+        device.type == "cuda"
+        and "CUDAExecutionProvider" not in onnxruntime.get_available_providers()
+    ):
         raise EngineUnavailableError(
             f"onnxruntime {onnxruntime.__version__} has no CUDA provider; run: "
             "pip uninstall onnxruntime; pip install 'token2wav[onnx-gpu]'"
@@ -86,14 +111,18 @@ class OnnxModule:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if device.type == "cuda":
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0}))
+            providers.insert(
+                0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0})
+            )
         self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         self._device = device
         self._inputs = {value.name: value for value in self._session.get_inputs()}
 
     @property
     def cache_type(self) -> torch.dtype:
-        return torch.float16 if self._inputs["past_key_0"].type == "tensor(float16)" else torch.float32
+        return (
+            torch.float16 if self._inputs["past_key_0"].type == "tensor(float16)" else torch.float32
+        )
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         return True
@@ -101,7 +130,8 @@ class OnnxModule:
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
         """Runs the graph and waits for it; tensors by name, contiguous, on the graph's device."""
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # ONNX Runtime has a stream of its own
+            # ONNX Runtime has a stream of its own
+            torch.cuda.current_stream(self._device).synchronize()
         binding = self._session.io_binding()
         for bind, tensors in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, tensor in tensors.items():
@@ -130,7 +160,9 @@ def package(name: Package) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
-        raise EngineUnavailableError(f"{name} cannot be imported: {' '.join(str(error).split())[:200]}") from error
+        raise EngineUnavailableError(
+            f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 @lru_cache
@@ -141,7 +173,9 @@ def logger(name: Package) -> Any:
 
 
 def target_of(device: torch.device) -> dict[str, str]:
-    """Target that an engine must have been built for to run on a device, as an engine folder notes it."""
+    """Target that an engine must have been built for to run on a device, as an engine folder notes
+    it.
+    """
     major, minor = torch.cuda.get_device_capability(device)
     return {"compute_capability": f"{major}.{minor}", "gpu": torch.cuda.get_device_name(device)}
 
@@ -149,11 +183,12 @@ def target_of(device: torch.device) -> dict[str, str]:
 class TensorRTModule:
     """An engine that runs on torch's tensors, launched on torch's current stream.
 
-    Every combination of shapes has an execution context of its own, because a captured CUDA graph keeps using the
-    context that it was captured with.
+    Every combination of shapes has an execution context of its own, because a captured CUDA graph
+    keeps using the context that it was captured with.
 
     Raises:
-        EngineUnavailableError: the package cannot be imported, or refuses the engine on this machine.
+        EngineUnavailableError: the package cannot be imported, or refuses the engine on this
+            machine.
     """
 
     def __init__(self, path: Path, name: Package) -> None:
@@ -161,7 +196,9 @@ class TensorRTModule:
         self._runtime = self._trt.Runtime(logger(name))
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
-            raise EngineUnavailableError(f"{path}: {name} {self._trt.__version__} cannot load it on this GPU")
+            raise EngineUnavailableError(
+                f"{path}: {name} {self._trt.__version__} cannot load it on this GPU"
+            )
         self._contexts: dict[tuple[tuple[int, ...], ...], Any] = {}
 
     @property
@@ -195,10 +232,15 @@ class TensorRTModule:
     def _new_context(self, shapes: dict[str, tuple[int, ...]]) -> Any:
         profile = self._profile(shapes)
         if profile is None:
-            raise EngineError(f"tensorrt: the engine has no profile for x {shapes.get('x')}; build it with larger ones")
+            raise EngineError(
+                f"tensorrt: the engine has no profile for x {shapes.get('x')}; build it with "
+                f"larger ones"
+            )
         context = self._engine.create_execution_context()
         stream = torch.cuda.current_stream()
-        if context is None or not context.set_optimization_profile_async(profile, stream.cuda_stream):
+        if context is None or not context.set_optimization_profile_async(
+            profile, stream.cuda_stream
+        ):
             raise EngineError("tensorrt: no execution context; the GPU's memory may be full")
         stream.synchronize()
         for name, shape in shapes.items():

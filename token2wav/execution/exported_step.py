@@ -1,8 +1,10 @@
-"""Estimator as the step that is exported (`networks/estimator.py`), which some runtime executes on dense tensors.
+"""Estimator as the step that is exported (`networks/estimator.py`), which some runtime executes on
+dense tensors.
 
-Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its chunk before the call.
-Keys and values are copied from their pages before every step, and the new ones back into pages after it. That costs one
-more reading of the past, and lets streams of any history share a batch.
+Rows of the graph are chunks, for a block's keys and values are not known to other blocks of its
+chunk before the call. Keys and values are copied from their pages before every step, and the new
+ones back into pages after it. That costs one more reading of the past, and lets streams of any
+history share a batch.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import torch
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import ABSENT, HEADER, SEEN, START, VALID, VISIBLE, Batch
 from token2wav.execution.step import ExportedModule, StepFunction, Velocity
-from token2wav.networks.estimator import MODULATION, PRESENT, ROPE, CachedStep, Estimator, cache_names
+from token2wav.networks.estimator import (
+    MODULATION,
+    PRESENT,
+    ROPE,
+    CachedStep,
+    Estimator,
+    cache_names,
+)
 from token2wav.networks.masks import attention_bias
 from token2wav.networks.ode import OdeTables
 
@@ -38,12 +47,18 @@ class TorchGraph:
 
 
 class ExportedStep(StepFunction):
-    """Step function that runs an exported graph; torch runs what that does not take, or all without one."""
+    """Step function that runs an exported graph; torch runs what that does not take, or all without
+    one.
+    """
 
     aligned = True
 
     def __init__(
-        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, graph: ExportedModule | None = None
+        self,
+        estimator: Estimator,
+        tables: OdeTables,
+        cache: PagedKVCache,
+        graph: ExportedModule | None = None,
     ) -> None:
         super().__init__(estimator, tables, cache)
         self._torch = TorchGraph(estimator)
@@ -53,7 +68,9 @@ class ExportedStep(StepFunction):
         size, layout = batch.size, self.cache.layout
         frames, past = size.each * layout.block_frames, size.past * layout.block_frames
         rows, inner = layout.branches * size.rows, layout.heads * layout.dim_head
-        taken = self._graph.takes({"x": (rows, layout.bands, frames), "past_key_0": (rows, past, inner)})
+        taken = self._graph.takes(
+            {"x": (rows, layout.bands, frames), "past_key_0": (rows, past, inner)}
+        )
         graph = self._graph if taken else self._torch
         given, past_pages, new_pages = self._inputs(batch)
         old, new = (
@@ -69,7 +86,9 @@ class ExportedStep(StepFunction):
         x = self.tables.rows(self._dense(batch.x, size.each))
         outputs = {
             "velocity": torch.empty_like(x),
-            "new_conv_state": torch.empty(rows, batch.conv_state.shape[-1], device=self.cache.device),
+            "new_conv_state": torch.empty(
+                rows, batch.conv_state.shape[-1], device=self.cache.device
+            ),
             **self._by_layer("new", new, rows),
         }
 
@@ -89,19 +108,25 @@ class ExportedStep(StepFunction):
         return velocity
 
     def _inputs(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Inputs that are the same in all steps, pages of the past and pages of the chunks, worked out on the device.
+        """Inputs that are the same in all steps, pages of the past and pages of the chunks, worked
+        out on the device.
 
         A frame sees a key if the key's page is in the table of its block and the key is no padding.
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
         count = torch.arange(max(size.pages, size.each * frames), device=table.device)
-        valid, seen, visible = (table[:, column].view(size.rows, size.each) for column in (VALID, SEEN, VISIBLE))
+        valid, seen, visible = (
+            table[:, column].view(size.rows, size.each) for column in (VALID, SEEN, VISIBLE)
+        )
         pages = table[:, HEADER:].view(size.rows, size.each, size.pages)
-        starts, absent = (table[:: size.each, column, None] for column in (START, ABSENT))  # (chunks, 1)
+        # (chunks, 1)
+        starts, absent = (table[:: size.each, column, None] for column in (START, ABSENT))
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
         own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, each)
         # All that the first block of a chunk sees but itself is of the past.
-        past = torch.where(count[: size.past] < seen[:, :1] - 1, pages[:, 0, : size.past], self.cache.null)
+        past = torch.where(
+            count[: size.past] < seen[:, :1] - 1, pages[:, 0, : size.past], self.cache.null
+        )
         keys = torch.cat((past, own), dim=1)  # (chunks, past + each)
         listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
         sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)  # (chunks, each, past + each)
@@ -112,14 +137,19 @@ class ExportedStep(StepFunction):
         allowed = sees[..., None] & there[:, None]
         bias = attention_bias(allowed.flatten(2)).repeat_interleave(frames, dim=1)[:, None]
         mu, spks, cond = self.tables.guided(
-            self._dense(batch.mu, size.each), batch.speakers[:: size.each], self._dense(batch.cond, size.each)
+            self._dense(batch.mu, size.each),
+            batch.speakers[:: size.each],
+            self._dense(batch.cond, size.each),
         )
         positions = starts + count[: size.each * frames]
         of_branches = {"bias": bias, "frames": valid.sum(1)}
         of_branches |= zip(ROPE, self.estimator.rope(positions), strict=False)
         if self.estimator.joined_prompts:
             of_branches[PRESENT] = (positions >= absent).float()[:, None]
-        inputs = {name: torch.cat([value] * self.cache.layout.branches) for name, value in of_branches.items()}
+        inputs = {
+            name: torch.cat([value] * self.cache.layout.branches)
+            for name, value in of_branches.items()
+        }
         inputs |= {"mu": mu, "spks": spks.contiguous(), "cond": cond}
         return inputs, past.flatten(), own.flatten()
 
@@ -129,8 +159,15 @@ class ExportedStep(StepFunction):
         return rows.unflatten(0, (-1, each)).transpose(1, 2).flatten(2).contiguous()
 
     def _by_layer(self, prefix: str, values: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """Views (rows, frames, inner) of (layers, 2, branches, pages, block_frames, heads, dim_head)."""
+        """Views (rows, frames, inner) of (layers, 2, branches, pages, block_frames, heads,
+        dim_head).
+        """
         inner = self.cache.layout.heads * self.cache.layout.dim_head
-        views = (values[layer, kind] for layer in range(self.cache.layout.layers) for kind in range(2))
+        views = (
+            values[layer, kind] for layer in range(self.cache.layout.layers) for kind in range(2)
+        )
         names = cache_names(self.cache.layout.layers)
-        return {f"{prefix}_{name}": view.reshape(rows, -1, inner) for name, view in zip(names, views, strict=True)}
+        return {
+            f"{prefix}_{name}": view.reshape(rows, -1, inner)
+            for name, view in zip(names, views, strict=True)
+        }

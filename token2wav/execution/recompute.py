@@ -1,4 +1,6 @@
-"""Stages that recompute the whole history for every chunk: simple, and the oracle of any other stage."""
+"""Stages that recompute the whole history for every chunk: simple, and the oracle of any other
+stage.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from token2wav.errors import EngineError
-from token2wav.execution.stages import Encoder, FlowStage, FrameChunk, StatefulStage, TokenChunk, VocoderStage
+from token2wav.execution.stages import (
+    Encoder,
+    FlowStage,
+    FrameChunk,
+    StatefulStage,
+    TokenChunk,
+    VocoderStage,
+)
 from token2wav.model_config import ModelConfig
 from token2wav.networks.masks import BlockMask
 from token2wav.networks.noise import FlowNoise, SourceNoise
@@ -30,7 +39,9 @@ class _History:
 
 
 def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> BlockMask:
-    """Mask of the frames of a stream, whose positions count from the start of the prompt's first block."""
+    """Mask of the frames of a stream, whose positions count from the start of the prompt's first
+    block.
+    """
     prefix = -(-config.prefix_tokens(len(voice.prompt_tokens)) // config.block_tokens)
     joined = prefix if config.joined_prompt else 0
     return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
@@ -43,9 +54,12 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         config: of the model.
         encoder, noise: of its flow, the first on the device that is to be used.
         solvers: of its estimator, by number of ODE steps; the usual number comes first.
-        full_tail: whether the last chunk is computed under the full attention mask, as the public loop does.
-        windows: whether every chunk is, in a window of all that is there: the tokens before it and its look-ahead.
-        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all, which is exact.
+        full_tail: whether the last chunk is computed under the full attention mask, as the public
+            loop does.
+        windows: whether every chunk is, in a window of all that is there: the tokens before it and
+            its look-ahead.
+        left_blocks: blocks of the past that stay visible beside the prompt's; negative for all,
+            which is exact.
     """
 
     def __init__(
@@ -60,7 +74,12 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         left_blocks: int = -1,
     ) -> None:
         super().__init__()
-        self.config, self.encoder, self.device, self.left_blocks = config, encoder, encoder.device, left_blocks
+        self.config, self.encoder, self.device, self.left_blocks = (
+            config,
+            encoder,
+            encoder.device,
+            left_blocks,
+        )
         self.noise = noise.to(self.device)
         self._full_tail = full_tail
         self._windows = windows
@@ -68,10 +87,14 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         self._usual = next(iter(solvers))
 
     def open(self, voice: Voice, steps: int = 0) -> int:
-        return self.resume(voice, voice.prompt_tokens[: self.config.prefix_tokens(len(voice.prompt_tokens))], steps)
+        return self.resume(
+            voice, voice.prompt_tokens[: self.config.prefix_tokens(len(voice.prompt_tokens))], steps
+        )
 
     def resume(self, voice: Voice, tokens: NDArray[np.int32], steps: int = 0) -> int:
-        """Starts in the middle of an utterance: `tokens` are all before the next chunk, the prompt's first."""
+        """Starts in the middle of an utterance: `tokens` are all before the next chunk, the
+        prompt's first.
+        """
         return self.register(_History(steps or self._usual, voice, tokens))
 
     @torch.inference_mode()
@@ -79,14 +102,20 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         return [self._advance_one(self.state(handle), chunk) for handle, chunk in batch]
 
     @torch.inference_mode()
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
         tokens = np.concatenate((voice.prompt_tokens, tokens))
         chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
-        return self._solve(voice, steps or self._usual, chunk, full=not streaming)[:, len(voice.prompt_mel) :]
+        return self._solve(voice, steps or self._usual, chunk, full=not streaming)[
+            :, len(voice.prompt_mel) :
+        ]
 
     def _advance_one(self, history: _History, chunk: TokenChunk) -> torch.Tensor:
         if len(history.tokens) != chunk.start:
-            raise EngineError(f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed")
+            raise EngineError(
+                f"chunk starts at token {chunk.start}, but {len(history.tokens)} were computed"
+            )
         tokens = np.concatenate((history.tokens, chunk.tokens[chunk.left :]))
         if not chunk.provisional:
             history.tokens = tokens[: chunk.stop]
@@ -94,7 +123,10 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         stop, last = (len(tokens), True) if self._windows else (chunk.stop, chunk.last)
         whole = TokenChunk(tokens, left=0, start=0, stop=stop, last=last)
         full = self._windows or (chunk.last and self._full_tail)
-        mel, ratio = self._solve(history.voice, history.steps, whole, full=full), self.config.token_mel_ratio
+        mel, ratio = (
+            self._solve(history.voice, history.steps, whole, full=full),
+            self.config.token_mel_ratio,
+        )
         return mel[:, ratio * chunk.start : ratio * chunk.stop]
 
     def _solve(self, voice: Voice, steps: int, chunk: TokenChunk, *, full: bool) -> torch.Tensor:
@@ -108,11 +140,15 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         speaker = self.encoder.speaker(torch.tensor(voice.speaker_embedding, device=self.device))
         allowed = None
         if mask is not None:
-            absent = self.config.token_mel_ratio * self.config.absent_tokens(len(voice.prompt_tokens))
+            absent = self.config.token_mel_ratio * self.config.absent_tokens(
+                len(voice.prompt_tokens)
+            )
             positions = torch.arange(absent, absent + frames, device=self.device)
             allowed = mask.allows(positions, positions)
         noise = self.noise.window(0, frames)
-        return self._solvers[steps].solve(noise[None], mu[None], speaker[None], cond[None], allowed)[0]
+        return self._solvers[steps].solve(
+            noise[None], mu[None], speaker[None], cond[None], allowed
+        )[0]
 
 
 @dataclass(eq=False)
@@ -129,7 +165,9 @@ class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
         noise, phase: of its source; None if it has none, and rounding of its phase.
     """
 
-    def __init__(self, network: VocoderNetwork, noise: SourceNoise | None = None, phase: Phase = "exact") -> None:
+    def __init__(
+        self, network: VocoderNetwork, noise: SourceNoise | None = None, phase: Phase = "exact"
+    ) -> None:
         super().__init__()
         self._net, self._noise, self._phase = network, noise, phase
 
@@ -149,6 +187,8 @@ class RecomputeVocoder(StatefulStage[_Mel], VocoderStage):
         if not chunk.last and history.mel.shape[1] <= self._net.lookahead_frames:
             return history.mel.new_empty(0)
         audio = self.whole(history.mel)
-        audio = audio[history.speech_offset : len(audio) - (0 if chunk.last else self._net.output_delay)]
+        audio = audio[
+            history.speech_offset : len(audio) - (0 if chunk.last else self._net.output_delay)
+        ]
         history.speech_offset += len(audio)
         return audio

@@ -1,4 +1,6 @@
-"""Runners of batches through the ODE: eagerly, or as CUDA graphs that were captured before the first batch came."""
+"""Runners of batches through the ODE: eagerly, or as CUDA graphs that were captured before the
+first batch came.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from token2wav.execution.step import StepFunction
 from token2wav.networks.grouping import map_grouped
 
 SWITCH = "TOKEN2WAV_CUDA_GRAPHS"  # 0 runs everything step by step, to debug
-_WARM_UPS = 2  # libraries choose kernels and take workspaces in the first calls, which must not be recorded
+# libraries choose kernels and take workspaces in the first calls, which must not be recorded
+_WARM_UPS = 2
 
 
 def graphs_enabled(device: torch.device) -> bool:
@@ -26,9 +29,11 @@ def graphs_enabled(device: torch.device) -> bool:
 class GraphPool:
     """Memory pool and capture stream that all CUDA graphs of one model share.
 
-    Sharing memory is sound as long as graphs run one after another; the engines see to that. The pool belongs to its
-    model: one that outlived its graphs would be refused at the next capture. There is one stream, because a library's
-    workspace (32 MiB of cuBLAS on a data-centre GPU) is kept for every stream that it was ever called on.
+    Sharing memory is sound as long as graphs run one after another; the engines see to that. The
+    pool belongs to its
+    model: one that outlived its graphs would be refused at the next capture. There is one stream,
+    because a library's workspace (32 MiB of cuBLAS on a data-centre GPU) is kept for every stream
+    that it was ever called on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,7 +56,9 @@ class GraphPool:
 
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """Recorded function, which reads and writes the same memory at every call and does nothing on the host."""
+    """Recorded function, which reads and writes the same memory at every call and does nothing on
+    the host.
+    """
 
     graph: torch.cuda.CUDAGraph
     function: Callable[[], None]  # that was recorded: it keeps the memory alive
@@ -90,22 +97,27 @@ class Runner:
 
 
 class GraphRunner(Runner):
-    """Runs batches in sizes that were prepared; larger ones in parts, and what no size takes as `Runner` does.
+    """Runs batches in sizes that were prepared; larger ones in parts, and what no size takes as
+    `Runner` does.
 
     Args:
-        step: evaluates the estimator; nothing in it may wait for the device or depend on what is in tensors.
+        step: evaluates the estimator; nothing in it may wait for the device or depend on what is in
+            tensors.
         buckets: sizes to prepare.
         graphs: where they are captured; None to run them eagerly, which is for tests.
     """
 
-    def __init__(self, step: StepFunction, buckets: Sequence[BatchSize], graphs: GraphPool | None) -> None:
+    def __init__(
+        self, step: StepFunction, buckets: Sequence[BatchSize], graphs: GraphPool | None
+    ) -> None:
         super().__init__(step)
         self._lock = threading.Lock()  # a bucket's tensors hold one batch at a time
         self._most_rows = max(bucket.rows for bucket in buckets)
         # Batches run one at a time, so all share what is large: 5 MB a chunk of the public model.
         conv_state = self._conv_states(self._most_rows)
         self._buckets: dict[BatchSize, tuple[Batch, Callable[[], None]]] = {}
-        for bucket in sorted(buckets, reverse=True):  # so that all graphs find room in what the first one took
+        # so that all graphs find room in what the first one took
+        for bucket in sorted(buckets, reverse=True):
             batch = self._batch(bucket, conv_state)
             work = partial(step.integrate, batch)
             self._buckets[bucket] = batch, work if graphs is None else graphs.capture(work)

@@ -1,8 +1,8 @@
 """Stages between tokens and audio: what the pipeline hands to them, and what a family gives them.
 
-A stage works on chunks, not on layers, so that it may run all ODE steps as one captured graph. It owns tensors
-(weights, states of streams); the handle that `open` returns is the only claim on what it keeps for one stream, and
-`close` the only release.
+A stage works on chunks, not on layers, so that it may run all ODE steps as one captured graph. It
+owns tensors (weights, states of streams); the handle that `open` returns is the only claim on what
+it keeps for one stream, and `close` the only release.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, eq=False)
 class TokenChunk:
-    """Next tokens of an utterance, for the first stage. Positions are tokens counted from the first prompt token.
+    """Next tokens of an utterance, for the first stage. Positions are tokens counted from the first
+    prompt token.
 
     Attributes:
-        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left` tokens that come
-            before it and `right` tokens of look-ahead after it; no look-ahead if `last`.
+        tokens: (left + stop - start + right,) int32, or (..., codebooks): the chunk between `left`
+            tokens that come before it and `right` tokens of look-ahead after it; no look-ahead if
+            `last`.
         left: number of tokens before the chunk.
-        start: position of its first token: the stop of the last chunk that was not provisional, or the prefix length of
-            the voice.
-        stop: position after its last token; a multiple of the attention block unless `last` or `provisional`.
+        start: position of its first token: the stop of the last chunk that was not provisional, or
+            the prefix length of the voice.
+        stop: position after its last token; a multiple of the attention block unless `last` or
+            `provisional`.
         last: whether the utterance ends here.
         skip: tokens at its start that belong to the prompt, or were spoken already.
-        provisional: whether its last block is incomplete. Nothing of such a chunk is stored: the next chunk starts at
-            the same position.
+        provisional: whether its last block is incomplete. Nothing of such a chunk is stored: the
+            next chunk starts at the same position.
     """
 
     tokens: NDArray[np.int32]
@@ -88,25 +91,30 @@ class CacheUsage:
 
 
 class Stage(Protocol):
-    """Stage of a model. The first stage takes `TokenChunk`s, every later one `FrameChunk`s of the stage before it."""
+    """Stage of a model.
+
+    The first stage takes `TokenChunk`s, every later one `FrameChunk`s of the stage before it.
+    """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         """Starts an utterance, and computes everything that depends on its voice alone.
 
         Args:
             voice: prompt and speaker; only flows use them.
-            steps: number of ODE steps, one of those that the stage was made for; 0 for the usual number.
+            steps: number of ODE steps, one of those that the stage was made for; 0 for the usual
+                number.
 
         Returns:
             Handle of the utterance.
         """
 
     def advance(self, batch: Sequence[tuple[int, Any]]) -> list[torch.Tensor]:
-        """Computes the next chunk of each utterance, given as handle and chunk, whatever else is in the batch.
+        """Computes the next chunk of each utterance, given as handle and chunk, whatever else is in
+        the batch.
 
         Returns:
-            (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with look-ahead holds
-            some of it back until the last chunk.
+            (bands, frames) float32 of each chunk, or (samples,) from the last stage. A stage with
+            look-ahead holds some of it back until the last chunk.
         """
 
     def close(self, handle: int) -> None:
@@ -124,8 +132,12 @@ class Stage(Protocol):
 class FlowStage(Stage, Protocol):
     """Stage from tokens to mel: (bands, ratio * (stop - start)) for each chunk."""
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
-        """Computes the mel (bands, ratio * tokens) of a whole utterance, under the streaming mask or the full one."""
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        """Computes the mel (bands, ratio * tokens) of a whole utterance, under the streaming mask
+        or the full one.
+        """
 
 
 class VocoderStage(Stage, Protocol):
@@ -136,22 +148,31 @@ class VocoderStage(Stage, Protocol):
 
 
 class Encoder(Protocol):
-    """Part of a flow that turns tokens into conditions. What it keeps of a stream is its own: the stage hands it on."""
+    """Part of a flow that turns tokens into conditions.
+
+    What it keeps of a stream is its own: the stage hands it on.
+    """
 
     @property
     def device(self) -> torch.device: ...
 
     def start(self, voice: Voice, mask: BlockMask | None) -> Any:
-        """State of a stream that begins with the tokens of its voice's prompt; None if nothing is kept.
+        """State of a stream that begins with the tokens of its voice's prompt; None if nothing is
+        kept.
 
-        The mask says who sees whom, in frames; None stands for full attention, under which an utterance is one chunk.
+        The mask says who sees whom, in frames; None stands for full attention, under which an
+        utterance is one chunk.
         """
 
     def fork(self, state: Any, mask: BlockMask) -> Any:
-        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
+        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask
+        of its own.
+        """
 
     def encode(self, batch: Sequence[tuple[Any, TokenChunk]]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends."""
+        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken
+        on to their ends.
+        """
 
     def speaker(self, embedding: torch.Tensor) -> torch.Tensor:
         """Vector (bands,) of a speaker embedding."""
@@ -180,7 +201,10 @@ class Stages:
 
 
 class StatefulStage(Generic[State]):
-    """Base of stages. It stores a state of each stream under its handle; several threads may use it."""
+    """Base of stages.
+
+    It stores a state of each stream under its handle; several threads may use it.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[int, State] = {}

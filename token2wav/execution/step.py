@@ -1,4 +1,6 @@
-"""Step functions, which evaluate the estimator on a batch at every ODE step, and the memory of those on torch."""
+"""Step functions, which evaluate the estimator on a batch at every ODE step, and the memory of
+those on torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from typing import Protocol
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import ABSENT, BEFORE, CHUNK, LAST, VALID, Batch, Block, frame_positions
+from token2wav.execution.batch import (
+    ABSENT,
+    BEFORE,
+    CHUNK,
+    LAST,
+    VALID,
+    Batch,
+    Block,
+    frame_positions,
+)
 from token2wav.networks.estimator import Attend, Convolution, Estimator
 from token2wav.networks.ode import OdeTables
 
@@ -17,7 +28,10 @@ Velocity = Callable[[int], torch.Tensor]
 
 
 class StepFunction(ABC):
-    """Evaluates the estimator on batches; threads may share it. The estimator is on the device of the cache."""
+    """Evaluates the estimator on batches; threads may share it.
+
+    The estimator is on the device of the cache.
+    """
 
     aligned = False  # whether all chunks of a batch must have room for as many blocks
 
@@ -28,10 +42,11 @@ class StepFunction(ABC):
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Velocity:
-        """Prepares what all steps of a batch share. What is returned is called for every ODE step in order.
+        """Prepares what all steps of a batch share. What is returned is called for every ODE step
+        in order.
 
-        It gives the velocity, (branches * rows, bands, block_frames) with the conditional rows first, and stores the
-        blocks' keys and values, and in the batch the chunks' `conv_state`.
+        It gives the velocity, (branches * rows, bands, block_frames) with the conditional rows
+        first, and stores the blocks' keys and values, and in the batch the chunks' `conv_state`.
         """
 
     @torch.inference_mode()
@@ -46,7 +61,10 @@ StepMaker = Callable[[Estimator, OdeTables, PagedKVCache], StepFunction]
 
 
 class ExportedModule(Protocol):
-    """Exported network on another backend. It runs on tensors of torch, which stay where they are."""
+    """Exported network on another backend.
+
+    It runs on tensors of torch, which stay where they are.
+    """
 
     @property
     def cache_type(self) -> torch.dtype:
@@ -56,19 +74,29 @@ class ExportedModule(Protocol):
         """Whether the graph was built for inputs of these shapes."""
 
     def run(self, inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
-        """One evaluation; tensors by their names in the graph, contiguous, on the device of the engine."""
+        """One evaluation; tensors by their names in the graph, contiguous, on the device of the
+        engine.
+        """
 
 
 class TorchStep(StepFunction):
-    """Step function on torch, whose memory is eager (`BlockMemory`) or can be captured in a graph (`KernelMemory`)."""
+    """Step function on torch, whose memory is eager (`BlockMemory`) or can be captured in a graph
+    (`KernelMemory`).
+    """
 
-    def __init__(self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False) -> None:
+    def __init__(
+        self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False
+    ) -> None:
         super().__init__(estimator, tables, cache)
         self.memory: type[BlockMemory | KernelMemory] = KernelMemory if kernels else BlockMemory
 
     def __call__(self, batch: Batch) -> Velocity:
-        conditions = self.estimator.prepare_conditions(*self.tables.guided(batch.mu, batch.speakers, batch.cond))
-        rope = self.estimator.rope(self.tables.rows(frame_positions(batch.table, batch.block_frames)))
+        conditions = self.estimator.prepare_conditions(
+            *self.tables.guided(batch.mu, batch.speakers, batch.cond)
+        )
+        rope = self.estimator.rope(
+            self.tables.rows(frame_positions(batch.table, batch.block_frames))
+        )
         memory = self.memory(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
@@ -80,9 +108,11 @@ class TorchStep(StepFunction):
 
 
 class BlockMemory:
-    """The estimator's `Memory` on torch, where attention goes block by block over keys and values where they lie.
+    """The estimator's `Memory` on torch, where attention goes block by block over keys and values
+    where they lie.
 
-    What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of several blocks in one
+    What treats frames one by one, nearly all arithmetic, sees all blocks at once. Attention of
+    several blocks in one
     call was tried: copying what each sees into one tensor costs more than the calls.
 
     Attributes:
@@ -94,10 +124,13 @@ class BlockMemory:
         self._cache = cache
         self._branches, self._frames = cache.layout.branches, batch.block_frames
         self._new = cache.index([block.pages[-1] for block in batch.blocks])
-        self._seen = [(cache.index(pages), spans) for pages, spans in _read_together(batch.blocks, self._frames)]
+        self._seen = [
+            (cache.index(pages), spans)
+            for pages, spans in _read_together(batch.blocks, self._frames)
+        ]
         ends = [(row, block) for row, block in enumerate(batch.blocks) if block.last]
-        # Of every chunk: what its stream keeps, rows of its blocks, how many frames they have, and how many of these
-        # there are not.
+        # Of every chunk: what its stream keeps, rows of its blocks, how many frames they have, and
+        # how many of these there are not.
         self._chunks = [
             (
                 estimator.tails(state),  # each (steps, branches, channels, positions)
@@ -122,14 +155,21 @@ class BlockMemory:
         return conv(torch.cat(windows, dim=1).flatten(0, 1))
 
     def attend(
-        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Lets every block attend to the pages of its table.
 
-        The blocks' own keys and values are read back from the cache, so that what a frame sees does not depend on how
-        blocks were grouped into chunks, whatever the storage type.
+        The blocks' own keys and values are read back from the cache, so that what a frame sees does
+        not depend on how blocks were grouped into chunks, whatever the storage type.
         """
-        q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))  # (branches, blocks, frames, inner)
+        # (branches, blocks, frames, inner)
+        q, k, v = (value.unflatten(0, (self._branches, -1)) for value in (q, k, v))
         view = self._cache.layer(self.step, layer)
         view.write(self._new, k, v)
         queries, rows = iter(q.unbind(1)), []
@@ -140,9 +180,11 @@ class BlockMemory:
 
 
 class KernelMemory:
-    """The estimator's `Memory` on the device alone, to be captured: a Triton-language kernel attends through the pages.
+    """The estimator's `Memory` on the device alone, to be captured: a Triton-language kernel
+    attends through the pages.
 
-    Which inputs come before a block, and which of its frames there are, is read from the block tables on the device.
+    Which inputs come before a block, and which of its frames there are, is read from the block
+    tables on the device.
 
     Attributes:
         step: of the ODE, now.
@@ -150,23 +192,35 @@ class KernelMemory:
 
     def __init__(self, batch: Batch, cache: PagedKVCache, estimator: Estimator) -> None:
         self.step = 0
-        self._cache, self._table, self._state, self._tails = cache, batch.table, batch.conv_state, estimator.tails
+        self._cache, self._table, self._state, self._tails = (
+            cache,
+            batch.table,
+            batch.conv_state,
+            estimator.tails,
+        )
         table = batch.table.long()
         self._valid, self._chunk = table[:, VALID, None, None], table[:, CHUNK]
         self._follows = table[:, BEFORE, None, None] > 0
-        self._present: torch.Tensor | None = None  # (rows, 1, block_frames), where frames can be missing
+        # (rows, 1, block_frames), where frames can be missing
+        self._present: torch.Tensor | None = None
         if estimator.joined_prompts:
-            self._present = (frame_positions(table, batch.block_frames) >= table[:, ABSENT, None])[:, None]
-        # Of every chunk the row of its last block. Other rows write theirs to one place more, which is cut off.
+            self._present = (frame_positions(table, batch.block_frames) >= table[:, ABSENT, None])[
+                :, None
+            ]
+        # Of every chunk the row of its last block. Other rows write theirs to one place more, which
+        # is cut off.
         rows = len(table)
         behind = torch.where(table[:, LAST] > 0, self._chunk, rows)
-        self._last = behind.new_zeros(rows + 1).scatter_(0, behind, torch.arange(rows, device=table.device))[:rows]
+        self._last = behind.new_zeros(rows + 1).scatter_(
+            0, behind, torch.arange(rows, device=table.device)
+        )[:rows]
         # The kernels rotate; estimators that come here have rotated what they rotate.
         self._cos = torch.ones(rows, batch.block_frames, cache.layout.dim_head, device=table.device)
         self._sin = torch.zeros_like(self._cos)
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
-        state = self._tails(self._state[:, self.step])[index].transpose(0, 1)  # (branches, chunks, channels, reach)
+        # (branches, chunks, channels, reach)
+        state = self._tails(self._state[:, self.step])[index].transpose(0, 1)
         reach = state.shape[3]
         x = x.unflatten(0, (len(state), -1))  # (branches, blocks, channels, block_frames)
         if self._present is not None:
@@ -180,7 +234,13 @@ class KernelMemory:
         return y
 
     def attend(
-        self, layer: int, attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+        self,
+        layer: int,
+        attend: Attend,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> torch.Tensor:
         from token2wav.execution.kernels.attention import paged_attention, store_keys_values
 
@@ -189,11 +249,14 @@ class KernelMemory:
         return paged_attention(qkv, view, self._cos, self._sin, self._table)
 
 
-def _read_together(blocks: Sequence[Block], block_frames: int) -> list[tuple[list[int], list[slice]]]:
-    """Pages to read at once, and which of their frames each of some blocks sees, without the padding of its own.
+def _read_together(
+    blocks: Sequence[Block], block_frames: int
+) -> list[tuple[list[int], list[slice]]]:
+    """Pages to read at once, and which of their frames each of some blocks sees, without the
+    padding of its own.
 
-    Blocks of a chunk see one another, each a page more than the one before it, unless a window moves on with them; or
-    they are joined, and see the same.
+    Blocks of a chunk see one another, each a page more than the one before it, unless a window
+    moves on with them; or they are joined, and see the same.
     """
     reads: list[tuple[list[int], list[slice]]] = []
     for block in blocks:

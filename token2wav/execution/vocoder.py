@@ -1,8 +1,10 @@
-"""Vocoder stage in pieces: every chunk costs only itself, as the network's layers keep what they need of all before.
+"""Vocoder stage in pieces: every chunk costs only itself, as the network's layers keep what they
+need of all before.
 
-Chunks of one length at one place in their streams, at the start, inside or at the end, go through the network together.
-Where lengths were prepared, as on a GPU, where each is a CUDA graph, a chunk is cut into pieces of these: nothing is
-padded, all streams of a batch go through the lengths together, the longest first, and each has its own last piece.
+Chunks of one length at one place in their streams, at the start, inside or at the end, go through
+the network together. Where lengths were prepared, as on a GPU, where each is a CUDA graph, a chunk
+is cut into pieces of these: nothing is padded, all streams of a batch go through the lengths
+together, the longest first, and each has its own last piece.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class PieceShape:
     """Room in a batch of pieces that are at the same place in their streams."""
 
     first: bool  # the streams start with them
-    inside: bool  # they go on after them; else the last frames lie behind the end, as many as are held back
+    # they go on after them; else the last frames lie behind the end, as many as are held back
+    inside: bool
     frames: int  # of mel in each
     streams: int = 1
 
@@ -52,20 +55,27 @@ def likely_pieces(
 ) -> list[PieceShape]:
     """Shapes that make up every chunk, for powers of two of streams.
 
-    Hops grow by doubling, and each is one piece. First chunks, which are longer by what fills the prompt's last block,
-    and last ones, which have any length, are made up of these and of powers of two.
+    Hops grow by doubling, and each is one piece. First chunks, which are longer by what fills the
+    prompt's last block, and last ones, which have any length, are made up of these and of powers of
+    two.
 
-    `lookahead_frames` are what the vocoder holds back, `hops` tokens of the first and of the longest one, and batches
-    have at most `most_streams`, a power of two.
+    `lookahead_frames` are what the vocoder holds back, `hops` tokens of the first and of the
+    longest one, and batches have at most `most_streams`, a power of two.
     """
     first, longest = (config.token_mel_ratio * hop for hop in hops)
-    doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {longest}
+    doubled = {first << doublings for doublings in range((longest // first).bit_length())} | {
+        longest
+    }
     powers = {1 << doublings for doublings in range(first.bit_length())}
     shortest = 1 << lookahead_frames.bit_length()  # a start must be longer than what is held back
     places = [(True, True, frames) for frames in {shortest, max(first, shortest)}]
     places += [(False, True, frames) for frames in doubled | powers]
     places.append((False, False, lookahead_frames))
-    return [PieceShape(*place, 1 << doublings) for place in places for doublings in range(most_streams.bit_length())]
+    return [
+        PieceShape(*place, 1 << doublings)
+        for place in places
+        for doublings in range(most_streams.bit_length())
+    ]
 
 
 @dataclass(eq=False)
@@ -80,7 +90,9 @@ class _Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """New mel (bands, n) of a stream as a piece of some shape, `start` frames after the stream's start."""
+    """New mel (bands, n) of a stream as a piece of some shape, `start` frames after the stream's
+    start.
+    """
 
     stream: _Stream
     start: int
@@ -88,7 +100,8 @@ class _Part:
     shape: PieceShape
 
 
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # audio (B, samples) of mel and noise of a piece
+# audio (B, samples) of mel and noise of a piece
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class _Batch:
@@ -100,13 +113,16 @@ class _Batch:
         audio: (S, samples) what comes out.
     """
 
-    def __init__(self, shape: PieceShape, network: VocoderNetwork, rows: Rows, compute: Compute) -> None:
+    def __init__(
+        self, shape: PieceShape, network: VocoderNetwork, rows: Rows, compute: Compute
+    ) -> None:
         streams, frames, device = shape.streams, shape.frames, network.device
         self.mel = torch.zeros(streams, network.bands, frames, device=device)
         self.noise = torch.empty(streams * frames, network.frame_samples, device=device)
         self.rows = rows
         self.audio = self.noise  # until something came out
-        self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)  # one copy brings them
+        # one copy brings them
+        self._numbers = torch.zeros(streams * (1 + frames), dtype=torch.int64, device=device)
         self.slots, self.noise_rows = self._numbers[:streams], self._numbers[streams:]
         self._frames, self._compute = frames, compute
 
@@ -116,7 +132,9 @@ class _Batch:
         if count:
             self.mel[: len(parts), :, :count].copy_(torch.stack([part.mel for part in parts]))
         # Always another tensor: the last one's copy may still be on its way.
-        numbers = torch.zeros(len(self._numbers), dtype=torch.int64, pin_memory=self._numbers.is_cuda)
+        numbers = torch.zeros(
+            len(self._numbers), dtype=torch.int64, pin_memory=self._numbers.is_cuda
+        )
         numbers[:streams] = SCRATCH_SLOT
         numbers[: len(parts)] = torch.tensor([part.stream.slot for part in parts])
         with noise.lock if noise else nullcontext():
@@ -130,21 +148,27 @@ class _Batch:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        """Fills `audio` and replaces `rows`. Nothing here waits for the device or depends on what is in the tensors."""
+        """Fills `audio` and replaces `rows`.
+
+        Nothing here waits for the device or depends on what is in the tensors.
+        """
         self.audio = self._compute(self.mel, self.noise.view(len(self.mel), -1))
 
 
 class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
-    """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to float rounding.
+    """Vocoder stage on a network that runs in pieces. The result is that of the whole mel up to
+    float rounding.
 
     Args:
         network: on the device that is to be used.
         noise: of its source; None if it has none.
         decode: runs the network, or `HiFT.decode`, inside of streams on another backend than torch.
-        shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any number of threads.
+        shapes: to prepare, and to cut chunks into; none to run every chunk in its own, on any
+            number of threads.
         graphs: where these are captured as CUDA graphs; None for none.
-        hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With fewer, the last
-            samples of a chunk are those of a mel whose last frame goes on; what follows them is exact again.
+        hold_frames: that are held back instead of all that the network looks ahead; 0 for all. With
+            fewer, the last samples of a chunk are those of a mel whose last frame goes on; what
+            follows them is exact again.
     """
 
     def __init__(
@@ -163,28 +187,42 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         self._device = network.device
         if hold_frames >= network.lookahead_frames:
             least = network.lookahead_frames
-            raise ConfigError(f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back")
-        self._early = network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
+            raise ConfigError(
+                f"stream.hold_frames: {hold_frames} is not below {least}, all that is held back"
+            )
+        self._early = (
+            network.output_delay - hold_frames * network.frame_samples if hold_frames else 0
+        )
         if self._early:  # what is guessed has the length of an end
-            shapes = [*shapes, *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside)]
+            shapes = [
+                *shapes,
+                *(dataclasses.replace(shape, inside=True) for shape in shapes if not shape.inside),
+            ]
         self.store = StateStore(state_specs(network), self._device)
-        self._lengths = sorted({(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True)
+        self._lengths = sorted(
+            {(shape.first, shape.frames) for shape in shapes if shape.inside}, reverse=True
+        )
         self._lock = threading.Lock()  # the prepared tensors of a shape hold one batch at a time
         if graphs and self._noise:
             self._noise.prepare(_PREPARED_BLOCKS)
         self._most_streams = max((shape.streams for shape in shapes), default=None)
         self._rows = self.store.rows(self._most_streams or 0)
         self._prepared: dict[PieceShape, tuple[_Batch, Callable[[], None]]] = {}
-        for shape in sorted(shapes, reverse=True):  # so that all graphs find room in what the first one took
+        # so that all graphs find room in what the first one took
+        for shape in sorted(shapes, reverse=True):
             batch = self._batch(shape)
-            self._prepared[shape] = batch, graphs.capture(batch.compute) if graphs else batch.compute
+            self._prepared[shape] = (
+                batch,
+                graphs.capture(batch.compute) if graphs else batch.compute,
+            )
 
     @torch.inference_mode()
     def whole(self, mel: torch.Tensor) -> torch.Tensor:
         return self._net.vocode(mel.to(self._device)[None], self._source_noise)[0]
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
-        held = torch.empty(self._net.bands, 0, device=self._device)  # first, as nothing gives a slot back if it fails
+        # first, as nothing gives a slot back if it fails
+        held = torch.empty(self._net.bands, 0, device=self._device)
         return self.register(_Stream(self.store.take(), held))
 
     def close(self, handle: int) -> None:
@@ -195,11 +233,14 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, FrameChunk]]) -> list[torch.Tensor]:
         streams = [self.state(handle) for handle, _ in batch]
-        waiting = {index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)}
+        waiting = {
+            index: self._parts(streams[index], chunk) for index, (_, chunk) in enumerate(batch)
+        }
         audio: list[list[torch.Tensor]] = [[] for _ in batch]
         with self._lock if self._lengths else nullcontext():
             while waiting := {index: parts for index, parts in waiting.items() if parts}:
-                # Starts, then what is inside, the longest first, then ends: the order in which each stream has them.
+                # Starts, then what is inside, the longest first, then ends: the order in which each
+                # stream has them.
                 shape = max(parts[0].shape for parts in waiting.values())
                 indices = [index for index, parts in waiting.items() if parts[0].shape == shape]
                 samples = self._together([waiting[index].pop(0) for index in indices])
@@ -210,16 +251,27 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                     audio[index].append(new)
         joined = self._joined(audio)
         if self._early:
-            joined = [samples[stream.ahead :] for samples, stream in zip(joined, streams, strict=True)]
+            joined = [
+                samples[stream.ahead :] for samples, stream in zip(joined, streams, strict=True)
+            ]
             for stream, (_, chunk) in zip(streams, batch, strict=True):
                 stream.ahead = self._early if stream.frames and not chunk.last else 0
         return joined
 
-    def _go_on(self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]) -> dict[int, torch.Tensor]:
-        """Samples after the exact ones, by their place in a batch, if the last frame of each stream went on."""
+    def _go_on(
+        self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
+    ) -> dict[int, torch.Tensor]:
+        """Samples after the exact ones, by their place in a batch, if the last frame of each stream
+        went on.
+        """
         held = self._net.lookahead_frames
         parts = {
-            index: _Part(stream, stream.frames, chunk.frames[:, -1:].expand(-1, held), PieceShape(False, True, held))
+            index: _Part(
+                stream,
+                stream.frames,
+                chunk.frames[:, -1:].expand(-1, held),
+                PieceShape(False, True, held),
+            )
             for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
             if stream.frames and chunk.frames.shape[1] and not chunk.last
         }
@@ -227,10 +279,14 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
     def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[_Part]:
-        """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too short."""
+        """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too
+        short.
+        """
         mel = chunk.frames.to(self._device)
         if not stream.frames:
-            stream.held = mel = torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
+            stream.held = mel = (
+                torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
+            )
             if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
                 return []
             stream.held = mel[:, :0]
@@ -241,7 +297,12 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         for first, frames in self._lengths:
             while frames <= count - at and first == (stream.frames + at == 0):
                 parts.append(
-                    _Part(stream, stream.frames + at, mel[:, at : at + frames], PieceShape(first, True, frames))
+                    _Part(
+                        stream,
+                        stream.frames + at,
+                        mel[:, at : at + frames],
+                        PieceShape(first, True, frames),
+                    )
                 )
                 at += frames
         if at < count or chunk.last:
@@ -271,7 +332,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         if shape.inside and keep:
             self.store.write(batch.slots, batch.rows)
         first = self._net.output_delay if shape.first else 0
-        last = parts[0].mel.shape[1] * self._net.frame_samples + (0 if shape.inside else self._net.output_delay)
+        last = parts[0].mel.shape[1] * self._net.frame_samples + (
+            0 if shape.inside else self._net.output_delay
+        )
         audio = batch.audio[: len(parts), first:last]
         return list(audio.clone() if self._lengths else audio)
 
@@ -279,7 +342,9 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         """Joins the audio of every stream, in one operation for all."""
         if all(len(parts) == 1 for parts in audio):
             return [samples for [samples] in audio]
-        parts = [samples for stream in audio for samples in stream] or [torch.empty(0, device=self._device)]
+        parts = [samples for stream in audio for samples in stream] or [
+            torch.empty(0, device=self._device)
+        ]
         counts = [sum(len(samples) for samples in stream) for stream in audio]
         return list(torch.cat(parts).split(counts))
 
@@ -291,4 +356,6 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         frames_past_end = 0 if shape.inside else self._net.lookahead_frames
         step = StreamStep(self.store.views(rows), shape.first, shape.frames, frames_past_end)
         decode = self._decode if shape.inside and not shape.first else None
-        return _Batch(shape, self._net, rows, lambda mel, noise: self._net.run_step(mel, noise, step, decode))
+        return _Batch(
+            shape, self._net, rows, lambda mel, noise: self._net.run_step(mel, noise, step, decode)
+        )

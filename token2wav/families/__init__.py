@@ -2,12 +2,14 @@
 
 A family's package has, beside its name:
 
-- `FILES`: names of files. A folder with any of them holds one of its models; empty for a part of other families.
+- `FILES`: names of files. A folder with any of them holds one of its models; empty for a part of
+other families.
 - `read(folder)`: returns its kind of `ModelConfig`, without importing torch.
-- a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and noise.
+- a module `networks` with `FAMILY`, a `token2wav.execution.family.Family`: networks, weights and
+noise.
 
-Packages in this folder are families, and so are packages that an installed distribution names in its entry points of
-the group `token2wav.families`.
+Packages in this folder are families, and so are packages that an installed distribution names in
+its entry points of the group `token2wav.families`.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def read_config(folder: Path) -> ModelConfig:
     """Reads the configuration of a model folder.
 
     Raises:
-        ConfigError: no family knows the folder, or a value in its files is missing, of another type or out of range.
+        ConfigError: no family knows the folder, or a value in its files is missing, of another type
+            or out of range.
     """
     config: ModelConfig = family_of(folder).read(folder)
     return config
@@ -57,5 +60,9 @@ def networks_module(config: ModelConfig) -> Any:
 
 
 def _families() -> list[ModuleType]:
-    own = [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.ispkg]
+    own = [
+        import_module(f"{__name__}.{found.name}")
+        for found in pkgutil.iter_modules(__path__)
+        if found.ispkg
+    ]
     return [*own, *(point.load() for point in entry_points(group=GROUP))]

@@ -17,7 +17,8 @@ from token2wav.errors import ConfigError
 Mask = Literal["block", "backward", "forward"]
 Spacing = Literal["cosine", "linear"]  # of steps of the ODE: small ones at first, or equal ones
 
-# Numbers of model files. Their bounds are far above any published model, and low enough to be computed with.
+# Numbers of model files. Their bounds are far above any published model, and low enough to be
+# computed with.
 Width = Annotated[int, Bounds(1, 1 << 16)]  # channels, features, mel bands
 Layers = Annotated[int, Bounds(1, 256)]
 Heads = Annotated[int, Bounds(1, 256)]
@@ -49,7 +50,9 @@ class GuidedAttention:
     layers: tuple[Mask, ...]
 
     @classmethod
-    def assigned(cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]) -> GuidedAttention:
+    def assigned(
+        cls, depth: int, backward: tuple[int, ...], forward: tuple[int, ...]
+    ) -> GuidedAttention:
         """Gives all layers the block mask but for some, counted from 1.
 
         Raises:
@@ -59,9 +62,13 @@ class GuidedAttention:
         for name, numbers in (("backward", backward), ("forward", forward)):
             for number in numbers:
                 if not 1 <= number <= depth:
-                    raise ConfigError(f"{name}_layers: {number} is not one of the layers 1 to {depth}")
+                    raise ConfigError(
+                        f"{name}_layers: {number} is not one of the layers 1 to {depth}"
+                    )
                 if masks[number - 1] != "block":
-                    raise ConfigError(f"{name}_layers: layer {number} has a mask already: {masks[number - 1]}")
+                    raise ConfigError(
+                        f"{name}_layers: layer {number} has a mask already: {masks[number - 1]}"
+                    )
                 masks[number - 1] = "backward" if name == "backward" else "forward"
         return cls(tuple(masks))
 
@@ -72,7 +79,9 @@ class GuidedAttention:
 
     @property
     def future_blocks(self) -> int:
-        """Number of blocks after its own that the estimator's output in a block depends on: the look-ahead."""
+        """Number of blocks after its own that the estimator's output in a block depends on: the
+        look-ahead.
+        """
         return sum(SEES[mask][1] for mask in self.layers)
 
 
@@ -90,17 +99,25 @@ class EstimatorConfig:
     spk_dim: Width
     out_channels: Width
     static_chunk_size: Frames
-    guided: GuidedAttention | None = None  # masks of the layers; None: all see their own block and all before it
+    # masks of the layers; None: all see their own block and all before it
+    guided: GuidedAttention | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow.decoder.estimator")
         if self.dim % 16:
-            raise ConfigError(f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution groups")
+            raise ConfigError(
+                f"flow.decoder.estimator.dim: {self.dim} is not a multiple of 16, the convolution "
+                f"groups"
+            )
         if self.dim_head % 2:
-            raise ConfigError(f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need pairs")
+            raise ConfigError(
+                f"flow.decoder.estimator.dim_head: {self.dim_head} is odd; rotary positions need "
+                f"pairs"
+            )
         if not self.mel_dim == self.mu_dim == self.out_channels == self.spk_dim:
             raise ConfigError(
-                "flow.decoder.estimator: mel_dim, mu_dim, spk_dim and out_channels must be equal, got "
+                "flow.decoder.estimator: mel_dim, mu_dim, spk_dim and out_channels must be equal, "
+                "got "
                 f"{self.mel_dim}, {self.mu_dim}, {self.spk_dim}, {self.out_channels}"
             )
 
@@ -110,7 +127,8 @@ class ScheduleConfig:
     """Schedule of the ODE: it gives the times of its steps."""
 
     kind: Spacing = "cosine"
-    times: Times = ()  # of a distilled model instead: the start of every step from 0 on, and the end, 1
+    # of a distilled model instead: the start of every step from 0 on, and the end, 1
+    times: Times = ()
 
     def __post_init__(self) -> None:
         if not self.times:
@@ -126,7 +144,8 @@ class ScheduleConfig:
 class CodebookConfig:
     """Codebooks of tokens that have `count` codes each, from a vocabulary of its own.
 
-    Their embeddings are added (`sum`), or stand one behind the other, each as wide as its share (`concat`).
+    Their embeddings are added (`sum`), or stand one behind the other, each as wide as its share
+    (`concat`).
     """
 
     count: Annotated[int, Bounds(1, 256)]
@@ -134,7 +153,9 @@ class CodebookConfig:
 
     def __post_init__(self) -> None:
         if self.count < 2:
-            raise ConfigError(f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out")
+            raise ConfigError(
+                f"flow.codebooks.count: {self.count} is below 2; for one code leave codebooks out"
+            )
 
 
 class MelSettings(NamedTuple):
@@ -147,11 +168,12 @@ class MelSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class HiFTConfig:
-    """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of generations before it.
+    """Configuration of HiFT, which turns mel into audio: CosyVoice3's causal one, or that of
+    generations before it.
 
-    The defaults are the latter's published sizes, some of which are in code alone. In the former only `conv_pre` and F0
-    look ahead; else all convolutions see as much on both sides, upsampling is by transposed convolutions, and the
-    source's phase goes smoothly from frame to frame.
+    The defaults are the latter's published sizes, some of which are in code alone. In the former
+    only `conv_pre` and F0 look ahead; else all convolutions see as much on both sides, upsampling
+    is by transposed convolutions, and the source's phase goes smoothly from frame to frame.
     """
 
     in_channels: Width = 80
@@ -183,17 +205,25 @@ class HiFTConfig:
                 raise ConfigError(f"hift.{name}: empty; at least 1 is needed")
         if not len(self.upsample_kernel_sizes) == len(self.source_resblock_kernel_sizes) == stages:
             raise ConfigError(
-                "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes differ in length"
+                "hift: upsample_rates, upsample_kernel_sizes and source_resblock_kernel_sizes "
+                "differ in length"
             )
         if len(self.source_resblock_dilation_sizes) != stages:
-            raise ConfigError("hift: source_resblock_dilation_sizes needs one list per upsampling stage")
+            raise ConfigError(
+                "hift: source_resblock_dilation_sizes needs one list per upsampling stage"
+            )
         if len(self.resblock_dilation_sizes) != len(self.resblock_kernel_sizes):
-            raise ConfigError("hift: resblock_dilation_sizes needs one list per resblock kernel size")
+            raise ConfigError(
+                "hift: resblock_dilation_sizes needs one list per resblock kernel size"
+            )
         if self.base_channels % 2**stages:
-            raise ConfigError(f"hift.base_channels: {self.base_channels} cannot be halved {stages} times")
+            raise ConfigError(
+                f"hift.base_channels: {self.base_channels} cannot be halved {stages} times"
+            )
         if self.n_fft % 2 or self.n_fft < 2 * self.hop_len:
             raise ConfigError(
-                f"hift.istft_params: n_fft {self.n_fft} must be even and at least twice hop_len {self.hop_len}"
+                f"hift.istft_params: n_fft {self.n_fft} must be even and at least twice hop_len "
+                f"{self.hop_len}"
             )
 
     @property

@@ -1,8 +1,9 @@
-"""CosyVoice2's conformer encoder: embedded tokens in, hidden vectors of twice as many mel frames out.
+"""CosyVoice2's conformer encoder: embedded tokens in, hidden vectors of twice as many mel frames
+out.
 
-Attention sees its own block of tokens and all before it, so keys and values of finished blocks never change. With a
-state the encoder goes on where the last chunk ended; without one it takes whole sequences. Parameter names are those of
-public `flow.pt` files below `encoder.`.
+Attention sees its own block of tokens and all before it, so keys and values of finished blocks
+never change. With a state the encoder goes on where the last chunk ended; without one it takes
+whole sequences. Parameter names are those of public `flow.pt` files below `encoder.`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class _Run:
 
 
 class ConformerState:
-    """State of a stream in the encoder: keys and values of every layer, and the tail of the upsampling convolution.
+    """State of a stream in the encoder: keys and values of every layer, and the tail of the
+    upsampling convolution.
 
     Args:
         encoder: whose it is.
@@ -66,8 +68,12 @@ class ConformerState:
     def __init__(self, encoder: Conformer, batch: int = 1, start: int = 0) -> None:
         conv = encoder.up_layer.conv
         self.tokens = start
-        self.runs: list[list[_Run]] = [[] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))]
-        self.tail: dict[Streaming, torch.Tensor] = {conv: conv.weight.new_zeros(batch, *conv.state_shape)}
+        self.runs: list[list[_Run]] = [
+            [] for _ in range(len(encoder.encoders) + len(encoder.up_encoders))
+        ]
+        self.tail: dict[Streaming, torch.Tensor] = {
+            conv: conv.weight.new_zeros(batch, *conv.state_shape)
+        }
         self._rates = [1] * len(encoder.encoders) + [RATIO] * len(encoder.up_encoders)
 
     def fork(self) -> ConformerState:
@@ -94,7 +100,8 @@ class ConformerState:
 
 
 class Conformer(nn.Module):
-    """Look-ahead, conformer layers at the tokens' rate, upsampling by two, conformer layers at the frames' rate.
+    """Look-ahead, conformer layers at the tokens' rate, upsampling by two, conformer layers at the
+    frames' rate.
 
     Args:
         size: channels throughout.
@@ -104,14 +111,18 @@ class Conformer(nn.Module):
         lookahead: tokens to the right that the look-ahead layer sees.
     """
 
-    def __init__(self, size: int, heads: int, hidden: int, layers: int, up_layers: int, lookahead: int) -> None:
+    def __init__(
+        self, size: int, heads: int, hidden: int, layers: int, up_layers: int, lookahead: int
+    ) -> None:
         super().__init__()
         self.embed = _Embedding(size)
         self.pre_lookahead_layer = PreLookahead(size, size, lookahead, LOOKBEHIND)
         self.encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(layers))
         self.up_layer = _Upsampling(size)
         self.up_embed = _Embedding(size)
-        self.up_encoders = nn.ModuleList(ConformerLayer(size, heads, hidden) for _ in range(up_layers))
+        self.up_encoders = nn.ModuleList(
+            ConformerLayer(size, heads, hidden) for _ in range(up_layers)
+        )
         self.after_norm = nn.LayerNorm(size)
 
     @property
@@ -132,22 +143,32 @@ class Conformer(nn.Module):
         """Encodes whole sequences, or the next chunk of streams; the result is that of the whole.
 
         Args:
-            x: (B, left + n + right, size) embedded tokens. `right` is the look-ahead, or 0 if `last`.
+            x: (B, left + n + right, size) embedded tokens. `right` is the look-ahead, or 0 if
+                `last`.
             mask: who sees whom, in tokens; None for full attention, which has no chunks.
-            state: of the streams, moved on by n tokens; None for whole sequences. Chunks end with a block unless they
-                are the last.
-            left: leading tokens that are context only: `LOOKBEHIND`, or fewer where fewer tokens come before.
+            state: of the streams, moved on by n tokens; None for whole sequences. Chunks end with a
+                block unless they are the last.
+            left: leading tokens that are context only: `LOOKBEHIND`, or fewer where fewer tokens
+                come before.
             last: whether the streams end here; zeros then stand for what follows.
 
         Returns:
             (B, RATIO * n, size).
         """
-        return self.encode(self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state)
+        return self.encode(
+            self.pre_lookahead_layer(self.embed(x), left=left, last=last), mask, state
+        )
 
-    def encode(self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None) -> torch.Tensor:
-        """Encodes as `forward` does, from embeddings (B, n, size) that have seen what is ahead of them."""
+    def encode(
+        self, x: torch.Tensor, mask: BlockMask | None, state: ConformerState | None
+    ) -> torch.Tensor:
+        """Encodes as `forward` does, from embeddings (B, n, size) that have seen what is ahead of
+        them.
+        """
         start = state.tokens if state else 0
-        runs = state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
+        runs = (
+            state.runs if state else [[] for _ in range(len(self.encoders) + len(self.up_encoders))]
+        )
         tokens, up_runs = x.shape[1], runs[len(self.encoders) :]
         bias = _bias(mask, runs[0], start, x)  # layers of a rate have keys of the same positions
         for layer, past in zip(self.encoders, runs, strict=False):
@@ -175,7 +196,9 @@ class ConformerLayer(nn.Module):
         self.norm_ff = nn.LayerNorm(size, eps=_LAYER_EPS)
         self.norm_mha = nn.LayerNorm(size, eps=_LAYER_EPS)
 
-    def forward(self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
+    ) -> torch.Tensor:
         """x (B, T, size) from position `start` on; its keys and values are appended to `past`."""
         x = x + self.self_attn(self.norm_mha(x), start, bias, past)
         return x + self.feed_forward(self.norm_ff(x))
@@ -184,8 +207,8 @@ class ConformerLayer(nn.Module):
 class RelativeAttention(nn.Module):
     """Multi-head self-attention with relative positions (Transformer-XL's, as ESPnet has them).
 
-    A key's score is its product with the query, and the query's product with the projected sinusoids of their distance.
-    What is projected depends on distances alone, so it is a table.
+    A key's score is its product with the query, and the query's product with the projected
+    sinusoids of their distance. What is projected depends on distances alone, so it is a table.
     """
 
     def __init__(self, size: int, heads: int) -> None:
@@ -200,16 +223,24 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, size // heads))
         self._table: tuple[range, torch.Tensor] | None = None  # its distances, in falling order
 
-    def forward(self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]) -> torch.Tensor:
-        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and seen.
+    def forward(
+        self, x: torch.Tensor, start: int, bias: torch.Tensor | None, past: list[_Run]
+    ) -> torch.Tensor:
+        """x (B, T, size) from position `start` on; its keys and values are appended to `past`, and
+        seen.
 
         `bias` (T, keys) is added to scores; None where all see all.
         """
         past.append(_Run(start, self.linear_k(x), self.linear_v(x)))
         q = self._split(self.linear_q(x))
-        k, v = (self._split(torch.cat(parts, dim=1)) for parts in zip(*((run.k, run.v) for run in past), strict=True))
+        k, v = (
+            self._split(torch.cat(parts, dim=1))
+            for parts in zip(*((run.k, run.v) for run in past), strict=True)
+        )
         biased = q + self.pos_bias_v[:, None]
-        scores = torch.cat([self._by_distance(biased, start, *span) for span in _spans(past)], dim=-1)
+        scores = torch.cat(
+            [self._by_distance(biased, start, *span) for span in _spans(past)], dim=-1
+        )
         scores = scores / math.sqrt(q.shape[-1])
         if bias is not None:
             scores = scores + bias
@@ -221,17 +252,23 @@ class RelativeAttention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def _by_distance(self, q: torch.Tensor, start: int, first: int, stop: int) -> torch.Tensor:
-        """Scores (B, heads, T, keys) of q (B, heads, T, d) from position `start` on by the distance of keys."""
+        """Scores (B, heads, T, keys) of q (B, heads, T, d) from position `start` on by the distance
+        of keys.
+        """
         queries, keys = q.shape[2], stop - first
         nearest, farthest = start - stop + 1, start + queries - 1 - first
-        scores = q @ self._projected(nearest, farthest).transpose(1, 2)  # (B, heads, T, distances), farthest first
-        # Of query i and key j that is column queries - 1 - i + j: every row begins one to the left of the one before.
+        # (B, heads, T, distances), farthest first
+        scores = q @ self._projected(nearest, farthest).transpose(1, 2)
+        # Of query i and key j that is column queries - 1 - i + j: every row begins one to the left
+        # of the one before.
         rows, columns = scores.shape[:2], scores.shape[3]
         strides = (rows[1] * queries * columns, queries * columns, columns - 1, 1)
         return scores.contiguous().as_strided((*rows, queries, keys), strides, queries - 1)
 
     def _projected(self, nearest: int, farthest: int) -> torch.Tensor:
-        """Projected sinusoids of distances, (heads, farthest - nearest + 1, size / heads), the farthest first."""
+        """Projected sinusoids of distances, (heads, farthest - nearest + 1, size / heads), the
+        farthest first.
+        """
         if max(-nearest, farthest) >= _TABLE_POSITIONS:
             return self._project(farthest, nearest)
         table = self._table
@@ -288,8 +325,12 @@ class _FeedForward(nn.Module):
         return self.w_2(F.silu(self.w_1(x)))
 
 
-def _bias(mask: BlockMask | None, past: Sequence[_Run], start: int, x: torch.Tensor) -> torch.Tensor | None:
-    """Bias (T, keys) of x (B, T, size) from position `start` on against what is kept and itself, where it is needed."""
+def _bias(
+    mask: BlockMask | None, past: Sequence[_Run], start: int, x: torch.Tensor
+) -> torch.Tensor | None:
+    """Bias (T, keys) of x (B, T, size) from position `start` on against what is kept and itself,
+    where it is needed.
+    """
     if mask is None:
         return None
     queries = torch.arange(start, start + x.shape[1])

@@ -2,8 +2,8 @@
 
 With a memory it continues an utterance whose past is cached; without one it takes whole sequences.
 
-Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can be a table.
-Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
+Everything that depends on the ODE time alone is computed apart (`DiT.modulation`), so that it can
+be a table. Remarks with a number (Q6 ...) are quirks of the public code that checkpoints rely on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _TIME_SCALE = 1000.0
 _ROPE_BASE = 10000.0
 
 
-# What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of each; None for nothing.
+# What is added to attention scores, broadcastable to (B, heads, T, keys): of all layers, or of
+# each; None for nothing.
 Bias = torch.Tensor | None
 LayerBiases = tuple[torch.Tensor, ...]
 
@@ -55,19 +56,29 @@ class TimeEmbedding(nn.Module):
 class ConvPositionEmbedding(nn.Module):
     """Two causal grouped convolutions that tell a frame where it is.
 
-    With `block_frames` every block is convolved on its own, so that nothing but attention crosses its edges.
+    With `block_frames` every block is convolved on its own, so that nothing but attention crosses
+    its edges.
     """
 
     def __init__(self, dim: int, block_frames: int | None = None) -> None:
         super().__init__()
         self._block_frames = block_frames
-        self.conv1 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
-        self.conv2 = nn.Sequential(nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish())
+        self.conv1 = nn.Sequential(
+            nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish()
+        )
+        self.conv2 = nn.Sequential(
+            nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish()
+        )
 
     def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
-        """(B, T, dim) to (B, T, dim). Without a memory, zeros come before x, or before each of its blocks."""
+        """(B, T, dim) to (B, T, dim).
+
+        Without a memory, zeros come before x, or before each of its blocks.
+        """
         if self._block_frames is not None:
-            blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(1, (-1, self._block_frames))
+            blocks = F.pad(x, (0, 0, 0, -x.shape[1] % self._block_frames)).unflatten(
+                1, (-1, self._block_frames)
+            )
             h = self._convolved(blocks.flatten(0, 1), None)
             return h.unflatten(0, blocks.shape[:2]).flatten(1, 2)[:, : x.shape[1]]
         return self._convolved(x, memory)
@@ -75,12 +86,19 @@ class ConvPositionEmbedding(nn.Module):
     def _convolved(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
         h = x.transpose(1, 2)
         for index, conv in enumerate((self.conv1, self.conv2)):
-            h = conv(F.pad(h, (CONTEXT_FRAMES, 0))) if memory is None else memory.convolve(index, conv, h)
+            h = (
+                conv(F.pad(h, (CONTEXT_FRAMES, 0)))
+                if memory is None
+                else memory.convolve(index, conv, h)
+            )
         return h.transpose(1, 2)
 
 
 class InputEmbedding(nn.Module):
-    """State, conditions and speaker of a frame to one vector. With guided attention there is no prompt mel."""
+    """State, conditions and speaker of a frame to one vector.
+
+    With guided attention there is no prompt mel.
+    """
 
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
@@ -90,21 +108,32 @@ class InputEmbedding(nn.Module):
         block_frames = None if config.guided is None else config.static_chunk_size
         self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
 
-    def forward(self, x: torch.Tensor, conditions: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, conditions: torch.Tensor, memory: Memory | None = None
+    ) -> torch.Tensor:
         """State x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
         h = self.project_state(x) + conditions
         return self.conv_pos_embed(h, memory) + h
 
     def project_state(self, x: torch.Tensor) -> torch.Tensor:
-        """Projects the state, (B, T, bands) to (B, T, dim). It is the one part that differs between ODE steps."""
+        """Projects the state, (B, T, bands) to (B, T, dim).
+
+        It is the one part that differs between ODE steps.
+        """
         return F.linear(x, self.proj.weight[:, : self._bands])
 
-    def project_conditions(self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor) -> torch.Tensor:
-        """Projects the conditions: cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B, T, dim)."""
+    def project_conditions(
+        self, cond: torch.Tensor | None, mu: torch.Tensor, spks: torch.Tensor
+    ) -> torch.Tensor:
+        """Projects the conditions: cond, mu (B, T, bands), spks (B, bands) or (B, T, bands) to (B,
+        T, dim).
+        """
         if spks.dim() == 2:
             spks = spks[:, None].expand(-1, mu.shape[1], -1)
         parts = (mu, spks) if cond is None else (cond, mu, spks)  # Q7: this order, behind the state
-        return F.linear(torch.cat(parts, dim=-1), self.proj.weight[:, self._bands :], self.proj.bias)
+        return F.linear(
+            torch.cat(parts, dim=-1), self.proj.weight[:, self._bands :], self.proj.bias
+        )
 
 
 class RotaryEmbedding(nn.Module):
@@ -118,14 +147,18 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", 1.0 / _ROPE_BASE**exponent)
 
     def forward(self, positions: torch.Tensor) -> Rope:
-        """Absolute frame indices, (T,) or (B, T), to cos and sin, each with an axis of dim_head more."""
+        """Absolute frame indices, (T,) or (B, T), to cos and sin, each with an axis of dim_head
+        more.
+        """
         angle = positions.float()[..., None] * self.inv_freq  # (..., dim_head / 2)
         angle = angle.repeat_interleave(2, dim=-1)
         return angle.cos(), angle.sin()
 
 
 def rotate_first_head(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates head 0 of x (B, T, heads * dim_head), in float32; the other heads have no position (Q9)."""
+    """Rotates head 0 of x (B, T, heads * dim_head), in float32; the other heads have no position
+    (Q9).
+    """
     head, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     pairs = head.unflatten(-1, (-1, 2))
     turned = torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
@@ -149,26 +182,39 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None, memory: Memory | None = None
     ) -> torch.Tensor:
-        """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to (B, T, dim)."""
+        """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to
+        (B, T, dim).
+        """
         x = x.to(self.to_q.weight.dtype)
         q = rotate_first_head(self.to_q(x), *rope)
         k = rotate_first_head(self.to_k(x), *rope)
         v = self.to_v(x)
-        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.layer, self._attend, q, k, v, bias)
+        h = (
+            self._attend(q, k, v, bias)
+            if memory is None
+            else memory.attend(self.layer, self._attend, q, k, v, bias)
+        )
         return self.to_out[0](h)
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         h = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, T, dim_head)
         return h.transpose(1, 2).flatten(-2)
 
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own become views of it."""
+        """Weight (3 * inner, dim) and bias (3 * inner,) of queries, keys and values; their own
+        become views of it.
+        """
         parts = (self.to_q, self.to_k, self.to_v)
         if self._joined is not None and self._joined[0].data_ptr() == self.to_q.weight.data_ptr():
             return self._joined
-        weight, bias = (torch.cat([getattr(part, name).detach() for part in parts]) for name in ("weight", "bias"))
+        weight, bias = (
+            torch.cat([getattr(part, name).detach() for part in parts])
+            for name in ("weight", "bias")
+        )
         for part, own_weight, own_bias in zip(parts, weight.chunk(3), bias.chunk(3), strict=True):
             part.weight = nn.Parameter(own_weight, requires_grad=False)
             part.bias = nn.Parameter(own_bias, requires_grad=False)
@@ -193,7 +239,9 @@ class FeedForward(nn.Module):
 
 
 class AdaNorm(nn.Module):
-    """Holds the projection from the time embedding to modulation vectors; the norm itself has no parameters."""
+    """Holds the projection from the time embedding to modulation vectors; the norm itself has no
+    parameters.
+    """
 
     def __init__(self, dim: int, vectors: int) -> None:
         super().__init__()
@@ -207,7 +255,9 @@ class AdaNorm(nn.Module):
 
 def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """LayerNorm of x (B, T, dim) without weights, then scaled and shifted by (B, dim) vectors."""
-    return torch.addcmul(shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None])
+    return torch.addcmul(
+        shift[:, None], F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale[:, None]
+    )
 
 
 class DiTBlock(nn.Module):
@@ -239,13 +289,16 @@ class DiT(Estimator):
     def __init__(self, config: EstimatorConfig) -> None:
         super().__init__()
         self.attention = config.depth, config.heads, config.dim_head
-        self.conv_state_shapes = [(config.dim, CONTEXT_FRAMES)] * 2  # inputs of the two position convolutions
+        # inputs of the two position convolutions
+        self.conv_state_shapes = [(config.dim, CONTEXT_FRAMES)] * 2
         self.block_frames = config.static_chunk_size
         self.guided = config.guided
         self.time_embed = TimeEmbedding(config.dim)
         self.input_embed = InputEmbedding(config)
         self.rotary_embed = RotaryEmbedding(config.dim_head)
-        self.transformer_blocks = nn.ModuleList([DiTBlock(config, layer) for layer in range(config.depth)])
+        self.transformer_blocks = nn.ModuleList(
+            [DiTBlock(config, layer) for layer in range(config.depth)]
+        )
         self.norm_out = AdaNorm(config.dim, 2)
         self.proj_out = nn.Linear(config.dim, config.out_channels)
 
@@ -253,8 +306,8 @@ class DiT(Estimator):
         """Modulation vectors of times t (B,).
 
         Returns:
-            (depth, B, 6, dim) shift, scale, gate of attention, then of the feed-forward (Q10), and (B, 2, dim) scale,
-            then shift of the final norm (Q10: the other order).
+            (depth, B, 6, dim) shift, scale, gate of attention, then of the feed-forward (Q10), and
+            (B, 2, dim) scale, then shift of the final norm (Q10: the other order).
         """
         time = self.time_embed(t)
         blocks = [block.attn_norm.modulation(time) for block in self._blocks()]
@@ -263,10 +316,13 @@ class DiT(Estimator):
     def rope(self, positions: torch.Tensor) -> Rope:
         return self.rotary_embed(positions)
 
-    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor | None) -> torch.Tensor:
+    def prepare_conditions(
+        self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor | None
+    ) -> torch.Tensor:
         """Projects the conditions, see `Estimator`; (B, T, dim).
 
-        With guided attention there is no cond, and spks may be (B, T, bands), a speaker vector for every frame.
+        With guided attention there is no cond, and spks may be (B, T, bands), a speaker vector for
+        every frame.
         """
         cond = None if cond is None else cond.transpose(1, 2)
         return self.input_embed.project_conditions(cond, mu.transpose(1, 2), spks)
@@ -281,7 +337,10 @@ class DiT(Estimator):
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        """Evaluates the estimator, see `Estimator`. With guided attention bias is a tuple of one for each layer."""
+        """Evaluates the estimator, see `Estimator`.
+
+        With guided attention bias is a tuple of one for each layer.
+        """
         h = self.input_embed(x.transpose(1, 2), conditions, memory)
         blocks, out = modulation
         for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
@@ -300,7 +359,9 @@ class DiT(Estimator):
         cond: torch.Tensor,
         streaming: bool = False,
     ) -> torch.Tensor:
-        """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B, 1, T) of 0 and 1."""
+        """The call of the public implementation: as `velocity`, with t (B,) and a padding mask (B,
+        1, T) of 0 and 1.
+        """
         attend = mask.bool()[:, :, None, :]  # (B, 1, 1, T): no key in the padding
         if streaming:
             attend = attend & BlockMask(self.block_frames).whole(x.shape[2], x.device)

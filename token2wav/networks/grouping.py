@@ -18,9 +18,13 @@ def groups_of(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[li
 
 
 def map_grouped(
-    items: Sequence[Item], key: Callable[[Item], Hashable], run: Callable[[list[Item]], Sequence[Result]]
+    items: Sequence[Item],
+    key: Callable[[Item], Hashable],
+    run: Callable[[list[Item]], Sequence[Result]],
 ) -> list[Result]:
-    """Results of all items, in order, where `run` takes those with equal keys together and returns one for each."""
+    """Results of all items, in order, where `run` takes those with equal keys together and returns
+    one for each.
+    """
     results: dict[int, Result] = {}
     for members in groups_of(items, key):
         results.update(zip(members, run([items[index] for index in members]), strict=True))

@@ -1,7 +1,8 @@
 """CosyVoice's HiFT vocoder: F0 prediction, harmonic source, upsampling network, inverse STFT.
 
-CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter names are those of
-public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public code that checkpoints rely on.
+CosyVoice3's is causal; that of the generations before it sees as much ahead as back. Parameter
+names are those of public `hift.pt` files. Remarks with a number (Q17 ...) are quirks of the public
+code that checkpoints rely on.
 """
 
 from __future__ import annotations
@@ -35,36 +36,58 @@ Decode = Callable[[torch.Tensor, torch.Tensor, StreamStep], torch.Tensor]  # as 
 
 
 class HiFT(VocoderNetwork):
-    """Vocoder as one module, for whole utterances and for their pieces; `source` may be one of a family's own."""
+    """Vocoder as one module, for whole utterances and for their pieces; `source` may be one of a
+    family's own.
+    """
 
     def __init__(self, config: HiFTConfig, source: type[HarmonicSource] | None = None) -> None:
         super().__init__()
         self.config = config
         self.bands, self.frame_samples = config.in_channels, config.samples_per_frame
         bins = config.n_fft + 2  # real and imaginary part of n_fft / 2 + 1 bins
-        channels = [config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)]
+        channels = [
+            config.base_channels >> stage for stage in range(len(config.upsample_rates) + 1)
+        ]
         look, last_stage = config.conv_pre_look_right, len(config.upsample_rates) - 1
         self.f0_predictor = F0Predictor(config)
         source = source or (HarmonicSource if config.causal else SmoothSource)
         self.m_source = source(config, self.f0_predictor.output_delay)
-        # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or by samples.
+        # Mel and source meet at every stage. What comes earlier waits: by whole frames of mel, or
+        # by samples.
         in_time = self._source_delay(self._spectrum_delay(0, self._up_delay(0, look)))
         self.mel_delay = Delay(
-            config.in_channels, max(0, -((in_time - self.m_source.output_delay) // config.samples_per_frame))
+            config.in_channels,
+            max(0, -((in_time - self.m_source.output_delay) // config.samples_per_frame)),
         )
         late = self._spectrum_delay(0, self._up_delay(0, look + self.mel_delay.length))
         self.source_delay = Delay(
-            1, self._source_delay(late) - self.m_source.output_delay, input_delay=self.m_source.output_delay
+            1,
+            self._source_delay(late) - self.m_source.output_delay,
+            input_delay=self.m_source.output_delay,
         )
-        self.stft = Analysis(config.n_fft, config.hop_len, input_delay=self.source_delay.output_delay)
+        self.stft = Analysis(
+            config.n_fft, config.hop_len, input_delay=self.source_delay.output_delay
+        )
         if config.causal:
-            pre = lookahead_conv(config.in_channels, channels[0], look + 1, input_delay=self.mel_delay.output_delay)
+            pre = lookahead_conv(
+                config.in_channels, channels[0], look + 1, input_delay=self.mel_delay.output_delay
+            )
         else:
-            pre = centred_conv(config.in_channels, channels[0], 2 * look + 1, input_delay=self.mel_delay.output_delay)
+            pre = centred_conv(
+                config.in_channels,
+                channels[0],
+                2 * look + 1,
+                input_delay=self.mel_delay.output_delay,
+            )
         self.conv_pre = weight_norm(pre)
-        self.ups, self.source_downs, self.source_resblocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        self.ups, self.source_downs, self.source_resblocks = (
+            nn.ModuleList(),
+            nn.ModuleList(),
+            nn.ModuleList(),
+        )
         self.resblocks = nn.ModuleList()
-        self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()  # without parameters
+        # without parameters
+        self.spectrum_waits, self.branch_waits = nn.ModuleList(), nn.ModuleList()
         delay = pre.output_delay
         for stage, rate in enumerate(config.upsample_rates):
             width, kernel = channels[stage + 1], config.upsample_kernel_sizes[stage]
@@ -80,20 +103,35 @@ class HiFT(VocoderNetwork):
             stride, kernel, left = self._down(stage)
             right = 0 if config.causal else left
             down = StreamConv(
-                bins, width, kernel, left=left, right=right, stride=stride, input_delay=late, extra_inputs=1
+                bins,
+                width,
+                kernel,
+                left=left,
+                right=right,
+                stride=stride,
+                input_delay=late,
+                extra_inputs=1,
             )
             self.source_downs.append(down)
-            source_shape = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+            source_shape = (
+                config.source_resblock_kernel_sizes[stage],
+                config.source_resblock_dilation_sizes[stage],
+            )
             shape: dict[str, Any] = {"causal": config.causal, "extra_inputs": extra_inputs}
-            self.source_resblocks.append(ResBlock(width, *source_shape, **shape, input_delay=down.output_delay))
+            self.source_resblocks.append(
+                ResBlock(width, *source_shape, **shape, input_delay=down.output_delay)
+            )
             branches = [
                 ResBlock(width, *each, **shape, input_delay=delay)
-                for each in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+                for each in zip(
+                    config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+                )
             ]
             self._mirrored_at, delay = delay, max(branch.output_delay for branch in branches)
             self.resblocks.extend(branches)
             self.branch_waits.extend(
-                Delay(width, delay - each.output_delay, input_delay=each.output_delay) for each in branches
+                Delay(width, delay - each.output_delay, input_delay=each.output_delay)
+                for each in branches
             )
         post = hift_conv(channels[-1], bins, 7, config.causal, input_delay=delay, extra_inputs=1)
         self.conv_post = weight_norm(post)
@@ -104,7 +142,8 @@ class HiFT(VocoderNetwork):
         """Positions that a stage's input is late after upsampling, given those before it."""
         config = self.config
         rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
-        mirrored = stage == len(config.upsample_rates) - 1  # one position more at the start: one less of delay
+        # one position more at the start: one less of delay
+        mirrored = stage == len(config.upsample_rates) - 1
         return rate * delay + (0 if config.causal else (kernel - rate) // 2) - mirrored
 
     def _down(self, stage: int) -> tuple[int, int, int]:
@@ -116,7 +155,10 @@ class HiFT(VocoderNetwork):
     def _spectrum_delay(self, stage: int, delay: int) -> int:
         """Windows that the spectrum is late where it is in time for a stage whose input is so late."""
         config, (stride, kernel, left) = self.config, self._down(stage)
-        size, dilations = config.source_resblock_kernel_sizes[stage], config.source_resblock_dilation_sizes[stage]
+        size, dilations = (
+            config.source_resblock_kernel_sizes[stage],
+            config.source_resblock_dilation_sizes[stage],
+        )
         reach = 0 if config.causal else (size - 1) // 2 * (sum(dilations) + len(dilations))
         return stride * (delay - reach + 1) + left - kernel
 
@@ -125,7 +167,9 @@ class HiFT(VocoderNetwork):
         return self.config.hop_len * (delay + 1) - self.config.n_fft // 2
 
     def freeze(self) -> None:
-        """Ends loading: the F0 predictor goes to double precision, weight norms become plain weights."""
+        """Ends loading: the F0 predictor goes to double precision, weight norms become plain
+        weights.
+        """
         self.f0_predictor.double()  # before its weights are normalised, as published
         for module in self.modules():
             if parametrize.is_parametrized(module, "weight"):
@@ -144,14 +188,17 @@ class HiFT(VocoderNetwork):
         Args:
             mel: (B, bands, T), T > `lookahead_frames` unless `final`.
             noise, phase: of the source, see `frame_sines` for the latter.
-            final: whether the utterance ends here; else the last `output_delay` samples are missing.
+            final: whether the utterance ends here; else the last `output_delay` samples are
+                missing.
 
         Returns:
             (B, samples): samples_per_frame for every frame, less the delay.
         """
         samples = mel.shape[2] * self.config.samples_per_frame
         drawn = noise.window(0, samples).to(mel.device)
-        return self(mel, self.m_source.merged(drawn), phase=phase)[:, : samples - (0 if final else self.output_delay)]
+        return self(mel, self.m_source.merged(drawn), phase=phase)[
+            :, : samples - (0 if final else self.output_delay)
+        ]
 
     def forward(
         self,
@@ -165,7 +212,8 @@ class HiFT(VocoderNetwork):
 
         Args:
             mel, piece: the next frames, and their place in the utterances.
-            noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as late as F0.
+            noise: (N,) or (B, N) of the source, as `HarmonicSource.merged` gives it; in pieces as
+                late as F0.
             phase: rounding of the source's phase, see `frame_sines`.
             decode: in place of the method.
         """
@@ -177,10 +225,13 @@ class HiFT(VocoderNetwork):
     ) -> torch.Tensor:
         return self(mel, noise, step, decode=decode)
 
-    def decode(self, mel: torch.Tensor, source: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
+    def decode(
+        self, mel: torch.Tensor, source: torch.Tensor, step: StreamStep = OFFLINE
+    ) -> torch.Tensor:
         """Audio (B, samples) of mel (B, bands, T) and its excitation (B, 1, T * samples_per_frame).
 
-        In a stream the excitation is as late as `m_source` gives it, and the audio `output_delay` samples.
+        In a stream the excitation is as late as `m_source` gives it, and the audio `output_delay`
+        samples.
         """
         config = self.config
         spectrum = self.stft(self.source_delay(source, step), step)
@@ -194,7 +245,9 @@ class HiFT(VocoderNetwork):
             spectrum = self.spectrum_waits[stage](spectrum, step)
             x = self.source_resblocks[stage](self.source_downs[stage](spectrum, step), step).add_(x)
             branches = range(stage * blocks, (stage + 1) * blocks)
-            total, *others = [self.branch_waits[at](self.resblocks[at](x, step), step) for at in branches]
+            total, *others = [
+                self.branch_waits[at](self.resblocks[at](x, step), step) for at in branches
+            ]
             for other in others:
                 total += other
             x = total / blocks
@@ -202,7 +255,9 @@ class HiFT(VocoderNetwork):
         return self.istft(x, step).clamp(-config.audio_limit, config.audio_limit)
 
     def _mirrored(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
-        """One position more at the start, as the STFT has one window more than hops: in pieces, one less of delay."""
+        """One position more at the start, as the STFT has one window more than hops: in pieces, one
+        less of delay.
+        """
         if step.state is None:
             return F.pad(x, (1, 0), mode="reflect")
         if step.first:

@@ -1,4 +1,6 @@
-"""Layers of HiFT: snake and residual blocks, upsampling, and the short-time Fourier transform with its inverse."""
+"""Layers of HiFT: snake and residual blocks, upsampling, and the short-time Fourier transform with
+its inverse.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _LEAST_FOLDED = 1e-2  # slope below which the epsilon of `Snake` is not lost in 
 class Snake(nn.Module):
     """x + sin²(αx) / α with one α per channel, on a linear scale.
 
-    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after take α times this.
+    Between convolutions α can be theirs: `fold` makes the one before give αx, and the one after
+    take α times this.
     """
 
     inverse: torch.Tensor
@@ -43,9 +46,12 @@ class Snake(nn.Module):
         self.inverse = self._inverse().detach()
 
     def fold(self, before: nn.Conv1d | None, after: nn.Conv1d) -> None:
-        """Scales the weights of the convolutions around it, in place; not where an α is so small that it would show."""
+        """Scales the weights of the convolutions around it, in place; not where an α is so small
+        that it would show.
+        """
         alpha = self.alpha.detach()
-        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:  # on `meta`, where sizes are counted, none is known
+        # on `meta`, where sizes are counted, none is known
+        if not alpha.is_meta and alpha.abs().min() < _LEAST_FOLDED:
             return
         after.weight /= alpha[:, None]
         self._gives_scaled = True
@@ -60,14 +66,17 @@ class Snake(nn.Module):
         sine = torch.sin(scaled)
         if self._gives_scaled:
             return torch.addcmul(scaled, sine, sine, out=out)
-        return torch.addcmul(x, sine, sine * (self._inverse() if self.training else self.inverse), out=out)
+        return torch.addcmul(
+            x, sine, sine * (self._inverse() if self.training else self.inverse), out=out
+        )
 
     def _inverse(self) -> torch.Tensor:
         return 1 / (self.alpha + _SNAKE_EPS)[:, None]
 
 
 class ResBlock(nn.Module):
-    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which waits for them.
+    """For each dilation: Snake, dilated convolution, Snake, convolution, added to the input, which
+    waits for them.
 
     Args:
         channels, kernel, dilations: of the convolutions.
@@ -98,11 +107,18 @@ class ResBlock(nn.Module):
                 extra_inputs=extra_inputs,
             )
             conv2 = hift_conv(
-                channels, channels, kernel, causal, input_delay=conv1.output_delay, extra_inputs=extra_inputs
+                channels,
+                channels,
+                kernel,
+                causal,
+                input_delay=conv1.output_delay,
+                extra_inputs=extra_inputs,
             )
             self.convs1.append(weight_norm(conv1))
             self.convs2.append(weight_norm(conv2))
-            self.waits.append(Delay(channels, conv2.output_delay - input_delay, input_delay=input_delay))
+            self.waits.append(
+                Delay(channels, conv2.output_delay - input_delay, input_delay=input_delay)
+            )
             input_delay = conv2.output_delay
         self.output_delay = input_delay
         self.activations1 = nn.ModuleList(Snake(channels) for _ in dilations)
@@ -115,7 +131,9 @@ class ResBlock(nn.Module):
             snake2.fold(conv1, conv2)  # type: ignore[operator]
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        layers = zip(self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True)
+        layers = zip(
+            self.activations1, self.convs1, self.activations2, self.convs2, self.waits, strict=True
+        )
         for snake1, conv1, snake2, conv2, wait in layers:
             x = conv2(conv1(x, step, snake1), step, snake2).add_(wait(x, step))
         return x
@@ -134,20 +152,30 @@ def hift_conv(
     """Convolution that sees only the past, or as much on both sides."""
     if causal:
         return causal_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay)
-    return centred_conv(inputs, outputs, kernel, dilation=dilation, input_delay=input_delay, extra_inputs=extra_inputs)
+    return centred_conv(
+        inputs,
+        outputs,
+        kernel,
+        dilation=dilation,
+        input_delay=input_delay,
+        extra_inputs=extra_inputs,
+    )
 
 
 class UpConv(nn.Conv1d, Streaming):
     """Nearest-neighbour repeat, then a causal convolution (Q23: not a transposed one).
 
-    The kernel lies over few different inputs, each repeated. So there is one short kernel for each of the `rate` places
-    of an output in its repeat, which `freeze` adds up from the published one, and nothing is repeated.
+    The kernel lies over few different inputs, each repeated. So there is one short kernel for each
+    of the `rate` places of an output in its repeat, which `freeze` adds up from the published one,
+    and nothing is repeated.
     """
 
     phases: torch.Tensor
     phase_bias: torch.Tensor | None
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, rate: int, *, input_delay: int = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, rate: int, *, input_delay: int = 0
+    ) -> None:
         super().__init__(inputs, outputs, kernel)
         self.rate, self.input_delay = rate, input_delay
         self.reach = -(-(kernel - 1) // rate)  # inputs to the left that an output depends on
@@ -166,14 +194,18 @@ class UpConv(nn.Conv1d, Streaming):
         phases = self.weight.new_zeros(outputs, self.rate, inputs, self.reach + 1)
         for phase in range(self.rate):
             for tap in range(kernel):
-                phases[:, phase, :, self.reach + (phase + tap - kernel + 1) // self.rate] += self.weight[:, :, tap]
+                phases[:, phase, :, self.reach + (phase + tap - kernel + 1) // self.rate] += (
+                    self.weight[:, :, tap]
+                )
         self.phases = phases.flatten(0, 1)
         if self.bias is not None:
             self.phase_bias = self.bias.repeat_interleave(self.rate)
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         if self.training:  # on whole sequences; the weights are not to be frozen yet
-            return super().forward(F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0)))
+            return super().forward(
+                F.pad(x.repeat_interleave(self.rate, dim=2), (self.kernel_size[0] - 1, 0))
+            )
         x = step.with_context(self, x, self.reach)
         x = F.conv1d(x.to(self.phases.dtype), self.phases, self.phase_bias).to(x.dtype)
         return x.unflatten(1, (-1, self.rate)).transpose(2, 3).flatten(2)
@@ -183,14 +215,19 @@ _MAX_MAGNITUDE = 100.0
 
 
 def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine has convolutions.
+    """Short-time Fourier transform as convolution kernels: 16 samples need no FFT, and every engine
+    has convolutions.
 
-    Of a window (n,), kernels of analysis and synthesis are (n + 2, 1, n): real parts of all bins, then imaginary ones.
+    Of a window (n,), kernels of analysis and synthesis are (n + 2, 1, n): real parts of all bins,
+    then imaginary ones.
     """
     size = len(window)
-    angle = 2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
+    angle = (
+        2 * math.pi / size * torch.outer(torch.arange(size // 2 + 1), torch.arange(size)).double()
+    )
     waves = torch.cat((angle.cos(), -angle.sin()))  # (n + 2, n)
-    # All bins but the first and the last stand for two of the inverse transform, their mirror image included.
+    # All bins but the first and the last stand for two of the inverse transform, their mirror image
+    # included.
     twice = torch.full((size // 2 + 1,), 2.0, dtype=torch.float64)
     twice[0] = twice[-1] = 1.0
     inverse = waves * twice.repeat(2)[:, None] / size
@@ -198,7 +235,9 @@ def fourier_kernels(window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Analysis(Streaming):
-    """STFT of a signal with half a window mirrored at both ends; a window has n_fft samples, `hop` apart."""
+    """STFT of a signal with half a window mirrored at both ends; a window has n_fft samples, `hop`
+    apart.
+    """
 
     kernels: torch.Tensor
 
@@ -206,7 +245,9 @@ class Analysis(Streaming):
         super().__init__()
         self.edge, self.hop, self.input_delay = n_fft // 2, hop, input_delay
         self.state_shape = (1, self.edge - input_delay + hop * self.output_delay)
-        self.register_buffer("kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False)
+        self.register_buffer(
+            "kernels", fourier_kernels(torch.hann_window(n_fft))[0], persistent=False
+        )
 
     @property
     def output_delay(self) -> int:
@@ -214,7 +255,11 @@ class Analysis(Streaming):
 
     def forward(self, signal: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """(B, 1, N) to (B, n_fft + 2, N / hop + 1): real parts, then imaginary parts."""
-        return F.conv1d(step.with_context(self, signal, self.edge, self.edge, "reflect"), self.kernels, stride=self.hop)
+        return F.conv1d(
+            step.with_context(self, signal, self.edge, self.edge, "reflect"),
+            self.kernels,
+            stride=self.hop,
+        )
 
 
 class Synthesis(nn.Module):
@@ -225,7 +270,9 @@ class Synthesis(nn.Module):
 
     def __init__(self, n_fft: int, hop: int, input_delay: int) -> None:
         super().__init__()
-        self.overlap = Overlap(n_fft + 3, n_fft, hop, cut=n_fft // 2, input_delay=input_delay, extra_inputs=1)
+        self.overlap = Overlap(
+            n_fft + 3, n_fft, hop, cut=n_fft // 2, input_delay=input_delay, extra_inputs=1
+        )
         self.bins = n_fft // 2 + 1
         window = torch.hann_window(n_fft)
         self.register_buffer("kernels", fourier_kernels(window)[1], persistent=False)
@@ -237,13 +284,18 @@ class Synthesis(nn.Module):
         return self.overlap.output_delay
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) * hop)."""
+        """(B, n_fft + 2, frames), as HiFT's last convolution gives them, to (B, (frames - 1) *
+        hop).
+        """
         magnitude = x[:, : self.bins].exp().clamp(max=_MAX_MAGNITUDE)
         angle = x[:, self.bins :].sin()  # the sine of the output is the phase, in radians (Q24)
-        there = torch.ones_like(magnitude[:, :1])  # where there is a window, and not before the first or after the last
+        # where there is a window, and not before the first or after the last
+        there = torch.ones_like(magnitude[:, :1])
         stft = torch.cat((magnitude * angle.cos(), magnitude * angle.sin(), there), dim=1)
         stft, hop = self.overlap.with_context(stft, step), self.overlap.stride
         audio = F.conv_transpose1d(stft[:, :-1], self.kernels, stride=hop)
         weight = F.conv_transpose1d(stft[:, -1:], self.weights, stride=hop)
-        audio, weight = (self.overlap.complete_outputs(each, stft.shape[2], step) for each in (audio, weight))
+        audio, weight = (
+            self.overlap.complete_outputs(each, stft.shape[2], step) for each in (audio, weight)
+        )
         return (audio / weight)[:, 0]

@@ -1,4 +1,7 @@
-"""Attention masks of the estimator. Frames count from the start of the prompt, so that they are the same everywhere."""
+"""Attention masks of the estimator.
+
+Frames count from the start of the prompt, so that they are the same everywhere.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,14 @@ _NEVER = -30000.0
 class BlockMask:
     """Attention mask of a stream, block by block.
 
-    A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last `left_blocks` ones and those
-    of the prefix.
+    A frame sees its own block and, before it, all blocks (`left_blocks` < 0), or the last
+    `left_blocks` ones and those of the prefix.
     """
 
     block_frames: int  # of one attention block
     left_blocks: int = -1
-    prefix_blocks: int = 0  # at the start, that always stay visible: those that depend on the voice alone
+    # at the start, that always stay visible: those that depend on the voice alone
+    prefix_blocks: int = 0
     joined_blocks: int = 0  # at the start, that see one another as if they were one
 
     def allows(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -48,14 +52,20 @@ class BlockMask:
 def attention_bias(allowed: torch.Tensor) -> torch.Tensor:
     """Bias of attention scores, float32: 0 where allowed, else so little that softmax gives zero.
 
-    Attention takes the bool mask as well, but would then do this anew in every layer and step: 4 % of a chunk's time.
-    Minus infinity is avoided: a query that may see nothing, in padding, would give NaN, and float16 ends at 65504.
+    Attention takes the bool mask as well, but would then do this anew in every layer and step: 4 %
+    of a chunk's time.
+    Minus infinity is avoided: a query that may see nothing, in padding, would give NaN, and float16
+    ends at 65504.
     """
     return torch.zeros(allowed.shape, device=allowed.device).masked_fill(~allowed, _NEVER)
 
 
-def guided_mask(mask: Mask, frames: int, block_frames: int, device: torch.device | None = None) -> torch.Tensor:
-    """Mask (frames, frames) of a layer with guided attention: rows are queries; the first frame starts a block."""
+def guided_mask(
+    mask: Mask, frames: int, block_frames: int, device: torch.device | None = None
+) -> torch.Tensor:
+    """Mask (frames, frames) of a layer with guided attention: rows are queries; the first frame
+    starts a block.
+    """
     block = torch.arange(frames, device=device) // block_frames
     before, after = SEES[mask]
     distance = block[None, :] - block[:, None]
@@ -66,5 +76,8 @@ def guided_biases(
     attention: GuidedAttention, frames: int, block_frames: int, device: torch.device | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Biases of the attention scores of every layer, each (frames, frames)."""
-    biases = {mask: attention_bias(guided_mask(mask, frames, block_frames, device)) for mask in set(attention.layers)}
+    biases = {
+        mask: attention_bias(guided_mask(mask, frames, block_frames, device))
+        for mask in set(attention.layers)
+    }
     return tuple(biases[mask] for mask in attention.layers)

@@ -1,4 +1,6 @@
-"""Noise of the flow and of the harmonic source: each number is a function of its place in the utterance alone."""
+"""Noise of the flow and of the harmonic source: each number is a function of its place in the
+utterance alone.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ PAGE_FRAMES = 15000  # the public buffer: 300 s at 50 frames per second
 @lru_cache(maxsize=4)
 def _page(index: int, bands: int, device: torch.device) -> torch.Tensor:
     """(bands, PAGE_FRAMES). Page 0 is the public buffer; later pages have seeds of their own."""
-    generator = torch.Generator().manual_seed(PUBLIC_SEED + index)  # of the CPU: others draw other numbers
+    # of the CPU: others draw other numbers
+    generator = torch.Generator().manual_seed(PUBLIC_SEED + index)
     return torch.randn(1, bands, PAGE_FRAMES, generator=generator)[0].to(device)
 
 
 def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Blocks of so many numbers each that those from `start` to `stop` lie in, and which of theirs these are."""
+    """Blocks of so many numbers each that those from `start` to `stop` lie in, and which of theirs
+    these are.
+    """
     while start < stop:
         block, offset = divmod(start, size)
         yield block, slice(offset, min(size, offset + stop - start))
@@ -35,13 +40,15 @@ def _stretches(start: int, stop: int, size: int) -> Iterator[tuple[int, slice]]:
 class FlowNoise:
     """Gaussian noise of every frame, counted from the start of the prompt.
 
-    A stock CosyVoice3 seeds all generators with 0 and draws 300 s; the same numbers are drawn here when first needed.
-    Past their end the noise goes on with other seeds instead of failing.
+    A stock CosyVoice3 seeds all generators with 0 and draws 300 s; the same numbers are drawn here
+    when first needed. Past their end the noise goes on with other seeds instead of failing.
 
     A table (bands, T) replaces the first T frames, for models that were built with other noise.
     """
 
-    def __init__(self, bands: int, table: torch.Tensor | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, bands: int, table: torch.Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> None:
         self._bands = bands
         self._device = torch.device(device)
         self._table = torch.empty(bands, 0, device=device) if table is None else table.to(device)
@@ -63,24 +70,27 @@ _BLOCKS_KEPT = 8
 
 
 class SourceNoise:
-    """Uniform [0, 1) numbers for every sample and harmonic, counted from the first sample of the utterance.
+    """Uniform [0, 1) numbers for every sample and harmonic, counted from the first sample of the
+    utterance.
 
-    The public buffer holds 300 s, 260 MB. Its generator is sequential, so a block of it can be drawn alone once the
-    generator's state at its start is known: 5 kB a second are kept instead, and the last few blocks. Past 300 s every
-    block has a seed of its own.
+    The public buffer holds 300 s, 260 MB. Its generator is sequential, so a block of it can be
+    drawn alone once the generator's state at its start is known: 5 kB a second are kept instead,
+    and the last few blocks. Past 300 s every block has a seed of its own.
 
     Args:
         harmonics: sines per sample, the fundamental included.
         skip: numbers to draw before the first sample (`draws_before_source` of CosyVoice3).
-        table: (N, harmonics) that replaces the first N samples, for models that were built with other noise; float,
-            or (N, harmonics, 3) uint8 for 24-bit integers, low byte first, in units of 2**-24.
+        table: (N, harmonics) that replaces the first N samples, for models that were built with
+            other noise; float, or (N, harmonics, 3) uint8 for 24-bit integers, low byte first, in
+            units of 2**-24.
     """
 
     def __init__(self, harmonics: int, skip: int, table: torch.Tensor | None = None) -> None:
         self._harmonics = harmonics
         self._skip = skip
         self._table = table if table is not None else torch.empty(0, harmonics)
-        # One piece of memory: 300 small ones, made as a stream goes on, leave a heap that is all holes (110 MiB).
+        # One piece of memory: 300 small ones, made as a stream goes on, leave a heap that is all
+        # holes (110 MiB).
         state = torch.Generator().get_state()
         self._states = state.new_empty(_PUBLIC_BLOCKS + 1, len(state))
         self._known = 0
@@ -90,14 +100,21 @@ class SourceNoise:
     def window(self, start: int, stop: int) -> torch.Tensor:
         """(stop - start, harmonics) float32 on the CPU."""
         drawn = _stretches(max(start, len(self._table)), stop, _BLOCK_SAMPLES)
-        return torch.cat((_unpacked(self._table[start:stop]), *(self._block(block)[part] for block, part in drawn)))
+        return torch.cat(
+            (
+                _unpacked(self._table[start:stop]),
+                *(self._block(block)[part] for block, part in drawn),
+            )
+        )
 
     def _block(self, index: int) -> torch.Tensor:
         with self._lock:
             if index in self._blocks:
                 self._blocks.move_to_end(index)
                 return self._blocks[index]
-            self._blocks[index] = block = self._public(index) if index < _PUBLIC_BLOCKS else self._seeded(index)
+            self._blocks[index] = block = (
+                self._public(index) if index < _PUBLIC_BLOCKS else self._seeded(index)
+            )
             if len(self._blocks) > _BLOCKS_KEPT:
                 self._blocks.popitem(last=False)
             return block
@@ -109,7 +126,8 @@ class SourceNoise:
             torch.rand(self._skip, generator=generator)
             self._keep(0, generator)
         nearest = min(index, self._known - 1)
-        generator.set_state(self._states[nearest].clone())  # torch 2.13 reads a view from its storage's start
+        # torch 2.13 reads a view from its storage's start
+        generator.set_state(self._states[nearest].clone())
         for at in range(nearest, index + 1):
             block = torch.rand(_BLOCK_SAMPLES, self._harmonics, generator=generator)
             self._keep(at + 1, generator)
@@ -127,7 +145,9 @@ class SourceNoise:
 
 
 class NormalNoise(SourceNoise):
-    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any will do."""
+    """Gaussian numbers, for sources whose published noise is other for every utterance, so that any
+    will do.
+    """
 
     def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
         super().__init__(harmonics, 0, table)
@@ -153,10 +173,12 @@ _MOST_BLOCKS = 300  # five minutes, 29 MB; more only if one batch needs more
 
 
 class NoiseTable:
-    """Merged noise by mel frames. Blocks are drawn when a stream first gets that far, and serve all that follow.
+    """Merged noise by mel frames. Blocks are drawn when a stream first gets that far, and serve all
+    that follow.
 
-    The numbers come from torch's generator on the CPU, which no device can repeat; so they are drawn there, in order,
-    and copied once. Which rows a chunk needs is told in numbers of rows: the device looks them up by itself.
+    The numbers come from torch's generator on the CPU, which no device can repeat; so they are
+    drawn there, in order, and copied once. Which rows a chunk needs is told in numbers of rows: the
+    device looks them up by itself.
 
     Attributes:
         late: frames by which the source's F0 is late in pieces, and its noise with it.
@@ -170,9 +192,11 @@ class NoiseTable:
         self.late = source.input_delay
         self._samples = source.config.samples_per_frame
         self.rows = source.l_linear.weight.new_zeros(_FIRST_BLOCKS * _BLOCK_FRAMES, self._samples)
-        self._place = np.full(_FIRST_BLOCKS, -1)  # of every block of an utterance: in the table, or nowhere
+        # of every block of an utterance: in the table, or nowhere
+        self._place = np.full(_FIRST_BLOCKS, -1)
         self._holds = np.full(_FIRST_BLOCKS, -1)  # of every place: the block that is there
-        self._used = np.zeros(_FIRST_BLOCKS, np.int64)  # of every place: the call that last asked for it
+        # of every place: the call that last asked for it
+        self._used = np.zeros(_FIRST_BLOCKS, np.int64)
         self._calls = 0
         self.lock = threading.Lock()
 
@@ -182,9 +206,11 @@ class NoiseTable:
 
     @torch.inference_mode()
     def find(self, starts: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """Finds the rows (B, width) where the noise of some stretches stands; until the next call it stays there.
+        """Finds the rows (B, width) where the noise of some stretches stands; until the next call
+        it stays there.
 
-        `starts` (B,) are their first frames from the start of the utterance on; any row stands for one before it.
+        `starts` (B,) are their first frames from the start of the utterance on; any row stands for
+        one before it.
         """
         self._calls += 1
         frames = np.maximum(starts[:, None] + np.arange(width), 0)
@@ -204,7 +230,9 @@ class NoiseTable:
         samples = _BLOCK_FRAMES * self._samples
         drawn = self._noise.window(block * samples, (block + 1) * samples)
         merged = self._source.merged(drawn.to(self.rows.device))
-        self.rows[place * _BLOCK_FRAMES : (place + 1) * _BLOCK_FRAMES] = merged.unflatten(0, (-1, self._samples))
+        self.rows[place * _BLOCK_FRAMES : (place + 1) * _BLOCK_FRAMES] = merged.unflatten(
+            0, (-1, self._samples)
+        )
         self._place[block], self._holds[place], self._used[place] = place, block, self._calls
 
     def _free_place(self) -> int:

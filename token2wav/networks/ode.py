@@ -22,11 +22,13 @@ def time_grid(steps: int, schedule: ScheduleConfig = _COSINE) -> torch.Tensor:
     return 1 - torch.cos(grid * 0.5 * math.pi) if schedule.kind == "cosine" else grid
 
 
-def solver_times(steps: int, schedule: ScheduleConfig = _COSINE) -> tuple[torch.Tensor, torch.Tensor]:
+def solver_times(
+    steps: int, schedule: ScheduleConfig = _COSINE
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Times at which the estimator is evaluated, and step widths, each (steps,).
 
-    The public solver adds widths up instead of reading the grid. The times differ from the grid by rounding only, but
-    they are multiplied by 1000 before a sine, where that shows (1e-5).
+    The public solver adds widths up instead of reading the grid. The times differ from the grid by
+    rounding only, but they are multiplied by 1000 before a sine, where that shows (1e-5).
     """
     grid = time_grid(steps, schedule)
     t, width = grid[0], grid[1] - grid[0]
@@ -50,7 +52,9 @@ class OdeTables:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> OdeTables:
+    def of(
+        cls, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
+    ) -> OdeTables:
         times, widths = solver_times(steps, schedule)
         device = next(estimator.parameters()).device
         each = zip(times[:, None].to(device), (times + widths)[:, None].to(device), strict=True)
@@ -65,11 +69,15 @@ class OdeTables:
         return x + self.widths[step] * guided
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """The state (B, ...) for conditional and, with guidance, unconditional rows: (B or 2B, ...)."""
+        """The state (B, ...) for conditional and, with guidance, unconditional rows: (B or 2B,
+        ...).
+        """
         return torch.cat((x, x)) if self.guidance else x
 
     def guided(self, *conditions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Conditions (B, ...) of conditional rows, then zeros for unconditional ones, the speaker included (Q6)."""
+        """Conditions (B, ...) of conditional rows, then zeros for unconditional ones, the speaker
+        included (Q6).
+        """
         if not self.guidance:
             return conditions
         return tuple(torch.cat((value, torch.zeros_like(value))) for value in conditions)
@@ -81,13 +89,20 @@ class EulerSolver:
     `guidance` is the classifier-free guidance rate; the schedule says where steps begin.
     """
 
-    def __init__(self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE) -> None:
+    def __init__(
+        self, estimator: Estimator, steps: int, guidance: float, schedule: ScheduleConfig = _COSINE
+    ) -> None:
         self._estimator = estimator
         self.tables = OdeTables.of(estimator, steps, guidance, schedule)
 
     @torch.inference_mode()
     def solve(
-        self, noise: torch.Tensor, mu: torch.Tensor, spk: torch.Tensor, cond: torch.Tensor, mask: torch.Tensor | None
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        spk: torch.Tensor,
+        cond: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Noise to mel (B, bands, T), for whole sequences that start with their prompt.
 
@@ -100,6 +115,8 @@ class EulerSolver:
         rope = self._estimator.rope(torch.arange(noise.shape[2], device=noise.device))
         x = noise
         for index, modulation in enumerate(self.tables.modulation):
-            velocity = self._estimator.velocity(self.tables.rows(x), conditions, modulation, bias, rope=rope)
+            velocity = self._estimator.velocity(
+                self.tables.rows(x), conditions, modulation, bias, rope=rope
+            )
             x = self.tables.advance(index, x, velocity)
         return x

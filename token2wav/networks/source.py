@@ -27,7 +27,8 @@ _CONVS, _KERNEL = 5, 3
 
 
 class F0Predictor(nn.Module):
-    """Predictor of F0 from mel, in double precision (Q17): F0 integrates into phase, so errors grow.
+    """Predictor of F0 from mel, in double precision (Q17): F0 integrates into phase, so errors
+    grow.
 
     In a stream its output is `output_delay` frames late.
     """
@@ -37,7 +38,10 @@ class F0Predictor(nn.Module):
         channels = config.f0_channels
         if config.causal:
             convs = [lookahead_conv(config.in_channels, channels, F0_LOOKAHEAD + 1)]
-            convs += [causal_conv(channels, channels, _KERNEL, input_delay=F0_LOOKAHEAD) for _ in range(_CONVS - 1)]
+            convs += [
+                causal_conv(channels, channels, _KERNEL, input_delay=F0_LOOKAHEAD)
+                for _ in range(_CONVS - 1)
+            ]
         else:
             widths = [config.in_channels] + [channels] * (_CONVS - 1)
             convs = [
@@ -45,7 +49,9 @@ class F0Predictor(nn.Module):
                 for input_delay, width in enumerate(widths)
             ]
         self.output_delay, self._rounds = convs[-1].output_delay, config.causal
-        self.condnet = nn.Sequential(*(layer for conv in convs for layer in (weight_norm(conv), nn.ELU())))
+        self.condnet = nn.Sequential(
+            *(layer for conv in convs for layer in (weight_norm(conv), nn.ELU()))
+        )
         self.classifier = nn.Linear(channels, 1)
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
@@ -81,26 +87,35 @@ class HarmonicSource(Streaming):
         return self.input_delay * self.config.samples_per_frame
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
+        self,
+        f0: torch.Tensor,
+        noise: torch.Tensor,
+        phase: Phase = "exact",
+        step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
         """Excitation (B, 1, T * samples_per_frame) of the next frames.
 
         Args:
             f0: (B, T) in Hz, one value per mel frame.
-            noise: (T * samples_per_frame,) as `merged` gives it; or (B, T * samples_per_frame), one for each row.
+            noise: (T * samples_per_frame,) as `merged` gives it; or (B, T * samples_per_frame), one
+                for each row.
             phase: rounding of the phase, see `frame_sines`.
             piece: their place in the utterances.
         """
         repeat = self.config.samples_per_frame
         if step.first:
-            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))  # nothing turns before the start
+            # nothing turns before the start
+            f0 = F.pad(f0[:, self.input_delay :], (self.input_delay, 0))
         kept = None if step.first or step.state is None else step.state[self]
         sine, amplitude, carry = self.frames(f0, phase, kept)
         step.save_state(self, carry)
-        # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a smooth wave), so
-        # harmonics are merged before they are repeated, and noise before it is known how loud it is.
+        # Sines and amplitudes are constant within a frame (the published sine is a staircase, not a
+        # smooth wave), so harmonics are merged before they are repeated, and noise before it is
+        # known how loud it is.
         merged = self.l_linear(sine)[..., 0].repeat_interleave(repeat, dim=1)
-        return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[:, None]
+        return torch.tanh(torch.addcmul(merged, amplitude.repeat_interleave(repeat, dim=1), noise))[
+            :, None
+        ]
 
     def merged(self, noise: torch.Tensor) -> torch.Tensor:
         """Uniform numbers (N, harmonics) as they enter the excitation, (N,)."""
@@ -109,7 +124,9 @@ class HarmonicSource(Streaming):
     def frames(
         self, f0: torch.Tensor, phase: Phase, carry: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parts of the excitation: sines (B, T, harmonics), amplitude of the noise (B, T), and the carry."""
+        """Parts of the excitation: sines (B, T, harmonics), amplitude of the noise (B, T), and the
+        carry.
+        """
         sine, carry = frame_sines(self._increments(f0), self.config.samples_per_frame, phase, carry)
         gain, amplitude = self._levels(f0)
         return sine * gain[..., None], amplitude, carry
@@ -120,33 +137,51 @@ class HarmonicSource(Streaming):
         return (f0[..., None] * multiples / self.config.sampling_rate) % 1
 
     def _levels(self, f0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Amplitudes of sines and of noise, (B, T) each. CosyVoice3's noise is uniform: its mean is half of that."""
+        """Amplitudes of sines and of noise, (B, T) each.
+
+        CosyVoice3's noise is uniform: its mean is half of that.
+        """
         config = self.config
         voiced = (f0 > config.nsf_voiced_threshold).float()
-        return config.nsf_alpha * voiced, voiced * config.nsf_sigma + (1 - voiced) * config.nsf_alpha / 3
+        return config.nsf_alpha * voiced, voiced * config.nsf_sigma + (
+            1 - voiced
+        ) * config.nsf_alpha / 3
 
 
 class SmoothSource(HarmonicSource):
-    """Harmonic source of earlier generations: the phase goes in a straight line from the middle of a frame to the next.
+    """Harmonic source of earlier generations: the phase goes in a straight line from the middle of
+    a frame to the next.
 
-    So a piece ends in the middle of its last frame. Before the first middle and after the last one phases rest.
+    So a piece ends in the middle of its last frame. Before the first middle and after the last one
+    phases rest.
     """
 
     def __init__(self, config: HiFTConfig, input_delay: int) -> None:
         super().__init__(config, input_delay)
-        self.levels_delay = Delay(2, config.samples_per_frame // 2, input_delay=input_delay * config.samples_per_frame)
+        self.levels_delay = Delay(
+            2, config.samples_per_frame // 2, input_delay=input_delay * config.samples_per_frame
+        )
 
     @property
     def output_delay(self) -> int:
         return self.levels_delay.output_delay
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
+        self,
+        f0: torch.Tensor,
+        noise: torch.Tensor,
+        phase: Phase = "exact",
+        step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
-        """As that of `HarmonicSource`, `output_delay` late. `phase` changes nothing: its rounding is CosyVoice3's."""
+        """As that of `HarmonicSource`, `output_delay` late.
+
+        `phase` changes nothing: its rounding is CosyVoice3's.
+        """
         repeat = self.config.samples_per_frame
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
-        gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), step).unbind(1)
+        gain, noise = self.levels_delay(torch.stack((gain, amplitude * noise), dim=1), step).unbind(
+            1
+        )
         cycles = self._increments(f0).double() * repeat  # (B, T, harmonics) in a frame
         if step.state is None:
             cycles = F.pad(cycles, (0, 0, 0, 1))
@@ -161,9 +196,11 @@ class SmoothSource(HarmonicSource):
             ends, slopes = step.state[self][:, None] + cycles.cumsum(dim=1), cycles
         step.save_state(self, ends[:, -1] % 1)
         back = (torch.arange(repeat, device=f0.device, dtype=torch.float64) + 0.5) / repeat - 1
-        angles = torch.addcmul(ends[..., None] % 1, slopes[..., None], back) % 1  # (B, T, harmonics, samples)
+        # (B, T, harmonics, samples)
+        angles = torch.addcmul(ends[..., None] % 1, slopes[..., None], back) % 1
         sines = torch.sin(angles.float() * (2 * math.pi))
-        merged = (self.l_linear.weight @ sines).flatten(1)  # (B, T * samples), half a frame early on whole sequences
+        # (B, T * samples), half a frame early on whole sequences
+        merged = (self.l_linear.weight @ sines).flatten(1)
         if step.state is None:
             merged = merged[:, repeat // 2 : repeat // 2 + gain.shape[1]]
         return torch.tanh(torch.addcmul(noise, gain, merged) + self.l_linear.bias)[:, None]
@@ -174,9 +211,10 @@ def frame_sines(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sine of every harmonic at the end of every frame.
 
-    The increments are the published ones; only how they are summed differs. `reference`, for whole utterances, rounds
-    every partial sum to float32 before it is scaled to radians, as torch's cumsum does on a CPU; the rounding grows
-    with the sum. `exact` sums in double precision and keeps the phase modulo one cycle, so that it never drifts.
+    The increments are the published ones; only how they are summed differs. `reference`, for whole
+    utterances, rounds every partial sum to float32 before it is scaled to radians, as torch's
+    cumsum does on a CPU; the rounding grows with the sum. `exact` sums in double precision and
+    keeps the phase modulo one cycle, so that it never drifts.
 
     Args:
         increments: (B, T, harmonics) cycles per sample, float32, each for `samples_per_frame`.

@@ -1,8 +1,10 @@
-"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: frames in, their velocity out.
+"""Step-Audio2's flow-matching estimator, a DiT with convolutions in every layer: frames in, their
+velocity out.
 
-Attention has no positions, its queries and keys are normalised, and convolutions see the past only. So with a memory it
-continues an utterance whose past is cached; without one it takes whole sequences. Everything that depends on the ODE
-time alone is computed apart (`StepAudioDiT.modulation`), so that it can be a table. Parameter names are those of public
+Attention has no positions, its queries and keys are normalised, and convolutions see the past only.
+So with a memory it continues an utterance whose past is cached; without one it takes whole
+sequences. Everything that depends on the ODE time alone is computed apart
+(`StepAudioDiT.modulation`), so that it can be a table. Parameter names are those of public
 `flow.pt` files below `decoder.estimator.`.
 """
 
@@ -45,7 +47,9 @@ class StepAudioDiT(Estimator):
         self.attention = layers, heads, dim_head
         self.t_embedder = nn.ModuleDict({"mlp": _mlp(_TIME_DIM, channels)})
         self.in_proj = nn.Linear(4 * bands, channels)
-        self.blocks = nn.ModuleList(_Layer(channels, heads, dim_head, index) for index in range(layers))
+        self.blocks = nn.ModuleList(
+            _Layer(channels, heads, dim_head, index) for index in range(layers)
+        )
         self.final_layer = nn.ModuleDict({"adaLN_modulation": _modulation(channels, 2)})
         self.final_layer["linear"] = nn.Linear(channels, bands)
         self.convolutions = [module for module in self.modules() if isinstance(module, CausalConv)]
@@ -59,14 +63,21 @@ class StepAudioDiT(Estimator):
         exponents = torch.arange(half, device=t.device).float() * -(math.log(_TIME_BASE) / half)
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
         time = F.silu(self.t_embedder["mlp"](torch.cat((angle.cos(), angle.sin()), dim=-1)))
-        parts = [block.get_submodule("adaLN_modulation")(time).unflatten(-1, (9, -1)) for block in self.blocks]
+        parts = [
+            block.get_submodule("adaLN_modulation")(time).unflatten(-1, (9, -1))
+            for block in self.blocks
+        ]
         final = self.final_layer["adaLN_modulation"](time).unflatten(-1, (2, -1))
         return torch.stack(parts), final
 
-    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+    def prepare_conditions(
+        self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
+    ) -> torch.Tensor:
         """Projects the conditions, see `Estimator`; (B, T, channels)."""
         parts = torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1)
-        return F.linear(parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias)
+        return F.linear(
+            parts.transpose(1, 2), self.in_proj.weight[:, len(mu[0]) :], self.in_proj.bias
+        )
 
     def velocity(
         self,
@@ -78,7 +89,8 @@ class StepAudioDiT(Estimator):
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
-        h = F.linear(x.transpose(1, 2), self.in_proj.weight[:, : x.shape[1]]) + conditions  # (B, T, channels)
+        # (B, T, channels)
+        h = F.linear(x.transpose(1, 2), self.in_proj.weight[:, : x.shape[1]]) + conditions
         blocks, out = modulation
         for block, vectors in zip(self.blocks, blocks, strict=True):
             h = block(h, vectors, bias, memory)
@@ -109,12 +121,22 @@ class _Layer(nn.Module):
         self.adaLN_modulation = _modulation(channels, 9)
 
     def forward(
-        self, x: torch.Tensor, vectors: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+        self,
+        x: torch.Tensor,
+        vectors: torch.Tensor,
+        bias: torch.Tensor | None,
+        memory: Memory | None,
     ) -> torch.Tensor:
-        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention, feed-forward, conv."""
+        """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention,
+        feed-forward, conv.
+        """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
-        x = x + attend[:, 2:] * self.attn(modulated_norm(x, attend[:, 0], attend[:, 1]), bias, memory)
-        x = x + convolve[:, 2:] * self.conv(modulated_norm(x, convolve[:, 0], convolve[:, 1]), memory)
+        x = x + attend[:, 2:] * self.attn(
+            modulated_norm(x, attend[:, 0], attend[:, 1]), bias, memory
+        )
+        x = x + convolve[:, 2:] * self.conv(
+            modulated_norm(x, convolve[:, 0], convolve[:, 1]), memory
+        )
         return x + feed[:, 2:] * self.mlp(modulated_norm(x, feed[:, 0], feed[:, 1]))
 
 
@@ -133,13 +155,22 @@ class _Attention(nn.Module):
         self.proj = nn.Linear(heads * dim_head, channels)
         self._attend = partial(attended, heads)
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+    ) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
         half = x.to(self.to_q.weight.dtype)
-        q, k = self._normal(self.q_norm, self.to_q(half)), self._normal(self.k_norm, self.to_k(half))
+        q, k = (
+            self._normal(self.q_norm, self.to_q(half)),
+            self._normal(self.k_norm, self.to_k(half)),
+        )
         v = self.to_v(half)
         bias = None if bias is None else bias.to(q.dtype)
-        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.index, self._attend, q, k, v, bias)
+        h = (
+            self._attend(q, k, v, bias)
+            if memory is None
+            else memory.attend(self.index, self._attend, q, k, v, bias)
+        )
         return self.proj(h).to(x.dtype)
 
     def _normal(self, norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +197,9 @@ class _FeedForward(nn.Module):
         self.fc2 = nn.Linear(_FF_MULT * channels, channels)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x.to(self.fc1.weight.dtype)), approximate="tanh")).to(x.dtype)
+        return self.fc2(F.gelu(self.fc1(x.to(self.fc1.weight.dtype)), approximate="tanh")).to(
+            x.dtype
+        )
 
 
 def _mlp(inputs: int, channels: int) -> nn.Sequential:
@@ -174,5 +207,7 @@ def _mlp(inputs: int, channels: int) -> nn.Sequential:
 
 
 def _modulation(channels: int, vectors: int) -> nn.Sequential:
-    """Projection to modulation vectors, of what SiLU makes of the embedded time: it is the same for all layers."""
+    """Projection to modulation vectors, of what SiLU makes of the embedded time: it is the same for
+    all layers.
+    """
     return nn.Sequential(nn.Identity(), nn.Linear(channels, vectors * channels))

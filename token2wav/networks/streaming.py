@@ -1,13 +1,15 @@
-"""Layers that run on a whole sequence, or on a stream step by step, with the same result up to rounding.
+"""Layers that run on a whole sequence, or on a stream step by step, with the same result up to
+rounding.
 
-A layer declares its state: the last positions of its input that its kernel reaches back to. A layer that looks to the
-right gives its output late. Each layer adds its own delay to the delay of its input, so the outputs of a step belong to
-positions that many steps of input earlier. All steps of one length therefore have the same shapes, and nothing is
-computed twice.
+A layer declares its state: the last positions of its input that its kernel reaches back to. A layer
+that looks to the right gives its output late. Each layer adds its own delay to the delay of its
+input, so the outputs of a step belong to positions that many steps of input earlier. All steps of
+one length therefore have the same shapes, and nothing is computed twice.
 
-A step at the start of a stream has no input before its first position, and a step at the end has none behind the last
-one. Every layer replaces these positions by zeros, or by its own kind of padding. The step that ends a stream is longer
-by the delay of the network, so that all outputs come out. A whole sequence needs neither state nor delay.
+A step at the start of a stream has no input before its first position, and a step at the end has
+none behind the last one. Every layer replaces these positions by zeros, or by its own kind of
+padding. The step that ends a stream is longer by the delay of the network, so that all outputs come
+out. A whole sequence needs neither state nor delay.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from torch import nn
 
 
 class Activation(Protocol):
-    """Function of every number of a tensor; it returns the result, and writes it to `out` where that is given."""
+    """Function of every number of a tensor; it returns the result, and writes it to `out` where
+    that is given.
+    """
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
 
@@ -66,7 +70,8 @@ class VocoderNetwork(nn.Module):
     Attributes:
         bands: mel bands.
         frame_samples: samples of audio per mel frame.
-        output_delay: samples by which the audio of a step is late, because the network looks to the right.
+        output_delay: samples by which the audio of a step is late, because the network looks to the
+            right.
         m_source: makes an excitation of noise (`HarmonicSource`); only in networks that take noise.
     """
 
@@ -85,14 +90,20 @@ class VocoderNetwork(nn.Module):
         return -(-self.output_delay // self.frame_samples)
 
     def freeze(self) -> None:
-        """Ends loading: the weights no longer change, and results that depend on them alone are computed once."""
+        """Ends loading: the weights no longer change, and results that depend on them alone are
+        computed once.
+        """
         self.eval().requires_grad_(False)
 
     def vocode(self, mel: torch.Tensor, noise: Any, *, phase: Any = "exact") -> torch.Tensor:
-        """Audio (B, samples) of mel (B, bands, T) of whole utterances; see `HiFT` for noise and phase of a source."""
+        """Audio (B, samples) of mel (B, bands, T) of whole utterances; see `HiFT` for noise and
+        phase of a source.
+        """
         return self(mel)[:, 0]
 
-    def run_step(self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None) -> torch.Tensor:
+    def run_step(
+        self, mel: torch.Tensor, noise: torch.Tensor, step: StreamStep, decode: Any = None
+    ) -> torch.Tensor:
         """Audio (B, samples), late by `output_delay`, of the next mel (B, bands, T) of streams.
 
         Args:
@@ -106,17 +117,19 @@ class VocoderNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class StreamStep:
-    """One step of a streaming network: the position of its input in the streams, and the state of every layer.
+    """One step of a streaming network: the position of its input in the streams, and the state of
+    every layer.
 
-    All streams of a batch are at the same position. A layer reads its state unless the step is the first, and writes it
-    unless the step is the last.
+    All streams of a batch are at the same position. A layer reads its state unless the step is the
+    first, and writes it unless the step is the last.
 
     Attributes:
-        state: tensor (batch, *state_shape) for each layer that has a state; None computes whole sequences.
+        state: tensor (batch, *state_shape) for each layer that has a state; None computes whole
+            sequences.
         first: whether the streams begin with this step.
         frames: number of input frames of the network in this step.
-        frames_past_end: number of trailing zero frames behind the end of the streams. They flush the delay of the
-            network. 0 unless the streams end with this step.
+        frames_past_end: number of trailing zero frames behind the end of the streams. They flush
+            the delay of the network. 0 unless the streams end with this step.
     """
 
     state: Mapping[Streaming, torch.Tensor] | None = None
@@ -133,16 +146,18 @@ class StreamStep:
         mode: str = "constant",
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Returns the input of a layer with its context: the state in front, and padding at the ends of a stream.
+        """Returns the input of a layer with its context: the state in front, and padding at the
+        ends of a stream.
 
         Args:
             layer: layer whose state is read, and replaced by the end of the result.
             x: (B, C, T) input of the layer, before the activation.
             left: positions of padding at the start of a stream.
-            right: positions of padding at the end of a stream; None if no output looks to the right, so that any values
-                may stand there.
+            right: positions of padding at the end of a stream; None if no output looks to the
+                right, so that any values may stand there.
             mode: kind of padding, see `torch.nn.functional.pad`.
-            activation: activation of x. It writes into the result, which saves a copy of the whole tensor.
+            activation: activation of x. It writes into the result, which saves a copy of the whole
+                tensor.
         """
         if self.state is None:
             x = activation(x) if activation else x
@@ -153,8 +168,15 @@ class StreamStep:
         begin = layer.input_delay if self.first else 0
         stop = x.shape[2]
         if self.frames_past_end and right is not None:
-            stop = stop * (self.frames - self.frames_past_end) // self.frames + layer.input_delay + layer.extra_inputs
-        before, after = reach + begin if self.first else 0, x.shape[2] - stop if self.frames_past_end else 0
+            stop = (
+                stop * (self.frames - self.frames_past_end) // self.frames
+                + layer.input_delay
+                + layer.extra_inputs
+            )
+        before, after = (
+            reach + begin if self.first else 0,
+            x.shape[2] - stop if self.frames_past_end else 0,
+        )
         past = None if self.first else self.state[layer]
         if activation and not torch.compiler.is_exporting():
             joined = x.new_empty(*x.shape[:2], reach + x.shape[2])
@@ -168,7 +190,8 @@ class StreamStep:
             x = x[:, :, begin:stop] if before or after else x
             if past is not None:
                 x = torch.cat((past, x), dim=2)
-            if mode == "reflect":  # only as many positions as the padding has: a step may have no more
+            # only as many positions as the padding has: a step may have no more
+            if mode == "reflect":
                 edges = left if before else 0, (right or 0) if after else 0
                 x = F.pad(x, edges, mode)
                 before, after = before - edges[0], after - edges[1]
@@ -212,7 +235,12 @@ class StreamConv(nn.Conv1d, Streaming):
         bias: bool = True,
     ) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, bias=bias)
-        self.left, self.right, self.input_delay, self.extra_inputs = left, right, input_delay, extra_inputs
+        self.left, self.right, self.input_delay, self.extra_inputs = (
+            left,
+            right,
+            input_delay,
+            extra_inputs,
+        )
         if kept := left - input_delay + stride * self.output_delay:
             self.state_shape = (inputs, kept)
 
@@ -224,22 +252,37 @@ class StreamConv(nn.Conv1d, Streaming):
     def forward(
         self, x: torch.Tensor, step: StreamStep = OFFLINE, activation: Activation | None = None
     ) -> torch.Tensor:
-        return super().forward(step.with_context(self, x, self.left, self.right or None, activation=activation))
+        return super().forward(
+            step.with_context(self, x, self.left, self.right or None, activation=activation)
+        )
 
-    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         if input.dtype == weight.dtype:
             return super()._conv_forward(input, weight, bias)
         return super()._conv_forward(input.to(weight.dtype), weight, bias).to(input.dtype)
 
 
 def strided_delay(ahead: int, kernel: int, stride: int) -> int:
-    """Delay of a strided convolution's output, where `ahead` is the padding on the left less the delay of the input."""
+    """Delay of a strided convolution's output, where `ahead` is the padding on the left less the
+    delay of the input.
+    """
     return -((ahead - kernel) // stride + 1)
 
 
-def causal_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0) -> StreamConv:
+def causal_conv(
+    inputs: int, outputs: int, kernel: int, *, dilation: int = 1, input_delay: int = 0
+) -> StreamConv:
     """Convolution that sees only the past."""
-    return StreamConv(inputs, outputs, kernel, left=(kernel - 1) * dilation, dilation=dilation, input_delay=input_delay)
+    return StreamConv(
+        inputs,
+        outputs,
+        kernel,
+        left=(kernel - 1) * dilation,
+        dilation=dilation,
+        input_delay=input_delay,
+    )
 
 
 def lookahead_conv(inputs: int, outputs: int, kernel: int, *, input_delay: int = 0) -> StreamConv:
@@ -273,7 +316,8 @@ def centred_conv(
 
 
 class Overlap(Streaming):
-    """Overlap of the kernels of a transposed convolution: it selects the outputs that no later input changes.
+    """Overlap of the kernels of a transposed convolution: it selects the outputs that no later
+    input changes.
 
     Args:
         channels: channels of the convolution's input.
@@ -311,7 +355,9 @@ class Overlap(Streaming):
 
     def with_context(self, x: torch.Tensor, step: StreamStep) -> torch.Tensor:
         """Returns the input of the convolution, with its context."""
-        return step.with_context(self, x, self.pad, self.pad, "replicate" if self.pad else "constant")
+        return step.with_context(
+            self, x, self.pad, self.pad, "replicate" if self.pad else "constant"
+        )
 
     def complete_outputs(self, y: torch.Tensor, inputs: int, step: StreamStep) -> torch.Tensor:
         """Selects the outputs that no later input changes.
@@ -333,9 +379,13 @@ class StreamConvTranspose(nn.ConvTranspose1d):
     The kernel is as long as the stride, or longer by an even number.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, input_delay: int = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int, *, input_delay: int = 0
+    ) -> None:
         super().__init__(inputs, outputs, kernel, stride)
-        self.overlap = Overlap(inputs, kernel, stride, cut=(kernel - stride) // 2, input_delay=input_delay)
+        self.overlap = Overlap(
+            inputs, kernel, stride, cut=(kernel - stride) // 2, input_delay=input_delay
+        )
 
     @property
     def output_delay(self) -> int:
@@ -343,12 +393,15 @@ class StreamConvTranspose(nn.ConvTranspose1d):
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:  # type: ignore[override]
         x = self.overlap.with_context(x, step)
-        y = F.conv_transpose1d(x.to(self.weight.dtype), self.weight, self.bias, self.stride).to(x.dtype)
+        y = F.conv_transpose1d(x.to(self.weight.dtype), self.weight, self.bias, self.stride).to(
+            x.dtype
+        )
         return self.overlap.complete_outputs(y, x.shape[2], step)
 
 
 class Delay(Streaming):
-    """Delay line: it gives a signal `length` positions later, so that it meets another signal that comes late.
+    """Delay line: it gives a signal `length` positions later, so that it meets another signal that
+    comes late.
 
     Args:
         channels: channels of the signal.

@@ -1,9 +1,10 @@
-"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: frames in, their velocity out.
+"""CosyVoice2's flow-matching estimator, a causal U-Net of one resolution: frames in, their velocity
+out.
 
-Its convolutions see the past only and its attention whole blocks, so with a memory it continues an utterance whose past
-is cached; without one it takes whole sequences. Everything that depends on the ODE time alone is computed apart
-(`UNet.modulation`), so that it can be a table. Parameter names are those of public `flow.pt` files below
-`decoder.estimator.`.
+Its convolutions see the past only and its attention whole blocks, so with a memory it continues an
+utterance whose past is cached; without one it takes whole sequences. Everything that depends on the
+ODE time alone is computed apart (`UNet.modulation`), so that it can be a table. Parameter names are
+those of public `flow.pt` files below `decoder.estimator.`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _FF_MULT = 4
 
 
 class UNet(Estimator):
-    """One block on the way down, some in the middle, one on the way up that sees the first one's output as well.
+    """One block on the way down, some in the middle, one on the way up that sees the first one's
+    output as well.
 
     Args:
         bands: of the mel; state, conditions, speaker vector and prompt have as many.
@@ -33,7 +35,8 @@ class UNet(Estimator):
         mid_blocks: in the middle.
         layers: transformer layers of a block.
         block_frames: frames of an attention block.
-        mean_flow: whether it was distilled to the mean velocity of a step, so that the step's end counts as well.
+        mean_flow: whether it was distilled to the mean velocity of a step, so that the step's end
+            counts as well.
     """
 
     def __init__(
@@ -52,11 +55,15 @@ class UNet(Estimator):
         self.block_frames = block_frames
         inputs, time_channels = 4 * bands, 4 * channels
         self.time_mlp = _TimeMLP(inputs, time_channels)
-        self.time_embed_mixer = nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
+        self.time_embed_mixer = (
+            nn.Linear(2 * time_channels, time_channels, bias=False) if mean_flow else None
+        )
 
         def block(inputs: int, *last: nn.Module) -> UNetBlock:
             transformer = (TransformerLayer(channels, heads, dim_head) for _ in range(layers))
-            return UNetBlock([ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last])
+            return UNetBlock(
+                [ResidualBlock(inputs, channels, time_channels), nn.ModuleList(transformer), *last]
+            )
 
         self.down_blocks = nn.ModuleList([block(inputs, CausalConv(channels, channels))])
         self.mid_blocks = nn.ModuleList(block(channels) for _ in range(mid_blocks))
@@ -72,7 +79,8 @@ class UNet(Estimator):
             layer.attn1.index = index
 
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
-        """Computes the shifts that residual blocks add at ODE times (B,), of one step each: (blocks, B, channels).
+        """Computes the shifts that residual blocks add at ODE times (B,), of one step each:
+        (blocks, B, channels).
 
         Args:
             t: of the evaluations.
@@ -89,9 +97,13 @@ class UNet(Estimator):
         angle = _TIME_SCALE * t[:, None] * exponents.exp()
         return self.time_mlp(torch.cat((angle.sin(), angle.cos()), dim=-1))
 
-    def prepare_conditions(self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
+    def prepare_conditions(
+        self, mu: torch.Tensor, spks: torch.Tensor, cond: torch.Tensor
+    ) -> torch.Tensor:
         """Joins the conditions, see `Estimator`; (B, T, 3 * bands)."""
-        return torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1).transpose(1, 2)
+        return torch.cat((mu, spks[:, :, None].expand(-1, -1, mu.shape[2]), cond), dim=1).transpose(
+            1, 2
+        )
 
     def velocity(
         self,
@@ -124,10 +136,15 @@ class UNet(Estimator):
         cond: torch.Tensor,
         streaming: bool = False,
     ) -> torch.Tensor:
-        """The call of the public implementation, with t (B,) and a mask (B, 1, T) of ones: rows are not padded."""
+        """The call of the public implementation, with t (B,) and a mask (B, 1, T) of ones: rows are
+        not padded.
+        """
         allowed = BlockMask(self.block_frames).whole(x.shape[2], x.device)
         bias = attention_bias(allowed) if streaming else None
-        return self.velocity(x, self.prepare_conditions(mu, spks, cond), self.modulation(t), bias) * mask
+        return (
+            self.velocity(x, self.prepare_conditions(mu, spks, cond), self.modulation(t), bias)
+            * mask
+        )
 
     def halve(self) -> None:
         """Puts attention and feed-forward into float16."""
@@ -148,7 +165,9 @@ class UNet(Estimator):
 
 
 class UNetBlock(nn.ModuleList):
-    """Residual block and transformer layers; third, outside of the middle, the convolution that follows them."""
+    """Residual block and transformer layers; third, outside of the middle, the convolution that
+    follows them.
+    """
 
     def of_time(self, time: torch.Tensor) -> torch.Tensor:
         """Shift that it adds at an embedded time (B, time_channels): (B, channels)."""
@@ -180,7 +199,11 @@ class CausalConv(nn.Conv1d):
     def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
         """(B, T, inputs) to (B, T, outputs)."""
         x, conv = x.transpose(1, 2), super().forward
-        y = conv(F.pad(x, (_KERNEL - 1, 0))) if memory is None else memory.convolve(self.index, conv, x)
+        y = (
+            conv(F.pad(x, (_KERNEL - 1, 0)))
+            if memory is None
+            else memory.convolve(self.index, conv, x)
+        )
         return y.transpose(1, 2)
 
 
@@ -206,7 +229,9 @@ class ResidualBlock(nn.Module):
         self.block2 = ConvolutionBlock(outputs, outputs)
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
-    def forward(self, x: torch.Tensor, time: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, time: torch.Tensor, memory: Memory | None = None
+    ) -> torch.Tensor:
         """x (B, T, inputs), time (B or 1, outputs) to (B, T, outputs)."""
         h = self.block2(self.block1(x, memory) + time[:, None], memory)
         return h + F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
@@ -222,7 +247,9 @@ class TransformerLayer(nn.Module):
         self.norm3 = nn.LayerNorm(channels)
         self.ff = _FeedForward(channels)
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None
+    ) -> torch.Tensor:
         x = x + self.attn1(self.norm1(x), bias, memory)
         return x + self.ff(self.norm3(x))
 
@@ -244,17 +271,25 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(inner, channels)])
         self._attend = partial(attended, heads)
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None
+    ) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
         half = x.to(self.to_q.weight.dtype)
         q, k, v = self.to_q(half), self.to_k(half), self.to_v(half)
         if bias is not None:
             bias = bias.to(q.dtype)
-        h = self._attend(q, k, v, bias) if memory is None else memory.attend(self.index, self._attend, q, k, v, bias)
+        h = (
+            self._attend(q, k, v, bias)
+            if memory is None
+            else memory.attend(self.index, self._attend, q, k, v, bias)
+        )
         return self.to_out[0](h).to(x.dtype)
 
 
-def attended(heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def attended(
+    heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Lets heads attend: q (B, T, inner), k and v (B, keys, inner) to (B, T, inner)."""
     q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(-2)
@@ -263,7 +298,10 @@ def attended(heads: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias
 class _FeedForward(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
-        up, down = nn.Linear(channels, _FF_MULT * channels), nn.Linear(_FF_MULT * channels, channels)
+        up, down = (
+            nn.Linear(channels, _FF_MULT * channels),
+            nn.Linear(_FF_MULT * channels, channels),
+        )
         self.net = nn.ModuleDict({"0": nn.ModuleDict({"proj": up}), "2": down})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

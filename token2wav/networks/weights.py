@@ -1,7 +1,8 @@
-"""Weights of any module: they are read from files without executing anything, and compared before use.
+"""Weights of any module: they are read from files without executing anything, and compared before
+use.
 
-Pickles are read with `weights_only=True`. All names and shapes are looked at before a tensor is used, and everything
-that does not fit is listed in one error.
+Pickles are read with `weights_only=True`. All names and shapes are looked at before a tensor is
+used, and everything that does not fit is listed in one error.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _LISTED = 8  # names per kind in an error
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Reads a `.safetensors` file or a pickled state dict, on the CPU; tensors may be views of the file.
+    """Reads a `.safetensors` file or a pickled state dict, on the CPU; tensors may be views of the
+    file.
 
     Raises:
         CheckpointError: unreadable, no dict, or a pickle that asks for more than tensors.
@@ -39,26 +41,38 @@ def read_state(path: Path) -> dict[str, Any]:
             return load_file(path)
         # Files older than torch 1.6 are no zip archives and cannot be mapped.
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on odd pickle protocols; what cannot be read is an error anyway
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            # on odd pickle protocols; what cannot be read is an error anyway
+            warnings.simplefilter("ignore")
+            state = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except pickle.UnpicklingError as error:
-        asked_for = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's text says how to execute it
-        reason = f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
+        # the rest of torch's text says how to execute it
+        asked_for = re.search(r"GLOBAL (\S+)", str(error))
+        reason = (
+            f"it asks for '{asked_for.group(1)}'" if asked_for else "it is no pickle of tensors"
+        )
         raise CheckpointError(f"{path}: refused, nothing was executed: {reason}") from error
     except Exception as error:  # a damaged pickle makes torch raise almost anything
-        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
+        ) from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: expected a state dict, got {type(state).__name__}")
     return state
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor | None:
-    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file has none so named."""
+    """Reads one tensor of a `.safetensors` file, on the CPU, without the others; None if the file
+    has none so named.
+    """
     try:
         with safe_open(path, framework="pt") as tensors:
             return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 - it is no mapping
     except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def floating_tensors(
@@ -74,16 +88,23 @@ def floating_tensors(
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(f"{path}: '{name}' is a {type(value).__name__}, not a tensor")
         if not value.is_floating_point():
-            raise CheckpointError(f"{path}: '{name}' has type {value.dtype}, expected floating point")
+            raise CheckpointError(
+                f"{path}: '{name}' has type {value.dtype}, expected floating point"
+            )
         current = current_name(str(name))
         if current in weights:
-            raise CheckpointError(f"{path}: '{current}' is there twice, the second time as '{name}'")
+            raise CheckpointError(
+                f"{path}: '{current}' is there twice, the second time as '{name}'"
+            )
         weights[current] = value
     return weights
 
 
-def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """Returns the weights of a module in float32, after everything that can be wrong with them was looked for.
+def fitting_weights(
+    module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path
+) -> dict[str, torch.Tensor]:
+    """Returns the weights of a module in float32, after everything that can be wrong with them was
+    looked for.
 
     Raises:
         CheckpointError: other names or shapes than the module's, or values that are not finite.
@@ -98,10 +119,12 @@ def fitting_weights(module: nn.Module, weights: Mapping[str, torch.Tensor], path
 class SkipInit(TorchFunctionMode):
     """Mode in which new modules get weights that nobody has written, for `fill` to replace.
 
-    They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two seconds of a start.
+    They would have none on torch's `meta` device, whose arithmetic imports torch's compiler: two
+    seconds of a start.
 
     Args:
-        path: file of the weights. A network that this file is too small for is refused before it takes memory.
+        path: file of the weights. A network that this file is too small for is refused before it
+            takes memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +134,11 @@ class SkipInit(TorchFunctionMode):
         self._made = 0
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
             return None
@@ -119,7 +146,8 @@ class SkipInit(TorchFunctionMode):
             self._made += math.prod(args[0] if isinstance(args[0], Sequence) else args)
             if self._made > self._most:
                 raise CheckpointError(
-                    f"{self._path}: the sizes in the model's configuration make a network of more than {self._most} "
+                    f"{self._path}: the sizes in the model's configuration make a network of more "
+                    f"than {self._most} "
                     "parameters, which this file is too small for; correct its depth and widths"
                 )
         return func(*args, **(kwargs or {}))
@@ -127,7 +155,8 @@ class SkipInit(TorchFunctionMode):
 
 def fill(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     """Gives a module its weights; what it had is not looked at."""
-    # Copied, because what was read is a view of the file, and models are replaced under running servers.
+    # Copied, because what was read is a view of the file, and models are replaced under running
+    # servers.
     module.load_state_dict({name: value.clone() for name, value in weights.items()}, assign=True)
 
 
@@ -144,8 +173,12 @@ def _compare(module: nn.Module, weights: Mapping[str, torch.Tensor], path: Path)
         ],
     }
     if any(problems.values()):
-        lists = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
-        raise CheckpointError(f"{path}: parameters do not fit the configuration; {'; '.join(lists)}")
+        lists = [
+            f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names
+        ]
+        raise CheckpointError(
+            f"{path}: parameters do not fit the configuration; {'; '.join(lists)}"
+        )
 
 
 def _listed(names: list[str]) -> str:

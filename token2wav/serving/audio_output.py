@@ -1,4 +1,6 @@
-"""Output of an utterance: it trims, resamples and encodes the model's audio into what its listener is sent."""
+"""Output of an utterance: it trims, resamples and encodes the model's audio into what its listener
+is sent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
-# -50 dBFS, mean square. Lower, noise of the demo voice passes for sound; higher, soft consonants are lost.
+# -50 dBFS, mean square. Lower, noise of the demo voice passes for sound; higher, soft consonants
+# are lost.
 _AUDIBLE = 10 ** (-50 / 10)
 
 
@@ -60,7 +63,8 @@ class AudioChunk:
         final: whether the utterance ends with it.
         sample_rate: samples per second.
         samples_per_token: samples that an utterance has for each of its tokens, once it is over.
-        samples_trimmed: samples of silence that were dropped before the first one, and are missing in that sum.
+        samples_trimmed: samples of silence that were dropped before the first one, and are missing
+            in that sum.
         sound_s: seconds into this chunk at which the utterance is first heard; None in all others.
     """
 
@@ -98,27 +102,37 @@ class AudioFormat:
 
     def __post_init__(self) -> None:
         if self.encoding not in tuple(ENCODERS):  # which may be unhashable
-            raise InputError("audio_format", f"{shown(self.encoding)} is not one of {', '.join(ENCODERS)}")
-        if self.sample_rate is not None and (type(self.sample_rate) is not int or self.sample_rate not in SAMPLE_RATES):
             raise InputError(
-                "sample_rate", f"{shown(self.sample_rate)} is not one of {', '.join(map(str, SAMPLE_RATES))}"
+                "audio_format", f"{shown(self.encoding)} is not one of {', '.join(ENCODERS)}"
+            )
+        if self.sample_rate is not None and (
+            type(self.sample_rate) is not int or self.sample_rate not in SAMPLE_RATES
+        ):
+            raise InputError(
+                "sample_rate",
+                f"{shown(self.sample_rate)} is not one of {', '.join(map(str, SAMPLE_RATES))}",
             )
 
 
 class AudioOutput:
     """Output of one utterance: it takes the model's audio and gives the chunks that are sent.
 
-    N tokens give exactly as many samples as `samples_per_token` says, less `samples_trimmed`, however the audio is
-    portioned. A resampler holds back up to 40 ms of it, 75 ms at 8 kHz, and gives it with what follows or the end.
+    N tokens give exactly as many samples as `samples_per_token` says, less `samples_trimmed`,
+    however the audio is portioned. A resampler holds back up to 40 ms of it, 75 ms at 8 kHz, and
+    gives it with what follows or the end.
 
     Up to `trim_silence_ms` of leading silence are dropped, in windows of 10 ms below -50 dBFS.
 
     Raises:
-        InputError: the model cannot have that sample rate, or the library that resamples is missing.
+        InputError: the model cannot have that sample rate, or the library that resamples is
+            missing.
     """
 
     def __init__(
-        self, config: ModelConfig, audio_format: AudioFormat | None = None, trim_silence_ms: float = 0.0
+        self,
+        config: ModelConfig,
+        audio_format: AudioFormat | None = None,
+        trim_silence_ms: float = 0.0,
     ) -> None:
         audio_format = audio_format or AudioFormat()
         self._model_rate = config.sample_rate
@@ -128,11 +142,14 @@ class AudioOutput:
         if samples_per_token.denominator != 1:
             raise InputError(
                 "sample_rate",
-                f"{self._sample_rate} gives {float(samples_per_token):.2f} samples per token of this model, no whole "
+                f"{self._sample_rate} gives {float(samples_per_token):.2f} samples per token of "
+                f"this model, no whole "
                 f"number; its own is {config.sample_rate}",
             )
         self._samples_per_token = int(samples_per_token)
-        self._resampler = None if self._ratio == 1 else _resampler(config.sample_rate, self._sample_rate)
+        self._resampler = (
+            None if self._ratio == 1 else _resampler(config.sample_rate, self._sample_rate)
+        )
         self._encode = ENCODERS[audio_format.encoding]
         self._window = round(_WINDOW_MS * config.sample_rate / 1000)
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
@@ -141,7 +158,8 @@ class AudioOutput:
         self._sound_s: float | None = None
 
     def take(self, audio: NDArray[np.float32], *, last: bool) -> AudioChunk | None:
-        """Takes the model's next audio, (samples,) at its rate; returns the chunk to send, or None if nothing is left.
+        """Takes the model's next audio, (samples,) at its rate; returns the chunk to send, or None
+        if nothing is left.
 
         There is always a chunk for the `last` audio, which ends the utterance.
         """
@@ -157,7 +175,9 @@ class AudioOutput:
         if not len(audio) and not last:
             return None
         start_s, self._sent = self._sent / self._sample_rate, self._sent + len(audio)
-        begins = self._sound_s is not None and start_s <= self._sound_s < self._sent / self._sample_rate
+        begins = (
+            self._sound_s is not None and start_s <= self._sound_s < self._sent / self._sample_rate
+        )
         self._index += 1
         return AudioChunk(
             self._encode(audio),
@@ -170,7 +190,9 @@ class AudioOutput:
         )
 
     def _trimmed(self, audio: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
-        """Drops whole windows before the first audible one, as many as may be; an incomplete window waits."""
+        """Drops whole windows before the first audible one, as many as may be; an incomplete window
+        waits.
+        """
         if not self._windows_to_trim:
             return audio
         audio = np.concatenate((self._undecided, audio))
@@ -195,9 +217,12 @@ class AudioOutput:
 
 def _resampler(model_rate: int, sample_rate: int) -> Any:
     try:
-        import soxr  # only where it is needed: a bare machine with torch serves the model's own rate
+        # only where it is needed: a bare machine with torch serves the model's own rate
+        import soxr
     except ImportError:
         raise InputError(
-            "sample_rate", f"{sample_rate} needs the library soxr, which this server lacks; its own is {model_rate}"
+            "sample_rate",
+            f"{sample_rate} needs the library soxr, which this server lacks; its own is "
+            f"{model_rate}",
         ) from None
     return soxr.ResampleStream(model_rate, sample_rate, 1, "float32")

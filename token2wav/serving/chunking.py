@@ -1,4 +1,6 @@
-"""Chunking of a stream of tokens: it collects them, and decides once for every chunk where it ends and when it runs."""
+"""Chunking of a stream of tokens: it collects them, and decides once for every chunk where it ends
+and when it runs.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,24 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
 
-_MARGIN_SECONDS = 0.06  # for the network, and for a worker that looks for running listeners every 0.05 s only
+# for the network, and for a worker that looks for running listeners every 0.05 s only
+_MARGIN_SECONDS = 0.06
 
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops: lengths of chunks where tokens are there in time. One schedule serves all streams.
+    """Schedule of hops: lengths of chunks where tokens are there in time. One schedule serves all
+    streams.
 
     Attributes:
         first: tokens of the first hop.
         longest: most tokens of a hop.
-        block: tokens of an attention block; every chunk that is kept ends on a multiple of it, but the last.
-        first_tokens: new tokens from which a stream speaks before a block is complete; 0 to wait for whole blocks.
-        adaptive: whether a hop may be shorter for the listener's sake: where a chunk's result does not depend on it.
+        block: tokens of an attention block; every chunk that is kept ends on a multiple of it, but
+            the last.
+        first_tokens: new tokens from which a stream speaks before a block is complete; 0 to wait
+            for whole blocks.
+        adaptive: whether a hop may be shorter for the listener's sake: where a chunk's result does
+            not depend on it.
         joined_prompt: whether multiples are counted from the prompt's end.
     """
 
@@ -40,19 +47,26 @@ class HopSchedule:
     def __post_init__(self) -> None:
         if self.longest % self.block:
             raise ConfigError(
-                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, {self.block} tokens"
+                f"stream.max_hop_tokens: {self.longest} is not a multiple of the attention block, "
+                f"{self.block} tokens"
             )
         if self.longest < self.first:
-            raise ConfigError(f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens")
+            raise ConfigError(
+                f"stream.max_hop_tokens: {self.longest} is below the first hop, {self.first} tokens"
+            )
 
     @classmethod
     def of(cls, stream: StreamConfig, config: ModelConfig) -> HopSchedule:
         adaptive = not config.fixed_hops and not stream.reference
         first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
-        return cls(*config.hops(stream), config.block_tokens, first_tokens, adaptive, config.joined_prompt)
+        return cls(
+            *config.hops(stream), config.block_tokens, first_tokens, adaptive, config.joined_prompt
+        )
 
     def first_stop(self, prompt_tokens: int) -> int:
-        """Returns the end of the first chunk, from the first prompt token on: a hop past the prompt's last block."""
+        """Returns the end of the first chunk, from the first prompt token on: a hop past the
+        prompt's last block.
+        """
         if self.joined_prompt:
             return prompt_tokens + self.first
         return -(-prompt_tokens // self.block) * self.block + self.first
@@ -63,13 +77,14 @@ class HopSchedule:
 
 
 class Chunker:
-    """Chunker of one stream: it collects tokens, the prompt's first, and decides which of them run next.
+    """Chunker of one stream: it collects tokens, the prompt's first, and decides which of them run
+    next.
 
-    Positions count from the first prompt token. A decision is made when tokens come, when the chunk before was computed
-    or when the listener's audio runs short, and then stands. Hops grow, but no stream waits for more tokens than its
-    listener has audio for: a hop is cut down to the blocks that are there, and where not even one will be in time, a
-    provisional chunk speaks of what there is. Tokens before the context of the next chunk are forgotten when room is
-    needed.
+    Positions count from the first prompt token. A decision is made when tokens come, when the chunk
+    before was computed or when the listener's audio runs short, and then stands. Hops grow, but no
+    stream waits for more tokens than its listener has audio for: a hop is cut down to the blocks
+    that are there, and where not even one will be in time, a provisional chunk speaks of what there
+    is. Tokens before the context of the next chunk are forgotten when room is needed.
 
     Args:
         prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
@@ -111,7 +126,9 @@ class Chunker:
         self._decided_at = self._took = 0.0
         self._load = load or Load()
         self._start = config.prefix_tokens(self.prompt_tokens)
-        self._tokens = np.empty((2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32)
+        self._tokens = np.empty(
+            (2 * len(prompt_tokens) + 4 * config.block_tokens, *config.token_shape), np.int32
+        )
         self._first = 0  # position of `_tokens[0]`
         self._append(prompt_tokens)
 
@@ -141,7 +158,9 @@ class Chunker:
             self.decide()
 
     def computed(self, *, heard: bool = True) -> None:
-        """Notes that the next chunk was computed, and whether any of it was sent; decides about the one after it."""
+        """Notes that the next chunk was computed, and whether any of it was sent; decides about the
+        one after it.
+        """
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
         self._took = self._playback.now() - self._decided_at
@@ -164,7 +183,9 @@ class Chunker:
         return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
 
     def decide(self) -> None:
-        """Decides what runs next, where nothing was decided yet, or may be decided better while it has not begun."""
+        """Decides what runs next, where nothing was decided yet, or may be decided better while it
+        has not begun.
+        """
         if self.done or (self.next_chunk is not None and not self.next_chunk.provisional):
             return
         if (stop := self._next_stop()) is not None:
@@ -175,7 +196,11 @@ class Chunker:
     def _next_stop(self) -> int | None:
         """Returns where the next chunk ends; None to wait for tokens."""
         schedule, available = self._schedule, self.received - self._config.lookahead_tokens
-        wanted = self._start + schedule.hop(self._hops) if self._hops else schedule.first_stop(self.prompt_tokens)
+        wanted = (
+            self._start + schedule.hop(self._hops)
+            if self._hops
+            else schedule.first_stop(self.prompt_tokens)
+        )
         if available >= wanted:
             return wanted
         if self.ended:
@@ -184,7 +209,11 @@ class Chunker:
         piece = min(available, self.received - 1)  # something is left for the last chunk
         if not self._heard:
             first = self.spoken + schedule.first_tokens
-            if not schedule.first_tokens or available < first or not self._load.may_speak_early(self):
+            if (
+                not schedule.first_tokens
+                or available < first
+                or not self._load.may_speak_early(self)
+            ):
                 return None
             return blocks if blocks >= first else piece
         if not schedule.adaptive:
@@ -193,11 +222,18 @@ class Chunker:
         spare = lead - max(self._load.delay_seconds, self._took) - _MARGIN_SECONDS
         if blocks > self.spoken:
             return blocks if spare < self._seconds_until(wanted) else None
-        # Who has fallen silent waits for a whole block: tokens come too slowly, and pieces would only make more gaps.
-        if not schedule.first_tokens or lead <= 0 or piece - self.spoken < schedule.first_tokens // 2:
+        # Who has fallen silent waits for a whole block: tokens come too slowly, and pieces would
+        # only make more gaps.
+        if (
+            not schedule.first_tokens
+            or lead <= 0
+            or piece - self.spoken < schedule.first_tokens // 2
+        ):
             return None
         complete = self._whole_blocks(self.spoken) + schedule.block
-        soon = min(self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now()))
+        soon = min(
+            self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
+        )
         return piece if spare < soon and self._load.may_speak_early(self) else None
 
     def _whole_blocks(self, stop: int) -> int:
@@ -216,7 +252,10 @@ class Chunker:
         left = min(self._config.lookbehind_tokens, self._start)
         right = 0 if last else self._config.lookahead_tokens
         window = self._tokens[self._start - left - self._first : stop + right - self._first].copy()
-        skip, provisional = max(0, self.spoken - self._start), not last and stop != self._whole_blocks(stop)
+        skip, provisional = (
+            max(0, self.spoken - self._start),
+            not last and stop != self._whole_blocks(stop),
+        )
         return TokenChunk(window, left, self._start, stop, last, skip, provisional)
 
     def _append(self, tokens: NDArray[np.int32]) -> None:
@@ -230,7 +269,9 @@ class Chunker:
         """Forgets what is not needed; grows only if the rest would fill more than half."""
         needed = max(0, self._start - self._config.lookbehind_tokens)
         kept = self._tokens[needed - self._first : self.received - self._first]
-        self._tokens = np.empty((max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), np.int32)
+        self._tokens = np.empty(
+            (max(len(self._tokens), 2 * (count - needed)), *kept.shape[1:]), np.int32
+        )
         self._tokens[: len(kept)] = kept
         self._first = needed
 

@@ -1,4 +1,6 @@
-"""Clocks of a stream: they tell when its tokens come, how long chunks take under load, and when its audio is heard."""
+"""Clocks of a stream: they tell when its tokens come, how long chunks take under load, and when its
+audio is heard.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-SLOW_SECONDS = 0.2  # where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
-EARLY_SECONDS = 0.05  # in which the workers compute a chunk for each stream that speaks early, one after the other
+# where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
+SLOW_SECONDS = 0.2
+# in which the workers compute a chunk for each stream that speaks early, one after the other
+EARLY_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
 _NEWEST_BATCH = 0.05  # of the latest batch in what is known of batches
 
 
 class Playback:
-    """Playback clock of a listener: it knows how much audio was sent, and when that will have been heard.
+    """Playback clock of a listener: it knows how much audio was sent, and when that will have been
+    heard.
 
     Args:
         clock: returns monotonic seconds.
@@ -24,13 +29,17 @@ class Playback:
 
     Attributes:
         now: the clock.
-        started, plays_until: times at which the first audio was sent, and the listener runs out of it; None before.
-        sound_since: time at which a listener who plays at once hears the first sound; None before that is sent.
+        started, plays_until: times at which the first audio was sent, and the listener runs out of
+            it; None before.
+        sound_since: time at which a listener who plays at once hears the first sound; None before
+            that is sent.
         seconds_sent, seconds_trimmed: audio sent so far, and left out before it.
         underruns: number of chunks that came after the audio before them had ended.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, buffer_seconds: float = 0.0) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, buffer_seconds: float = 0.0
+    ) -> None:
         self.now = clock
         self._buffer_seconds = buffer_seconds
         self.started: float | None = None
@@ -40,11 +49,13 @@ class Playback:
         self.underruns = 0
 
     def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
-        """Notes that audio is sent now; returns the seconds for which the listener heard nothing before it.
+        """Notes that audio is sent now; returns the seconds for which the listener heard nothing
+        before it.
 
         Args:
             seconds: duration of the audio.
-            sound_s: seconds into it at which the first sound is heard; None where that is not in it.
+            sound_s: seconds into it at which the first sound is heard; None where that is not in
+                it.
             trimmed_s: seconds of audio that were left out before all that was sent.
         """
         now, late = self.now(), 0.0
@@ -62,7 +73,9 @@ class Playback:
 
     @property
     def lead_seconds(self) -> float:
-        """Audio that the listener still has; without end for one that was sent nothing, and so cannot run out of it."""
+        """Audio that the listener still has; without end for one that was sent nothing, and so
+        cannot run out of it.
+        """
         return math.inf if self.plays_until is None else self.plays_until - self.now()
 
 
@@ -83,7 +96,9 @@ class Arrivals:
         self._latest_at = now
 
     def seconds_for(self, tokens: int, now: float) -> float:
-        """Returns the time in which as many tokens come, if they go on as they did; 0 while nothing is known."""
+        """Returns the time in which as many tokens come, if they go on as they did; 0 while nothing
+        is known.
+        """
         return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
 
     def seconds_until_next(self, now: float) -> float:
@@ -91,10 +106,12 @@ class Arrivals:
 
 
 class Load:
-    """Load of a pipeline's workers: it tells how late chunks come, and who may speak early beside those that do.
+    """Load of a pipeline's workers: it tells how late chunks come, and who may speak early beside
+    those that do.
 
-    At the pace of speech a stream that speaks early needs a provisional chunk of a few tokens again and again, until it
-    ends. One that the workers cannot keep up with would only fall silent later, so it begins with a whole hop.
+    At the pace of speech a stream that speaks early needs a provisional chunk of a few tokens again
+    and again, until it ends. One that the workers cannot keep up with would only fall silent later,
+    so it begins with a whole hop.
 
     Attributes:
         workers: number of batches that are computed at the same time.
@@ -105,7 +122,8 @@ class Load:
         self.workers = 1
         self.delay_seconds = 0.0
         self._early = weakref.WeakSet[object]()
-        self._batches = -1  # that were learned from; the first of all is very slow, and tells nothing
+        # that were learned from; the first of all is very slow, and tells nothing
+        self._batches = -1
         self._means = np.zeros(4)  # of their chunks, seconds, chunks * chunks, chunks * seconds
 
     def delayed(self, seconds: float) -> None:
@@ -114,7 +132,9 @@ class Load:
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
 
     def computed(self, chunks: int, seconds: float) -> None:
-        """Learns how long a worker took for a batch of chunks as long as provisional ones, two blocks at most."""
+        """Learns how long a worker took for a batch of chunks as long as provisional ones, two
+        blocks at most.
+        """
         self._batches += 1
         if self._batches:
             batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
@@ -125,7 +145,11 @@ class Load:
         if self.delay_seconds > SLOW_SECONDS:
             return False
         others = len(self._early) - (stream in self._early)
-        if stream not in self._early and others and self._batch_seconds((others + 1) / self.workers) > EARLY_SECONDS:
+        if (
+            stream not in self._early
+            and others
+            and self._batch_seconds((others + 1) / self.workers) > EARLY_SECONDS
+        ):
             return False
         self._early.add(stream)
         return True
@@ -135,7 +159,9 @@ class Load:
         self._early.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
-        """Estimates the time of a batch: on a line through those of late, or in proportion where all were alike."""
+        """Estimates the time of a batch: on a line through those of late, or in proportion where
+        all were alike.
+        """
         if self._batches < 1:
             return 0.0
         mean_chunks, mean_seconds, squares, products = self._means

@@ -39,7 +39,11 @@ class Pipeline:
     """
 
     def __init__(
-        self, config: ModelConfig, stages: Mapping[StageName, Stage], stream: StreamConfig, device: str = "cpu"
+        self,
+        config: ModelConfig,
+        stages: Mapping[StageName, Stage],
+        stream: StreamConfig,
+        device: str = "cpu",
     ) -> None:
         self.config = config
         self.stages = stages
@@ -104,7 +108,8 @@ class Pipeline:
     def drop(self, request: Request) -> None:
         """Lets the next call close a request.
 
-        For the garbage collector, which may come in the middle of anything, a lock of an engine held by this very
+        For the garbage collector, which may come in the middle of anything, a lock of an engine
+        held by this very
         thread included: nothing is done here that could wait.
         """
         self._dropped.append(request)
@@ -118,14 +123,17 @@ class Pipeline:
                 return
             self.close(dropped)
 
-    def advance(self, requests: Sequence[Request], timed: Timed | None = None) -> list[AudioChunk | EngineError | None]:
+    def advance(
+        self, requests: Sequence[Request], timed: Timed | None = None
+    ) -> list[AudioChunk | EngineError | None]:
         """Runs the next chunk of every request, in one batch. Each must be open and have one.
 
-        Several threads may do so at once, for different requests. `timed` takes the seconds of each stage.
+        Several threads may do so at once, for different requests. `timed` takes the seconds of each
+        stage.
 
         Returns:
-            For every request the audio to send, None where nothing of it is to be sent yet, or why it cannot go on: its
-            own numbers are broken, which harms no other.
+            For every request the audio to send, None where nothing of it is to be sent yet, or why
+            it cannot go on: its own numbers are broken, which harms no other.
 
         Raises:
             EngineError: an engine failed as a whole; none of the requests can go on.
@@ -140,7 +148,8 @@ class Pipeline:
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
-        # As long as provisional chunks: the first of a stream computes the prompt's last block as well.
+        # As long as provisional chunks: the first of a stream computes the prompt's last block as
+        # well.
         if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
             self.load.computed(len(batch), sum(seconds.values()))
         if timed:
@@ -152,27 +161,42 @@ class Pipeline:
             for (request, _, chunk), samples in zip(batch, audio, strict=True)
         ]
 
-    def _through_stages(self, batch: Sequence[_Chunk], seconds: dict[StageName, float]) -> list[NDArray[np.float32]]:
+    def _through_stages(
+        self, batch: Sequence[_Chunk], seconds: dict[StageName, float]
+    ) -> list[NDArray[np.float32]]:
         """Computes the audio of chunks, and notes the seconds of each stage."""
         chunks = [chunk for _, _, chunk in batch]
         inputs: list[Any] = [*chunks]
         for index, (name, stage) in enumerate(self.stages.items()):
             start = time.perf_counter()
             outputs = stage.advance(
-                [(handles[index], given) for (_, handles, _), given in zip(batch, inputs, strict=True)]
+                [
+                    (handles[index], given)
+                    for (_, handles, _), given in zip(batch, inputs, strict=True)
+                ]
             )
             if index == len(self.stages) - 1:
-                audio = _on_host(outputs)  # a copy from a GPU waits for the stage, so it counts as its time
-            elif index == 0:  # frames of the prompt, or of tokens that were spoken already, go no further
+                # a copy from a GPU waits for the stage, so it counts as its time
+                audio = _on_host(outputs)
+            # frames of the prompt, or of tokens that were spoken already, go no further
+            elif index == 0:
                 ratio = self.config.token_mel_ratio
-                outputs = [frames[:, ratio * chunk.skip :] for chunk, frames in zip(chunks, outputs, strict=True)]
+                outputs = [
+                    frames[:, ratio * chunk.skip :]
+                    for chunk, frames in zip(chunks, outputs, strict=True)
+                ]
             seconds[name] = time.perf_counter() - start
-            inputs = [FrameChunk(frames, chunk.last) for chunk, frames in zip(chunks, outputs, strict=True)]
+            inputs = [
+                FrameChunk(frames, chunk.last)
+                for chunk, frames in zip(chunks, outputs, strict=True)
+            ]
         return audio
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surrounds every use of the engines: enters their device, and turns what torch raises into `EngineError`."""
+        """Surrounds every use of the engines: enters their device, and turns what torch raises into
+        `EngineError`.
+        """
         try:
             with entered(self._device):
                 yield
@@ -202,12 +226,20 @@ class Pipeline:
 
     def _stage(self, name: StageName) -> Stage:
         if name not in self.stages:
-            raise ConfigError(f"{name}: this model has no such stage; it has {', '.join(self.stages)}")
+            raise ConfigError(
+                f"{name}: this model has no such stage; it has {', '.join(self.stages)}"
+            )
         return self.stages[name]
 
 
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
-    """Copies audio to the host as arrays. From a GPU in one copy: every copy waits for what runs there."""
+    """Copies audio to the host as arrays.
+
+    From a GPU in one copy: every copy waits for what runs there.
+    """
     if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]
-    return [samples.numpy() for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])]
+    return [
+        samples.numpy()
+        for samples in torch.cat(audio).cpu().split([len(samples) for samples in audio])
+    ]

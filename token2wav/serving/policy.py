@@ -1,9 +1,9 @@
 """Policy of the scheduler: it forms the next batch out of the chunks that are ready.
 
-First those whose listeners are about to run out of audio, then streams that were not heard yet, then whoever will run
-out first; these last have time to spare and never make a batch of the others slower. Every fourth batch goes by how
-long chunks have waited, so that under overload nobody starves of those that have no time. Whoever is far ahead of
-playback gets only what others leave.
+First those whose listeners are about to run out of audio, then streams that were not heard yet,
+then whoever will run out first; these last have time to spare and never make a batch of the others
+slower. Every fourth batch goes by how long chunks have waited, so that under overload nobody
+starves of those that have no time. Whoever is far ahead of playback gets only what others leave.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Ready(Generic[Owner]):
     Attributes:
         owner: utterance that the chunk belongs to.
         since: time at which its tokens were all there.
-        plays_until: time at which its listener runs out of audio; None for a stream that was not heard yet.
+        plays_until: time at which its listener runs out of audio; None for a stream that was not
+            heard yet.
         tokens: number of its tokens.
         steps: number of its ODE steps; only chunks with the same number are computed together.
     """
@@ -57,30 +58,38 @@ class Policy(Generic[Owner]):
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learns the speed of a worker from a batch that it has computed; one that only ended streams has no tokens."""
+        """Learns the speed of a worker from a batch that it has computed; one that only ended
+        streams has no tokens.
+        """
         if not tokens:
             return
         weight = _NEWEST if self._token_seconds else 1.0
         self._token_seconds += weight * (seconds / tokens - self._token_seconds)
 
     def next_batch(
-        self, ready: Sequence[Ready[Owner]], now: float, workers: int = 1, awaited: Sequence[float] = ()
+        self,
+        ready: Sequence[Ready[Owner]],
+        now: float,
+        workers: int = 1,
+        awaited: Sequence[float] = (),
     ) -> list[Ready[Owner]]:
         """Returns the chunk that comes first, and those that are computed together with it.
 
-        A batch is as slow as what is in it and cannot be stopped, so a chunk takes only such along as are no longer
-        than itself and have as many ODE steps, and leaves other workers their share. One that has time does not take so
-        many along that it comes too late itself or, on the last worker, that another listener falls silent meanwhile.
+        A batch is as slow as what is in it and cannot be stopped, so a chunk takes only such along
+        as are no longer than itself and have as many ODE steps, and leaves other workers their
+        share. One that has time does not take so many along that it comes too late itself or, on
+        the last worker, that another listener falls silent meanwhile.
 
         Args:
             ready: chunks that could run.
             now: present time on the same clock.
             workers: number of idle workers, this one included.
-            awaited: for each stream that waits for tokens, the time at which its listener runs out of audio, or of
-                its admission if it was not heard yet.
+            awaited: for each stream that waits for tokens, the time at which its listener runs out
+                of audio, or of its admission if it was not heard yet.
 
         Returns:
-            Nothing also where all that is ready is far ahead, and others may need the worker before it is done.
+            Nothing also where all that is ready is far ahead, and others may need the worker before
+            it is done.
         """
         if not ready:
             return []
@@ -92,7 +101,9 @@ class Policy(Generic[Owner]):
         candidates = [
             chunk
             for chunk in ranked
-            if chunk.steps == head.steps and chunk.tokens <= head.tokens and _kind(chunk, now) <= max(kind, _UNHEARD)
+            if chunk.steps == head.steps
+            and chunk.tokens <= head.tokens
+            and _kind(chunk, now) <= max(kind, _UNHEARD)
         ]
         batch = candidates[: min(self._most, math.ceil(len(ready) / workers))]
         if not has_time(head, now):
@@ -103,9 +114,12 @@ class Policy(Generic[Owner]):
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
     def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
-        """Returns how many tokens fit in before `head`, or a stream that waits for tokens, runs out of audio."""
+        """Returns how many tokens fit in before `head`, or a stream that waits for tokens, runs out
+        of audio.
+        """
         due = [] if head.plays_until is None else [head.plays_until]
-        due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]  # others have long run dry
+        # others have long run dry
+        due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
         return seconds / self._token_seconds if self._token_seconds else math.inf
 
@@ -119,7 +133,9 @@ def _kind(chunk: Ready[Owner], now: float) -> int:
     if chunk.plays_until is None:
         return _UNHEARD
     in_hand = chunk.plays_until - now
-    return _URGENT if in_hand < RESERVE_SECONDS else _RELAXED if in_hand <= AHEAD_SECONDS else _AHEAD
+    return (
+        _URGENT if in_hand < RESERVE_SECONDS else _RELAXED if in_hand <= AHEAD_SECONDS else _AHEAD
+    )
 
 
 def _rank(chunk: Ready[Owner], now: float, *, by_waiting: bool) -> tuple[int, float]:

@@ -1,4 +1,6 @@
-"""Request for one utterance, from its admission to its last sample, and the messages that belong to it."""
+"""Request for one utterance, from its admission to its last sample, and the messages that belong to
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ ENDED = "stream: it has ended; tokens after the end are not taken"
 
 
 class Reply(Protocol):
-    """Reply to one message: it takes the answers. Exactly one of `finish` and `fail` is called, once, and last."""
+    """Reply to one message: it takes the answers.
+
+    Exactly one of `finish` and `fail` is called, once, and last.
+    """
 
     def send(self, chunk: AudioChunk) -> None:
         """Delivers one chunk."""
@@ -54,26 +59,33 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """Request for one utterance: all that is known of it. Times are seconds of one monotonic clock."""
+    """Request for one utterance: all that is known of it.
+
+    Times are seconds of one monotonic clock.
+    """
 
     voice: Voice  # prompt and speaker as the model uses them
     ode_steps: int
     chunker: Chunker  # its tokens, and the chunk that runs next
     playback: Playback  # clock of its listener
     output: AudioOutput  # makes of its audio what is sent
-    handles: tuple[int, ...] | None = None  # one for each stage; None before it is opened, and when it is closed
+    # one for each stage; None before it is opened, and when it is closed
+    handles: tuple[int, ...] | None = None
     number: int = 0  # 1, 2, 3 ... in the order of admission, for logs
     client: str = ""  # name of the client it belongs to, or empty
     on_close: Callable[[], None] = lambda: None  # called once when it is over
     admitted: float = 0.0
     status: Status = Status.WAITING  # what it waits for, or how it ended
-    owner: int | None = None  # thread id of the worker it belongs to: only that one touches or releases its handles
+    # thread id of the worker it belongs to: only that one touches or releases its handles
+    owner: int | None = None
     messages: deque[Message] = field(default_factory=deque)  # those that are not consumed yet
-    kept_open: list[Reply] = field(default_factory=list)  # replies that stay unfinished until the end
+    # replies that stay unfinished until the end
+    kept_open: list[Reply] = field(default_factory=list)
     last_progress: float = 0.0  # when tokens came, or audio was sent
     ready_since: float = 0.0
     compute_seconds: float = 0.0  # of the batches that it was in
-    # A sentence for messages that come too late. No exception: it would keep alive all that its traceback refers to.
+    # A sentence for messages that come too late. No exception: it would keep alive all that its
+    # traceback refers to.
     why_closed: str = ENDED
 
     @property

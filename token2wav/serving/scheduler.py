@@ -1,7 +1,7 @@
 """Scheduler of requests: it admits them, keeps their state, and decides whose chunks run next.
 
-It has no threads, clock or tensors of its own, and sends nothing: workers (`worker.py`) call it under their lock, and
-do what it says.
+It has no threads, clock or tensors of its own, and sends nothing: workers (`worker.py`) call it
+under their lock, and do what it says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from token2wav.config import LimitConfig
-from token2wav.errors import ExpiredError, IdleError, InputError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    ExpiredError,
+    IdleError,
+    InputError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
 from token2wav.serving.policy import Policy, Ready, has_time
 from token2wav.serving.request import Message, Reply, Request, Status
 
@@ -48,7 +55,13 @@ class Scheduler:
         self.requests.append(request)
 
     def push(
-        self, request: Request, tokens: NDArray[np.int32], reply: Reply, *, end: bool, keep_open: bool
+        self,
+        request: Request,
+        tokens: NDArray[np.int32],
+        reply: Reply,
+        *,
+        end: bool,
+        keep_open: bool,
     ) -> list[Reply]:
         """Takes tokens that have been checked, and returns the replies that are to be finished now.
 
@@ -57,10 +70,15 @@ class Scheduler:
         request.check_open()
         if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
-                "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
+                "tokens",
+                f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
+                f"one stream",
             )
         if len(request.messages) >= MOST_QUEUED_REQUESTS:
-            raise LimitError(f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens in each")
+            raise LimitError(
+                f"requests: {MOST_QUEUED_REQUESTS} of this stream already wait; send more tokens "
+                f"in each"
+            )
         request.chunker.push(tokens, end=end)
         if request.owner is None:
             request.chunker.decide()  # perhaps for more, where it has waited
@@ -76,14 +94,18 @@ class Scheduler:
         return finished
 
     def settle(self, request: Request) -> list[Reply]:
-        """Returns the replies to messages that are consumed: their tokens have made no chunk possible, or it was sent.
+        """Returns the replies to messages that are consumed: their tokens have made no chunk
+        possible, or it was sent.
 
         A request whose last chunk was sent is finished.
         """
-        if request.over or request.handles is None:  # an engine that cannot open it still needs a reply to say so
+        # an engine that cannot open it still needs a reply to say so
+        if request.over or request.handles is None:
             return []
         finished, messages, chunker = list[Reply](), request.messages, request.chunker
-        while messages and (chunker.done or (not messages[0].end and chunker.needs(messages[0].received))):
+        while messages and (
+            chunker.done or (not messages[0].end and chunker.needs(messages[0].received))
+        ):
             message = messages.popleft()
             finished += [] if message.keep_open else [message.reply]
         if chunker.done:
@@ -102,37 +124,60 @@ class Scheduler:
             request.status, request.ready_since = Status.READY, self._clock()
 
     def look_at_listeners(self) -> None:
-        """Decides again for requests that wait for tokens, whose listeners may not be able to wait any longer.
+        """Decides again for requests that wait for tokens, whose listeners may not be able to wait
+        any longer.
 
-        Their messages are consumed, so only a reply that is kept open can take what is computed then.
+        Their messages are consumed, so only a reply that is kept open can take what is computed
+        then.
         """
         for request in self.requests:
-            if request.status is Status.WAITING and request.handles is not None and request.kept_open:
+            if (
+                request.status is Status.WAITING
+                and request.handles is not None
+                and request.kept_open
+            ):
                 request.chunker.decide()
                 self.release(request)
 
     def next_to_open(self, owner: int) -> Request | None:
         """Gives a request to a worker that is to open it in the engines, or returns None.
 
-        To open one may cost as much as a chunk, for a voice that was not heard before. So requests are opened in the
-        order of their admission, and not before a chunk that has waited longer and has no time.
+        To open one may cost as much as a chunk, for a voice that was not heard before. So requests
+        are opened in the order of their admission, and not before a chunk that has waited longer
+        and has no time.
         """
         now = self._clock()
-        urgent = min((chunk.since for chunk in self._ready() if not has_time(chunk, now)), default=now)
+        urgent = min(
+            (chunk.since for chunk in self._ready() if not has_time(chunk, now)), default=now
+        )
         for request in self.requests:
-            if request.status is Status.READY and request.handles is None and request.admitted <= urgent:
+            if (
+                request.status is Status.READY
+                and request.handles is None
+                and request.admitted <= urgent
+            ):
                 request.owner, request.status = owner, Status.RUNNING
                 return request
         return None
 
     def next_batch(self, owner: int, idle_workers: int) -> list[Request]:
-        """Gives the requests whose chunks are computed together next to a worker; none if none is to run now."""
+        """Gives the requests whose chunks are computed together next to a worker; none if none is
+        to run now.
+        """
         awaited = [  # unopened ones have not been heard either
-            request.admitted if request.playback.plays_until is None else request.playback.plays_until
+            request.admitted
+            if request.playback.plays_until is None
+            else request.playback.plays_until
             for request in self.requests
-            if request.status is Status.WAITING or (request.status is Status.READY and request.handles is None)
+            if request.status is Status.WAITING
+            or (request.status is Status.READY and request.handles is None)
         ]
-        batch = [chunk.owner for chunk in self._policy.next_batch(self._ready(), self._clock(), idle_workers, awaited)]
+        batch = [
+            chunk.owner
+            for chunk in self._policy.next_batch(
+                self._ready(), self._clock(), idle_workers, awaited
+            )
+        ]
         for request in batch:
             request.owner, request.status = owner, Status.RUNNING
         return batch
@@ -147,21 +192,29 @@ class Scheduler:
         request.last_progress = self._clock()
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:
-        """Returns the requests that were open or idle for too long, each with the error that ends it."""
+        """Returns the requests that were open or idle for too long, each with the error that ends
+        it.
+        """
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
                 told = f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped"
                 found.append((request, ExpiredError(told)))
-            elif request.status is Status.WAITING and now - request.last_progress > (seconds := limits.idle_seconds):
-                found.append((request, IdleError(f"stream: no tokens for {seconds:g} s; it was dropped")))
+            elif request.status is Status.WAITING and now - request.last_progress > (
+                seconds := limits.idle_seconds
+            ):
+                found.append(
+                    (request, IdleError(f"stream: no tokens for {seconds:g} s; it was dropped"))
+                )
         return found
 
     def fail(self, request: Request, error: Token2WavError) -> list[Reply]:
         """Ends a request, and returns the replies that are to say why; none if it is over."""
         if request.over:
             return []
-        request.why_closed = str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
+        request.why_closed = (
+            str(error) if isinstance(error, StreamClosedError) else f"stream: it failed: {error}"
+        )
         replies = [message.reply for message in request.messages]
         replies += [reply for reply in request.kept_open if reply not in replies]
         self._end(request, Status.FAILED)

@@ -20,12 +20,14 @@ from token2wav.voice import Voice
 class Stream:
     """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it.
 
-    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the same ones, except
-    for audio that was sent before its first attention block was complete, and less the silence that
-    `StreamConfig.trim_silence_ms` lets it drop. As a context manager it is cancelled on the way out. What it holds is
-    freed when it ends or is cancelled, or, after it was dropped, with the next call of any stream.
+    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the
+    same ones, except for audio that was sent before its first attention block was complete, and
+    less the silence that `StreamConfig.trim_silence_ms` lets it drop. As a context manager it is
+    cancelled on the way out. What it holds is freed when it ends or is cancelled, or, after it was
+    dropped, with the next call of any stream.
 
-    One thread at a time calls `push` and `finish`. `cancel` may be called from any thread, at any time.
+    One thread at a time calls `push` and `finish`. `cancel` may be called from any thread, at any
+    time.
     """
 
     def __init__(self, pipeline: Pipeline, voice: Voice, steps: int = 0) -> None:
@@ -35,7 +37,8 @@ class Stream:
         self._forgotten = weakref.finalize(self, pipeline.drop, self._request)
         self._cancelled = False
         self._computing = False  # the engines may write to what the stream holds
-        self._lock = threading.RLock()  # reentrant for signal handlers, which cancel in the middle of anything
+        # reentrant for signal handlers, which cancel in the middle of anything
+        self._lock = threading.RLock()
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
         """Takes any number of tokens and returns the chunks that became ready, often none.
@@ -45,7 +48,8 @@ class Stream:
 
         Raises:
             InputError: a token is not one of the model's; the stream stays as it was.
-            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled meanwhile.
+            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled
+                meanwhile.
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
@@ -54,16 +58,17 @@ class Stream:
     def finish(self, tokens: ArrayLike = ()) -> list[AudioChunk]:
         """Ends the utterance and returns the rest of its audio; the last chunk has `final` set.
 
-        A stream that is given all of its tokens here gives the samples of `Token2Wav.synthesize`: it knows that there
-        is nothing to speak early for.
+        A stream that is given all of its tokens here gives the samples of `Token2Wav.synthesize`:
+        it knows that there is nothing to speak early for.
 
         Args:
             tokens: the last ones, as for `push`; none by default.
 
         Raises:
-            InputError: a token is not one of the model's, and the stream stays as it was; or there were no tokens at
-                all, and the stream is closed.
-            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled meanwhile.
+            InputError: a token is not one of the model's, and the stream stays as it was; or there
+                were no tokens at all, and the stream is closed.
+            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled
+                meanwhile.
             EngineError: the engine failed; the stream is closed.
         """
         self._check_open()
@@ -72,8 +77,9 @@ class Stream:
     def cancel(self) -> None:
         """Drops the utterance and frees what it holds; harmless at any time, and from any thread.
 
-        While another thread is in `push` or `finish`, this returns at once. That call ends with `StreamClosedError` as
-        soon as the chunk is computed that the engines work on, and frees what the stream holds.
+        While another thread is in `push` or `finish`, this returns at once. That call ends with
+        `StreamClosedError` as soon as the chunk is computed that the engines work on, and frees
+        what the stream holds.
         """
         with self._lock:
             self._cancelled = self._cancelled or self._forgotten.alive
@@ -83,16 +89,23 @@ class Stream:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.cancel()
 
     def _check_open(self) -> None:
         if not self._forgotten.alive:
-            raise StreamClosedError(f"stream: it {'was cancelled' if self._cancelled else 'has ended'}")
+            raise StreamClosedError(
+                f"stream: it {'was cancelled' if self._cancelled else 'has ended'}"
+            )
 
     def _close(self) -> None:
-        """Ends the stream; what it holds is freed now, or by the thread that computes, when it is done."""
+        """Ends the stream; what it holds is freed now, or by the thread that computes, when it is
+        done.
+        """
         if self._forgotten.detach() is not None and not self._computing:
             self._pipeline.close(self._request)
 

@@ -1,4 +1,6 @@
-"""Workers of a server: threads that compute the batches which the scheduler forms, and answer who waits for them."""
+"""Workers of a server: threads that compute the batches which the scheduler forms, and answer who
+waits for them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import torch
 from numpy.typing import ArrayLike
 
 from token2wav.config import LimitConfig
-from token2wav.errors import DeviceLostError, EngineError, LimitError, StreamClosedError, Token2WavError
+from token2wav.errors import (
+    DeviceLostError,
+    EngineError,
+    LimitError,
+    StreamClosedError,
+    Token2WavError,
+)
 from token2wav.model_config import StageName
 from token2wav.serving.audio_output import AudioChunk, AudioFormat
 from token2wav.serving.chunking import checked_tokens
@@ -28,31 +36,42 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes a slow CPU 130 s
-_HANG_TOKENS = 800  # in these eight chunks; a larger batch, which `limits.batch_streams` may allow, has longer
+# in these eight chunks; a larger batch, which `limits.batch_streams` may allow, has longer
+_HANG_TOKENS = 800
 _MOST_WORKERS = 4
 
 
 class Observer:
-    """Observer of workers: it is called from any thread when something happens, and does nothing by itself."""
+    """Observer of workers: it is called from any thread when something happens, and does nothing by
+    itself.
+    """
 
     def changed(self, open_requests: int) -> None:
         """Is called when a request was admitted, opened or ended, with the number of open ones."""
 
     def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
-        """Is called when a batch has run, with the seconds that each chunk had waited, and those of each stage."""
+        """Is called when a batch has run, with the seconds that each chunk had waited, and those of
+        each stage.
+        """
 
     def refused(self, error: Token2WavError) -> None:
         """Is called when a request that was admitted found no room in the engines."""
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
-        """Is called when audio was sent, with its duration, and the seconds for which the listener heard nothing."""
+        """Is called when audio was sent, with its duration, and the seconds for which the listener
+        heard nothing.
+        """
 
     def ended(self, request: Request, reason: str) -> None:
-        """Is called when a request is over: `finished`, `cancelled`, or the name of an error such as `IdleError`."""
+        """Is called when a request is over: `finished`, `cancelled`, or the name of an error such
+        as `IdleError`.
+        """
 
 
 def default_workers(device: str) -> int:
-    """Returns the number of workers: one per CPU core that this process may use, up to 4; on a GPU one fills it."""
+    """Returns the number of workers: one per CPU core that this process may use, up to 4; on a GPU
+    one fills it.
+    """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
 
@@ -84,22 +103,26 @@ class _Worker:
 
 
 class WorkerPool:
-    """Pool of workers, which serve requests until `close`, and a thread that drops requests nobody waits for.
+    """Pool of workers, which serve requests until `close`, and a thread that drops requests nobody
+    waits for.
 
-    A request belongs to one worker at a time. Its messages are consumed in order, each answered as soon as its tokens
-    have been taken and the chunks that they made possible have been sent. Methods may be called from any thread and
-    never wait for a chunk.
+    A request belongs to one worker at a time. Its messages are consumed in order, each answered as
+    soon as its tokens have been taken and the chunks that they made possible have been sent.
+    Methods may be called from any thread and never wait for a chunk.
 
-    A worker that does not come back from the engines is taken to hang. Its requests fail; what they hold stays until it
-    does come back, because it may still write there. The others go on. When all hang, no more requests are admitted.
+    A worker that does not come back from the engines is taken to hang. Its requests fail; what they
+    hold stays until it does come back, because it may still write there. The others go on. When all
+    hang, no more requests are admitted.
 
     Args:
         pipeline: runs the batches.
         limits: bounds that are checked before work starts.
         observer: is called at every admission, batch, chunk and end.
         clock: returns monotonic seconds.
-        workers: batches that are computed at the same time, in a thread each; they share the threads of torch.
-        on_device_lost: is called, from any thread, after a request failed because the process has lost its GPU.
+        workers: batches that are computed at the same time, in a thread each; they share the
+            threads of torch.
+        on_device_lost: is called, from any thread, after a request failed because the process has
+            lost its GPU.
     """
 
     def __init__(
@@ -124,11 +147,18 @@ class WorkerPool:
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._workers = [_Worker(number) for number in range(workers)]
         self._threads = [
-            threading.Thread(target=self._run, args=(worker,), name=f"token2wav-worker-{worker.number}", daemon=True)
+            threading.Thread(
+                target=self._run,
+                args=(worker,),
+                name=f"token2wav-worker-{worker.number}",
+                daemon=True,
+            )
             for worker in self._workers
         ]
         # Not a worker's business: it may hang, or compute for long.
-        self._threads.append(threading.Thread(target=self._watch, name="token2wav-watch", daemon=True))
+        self._threads.append(
+            threading.Thread(target=self._watch, name="token2wav-watch", daemon=True)
+        )
         for thread in self._threads:
             thread.start()
 
@@ -170,20 +200,30 @@ class WorkerPool:
         self._changed()
         return request
 
-    def push(self, request: Request, tokens: ArrayLike, reply: Reply, *, end: bool, keep_open: bool = False) -> None:
+    def push(
+        self,
+        request: Request,
+        tokens: ArrayLike,
+        reply: Reply,
+        *,
+        end: bool,
+        keep_open: bool = False,
+    ) -> None:
         """Takes a message of tokens.
 
         Args:
             request, reply: result of `open`, and what takes its chunks.
             tokens: (n,) integers, n >= 0, or (n, codebooks).
             end: whether the utterance ends with these tokens.
-            keep_open: leave `reply` unfinished until the request is over, so that it can tell of a cancellation.
+            keep_open: leave `reply` unfinished until the request is over, so that it can tell of a
+                cancellation.
 
         Raises:
-            InputError: a token is not one of the model's, there are too many, or the utterance would end without any.
+            InputError: a token is not one of the model's, there are too many, or the utterance
+                would end without any.
             LimitError: too many messages wait.
-            StreamClosedError: the request is over, or was to end with earlier tokens; those are still computed and
-                sent.
+            StreamClosedError: the request is over, or was to end with earlier tokens; those are
+                still computed and sent.
             After any of the others the request is over. In no case has `reply` been used.
         """
         request.check_open()
@@ -200,7 +240,9 @@ class WorkerPool:
         _finish(finished)
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request and fails its waiting messages with `reason`; does nothing when it is over."""
+        """Ends a request and fails its waiting messages with `reason`; does nothing when it is
+        over.
+        """
         error = reason or StreamClosedError("stream: it was cancelled")
         with self._wake:
             if request.over:
@@ -229,12 +271,14 @@ class WorkerPool:
         return sum(not worker.taken for worker in self._workers)
 
     def _run(self, worker: _Worker) -> None:
-        torch.set_num_threads(self._torch_threads)  # of this worker alone: each thread has a number of its own
+        # of this worker alone: each thread has a number of its own
+        torch.set_num_threads(self._torch_threads)
         going = True
         while going:
             try:
                 going = self._turn(worker)
-            except Exception as error:  # a fault of ours: the requests of this worker are lost, others are not
+            # a fault of ours: the requests of this worker are lost, others are not
+            except Exception as error:
                 self._give_up(worker, as_told(error))
                 time.sleep(_POLL_SECONDS)
             finally:
@@ -242,10 +286,16 @@ class WorkerPool:
                     seconds, lost = self._clock() - worker.since, worker.lost
                     worker.taken, worker.lost = (), False
                 if lost:
-                    log.warning("worker %d is back after %.0f s, and takes requests again", worker.number, seconds)
+                    log.warning(
+                        "worker %d is back after %.0f s, and takes requests again",
+                        worker.number,
+                        seconds,
+                    )
 
     def _turn(self, worker: _Worker) -> bool:
-        """Opens a request or computes a batch, or waits for either; says whether there is more to come."""
+        """Opens a request or computes a batch, or waits for either; says whether there is more to
+        come.
+        """
         scheduler, owner = self._scheduler, threading.get_ident()
         with self._wake:
             scheduler.look_at_listeners()
@@ -257,7 +307,10 @@ class WorkerPool:
                 self._wake.wait(_POLL_SECONDS)
                 return True
             worker.taken, worker.since = taken, self._clock()
-            tokens = [len(each.voice.prompt_tokens) if unopened else each.chunker.next_tokens for each in taken]
+            tokens = [
+                len(each.voice.prompt_tokens) if unopened else each.chunker.next_tokens
+                for each in taken
+            ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
                 self._wake.notify()  # another worker may take what this one has left
@@ -268,12 +321,15 @@ class WorkerPool:
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
-        """Ends the requests that still belong to a worker, and frees what they and cancelled ones among them hold."""
+        """Ends the requests that still belong to a worker, and frees what they and cancelled ones
+        among them hold.
+        """
         for request in worker.taken:
             if request.owner == threading.get_ident():
                 self.cancel(request, error)
                 with self._wake:
-                    _attempt(self._pipeline.close, request)  # one that was cancelled meanwhile left it to this worker
+                    # one that was cancelled meanwhile left it to this worker
+                    _attempt(self._pipeline.close, request)
                     self._scheduler.release(request)
         self._changed()
 
@@ -287,10 +343,15 @@ class WorkerPool:
         with self._wake:
             overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
             waiting = [
-                (request, [message.reply for message in list(request.messages)[:1]] + request.kept_open)
+                (
+                    request,
+                    [message.reply for message in list(request.messages)[:1]] + request.kept_open,
+                )
                 for request in self._scheduler.requests
             ]
-        vanished = [(request, None) for request, replies in waiting if any(map(_is_cancelled, replies))]
+        vanished = [
+            (request, None) for request, replies in waiting if any(map(_is_cancelled, replies))
+        ]
         for request, error in vanished + overdue:
             self.cancel(request, error)
 
@@ -305,7 +366,8 @@ class WorkerPool:
             working = sum(not worker.hangs(now) for worker in self._workers)
         for worker, requests, seconds in held:
             log.error(
-                "worker %d hangs: its batch has not ended for %.0f s, and its %d streams have failed; %d of %d workers "
+                "worker %d hangs: its batch has not ended for %.0f s, and its %d streams have "
+                "failed; %d of %d workers "
                 "go on",
                 *(worker.number, seconds, len(requests), working, len(self._workers)),
             )
@@ -327,7 +389,9 @@ class WorkerPool:
         waited = [start - request.ready_since for request in batch]
         results: Sequence[AudioChunk | Token2WavError | None]
         try:
-            results = self._pipeline.advance(batch, partial(_attempt, self._observer.computed, waited))
+            results = self._pipeline.advance(
+                batch, partial(_attempt, self._observer.computed, waited)
+            )
         except Exception as error:  # of the engines as a whole: nobody can go on
             results = [as_told(error)] * len(batch)
         took = self._clock() - start
@@ -353,7 +417,9 @@ class WorkerPool:
                 self._scheduler.sent(request, heard=result is not None)
 
     def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
-        """Does something for a request of this worker, which ends that one alone if it fails, and releases it then."""
+        """Does something for a request of this worker, which ends that one alone if it fails, and
+        releases it then.
+        """
         try:
             work(request)
             self._release(request)
@@ -362,7 +428,9 @@ class WorkerPool:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Releases a request of this worker, when all replies are finished that can be; one that is over is freed."""
+        """Releases a request of this worker, when all replies are finished that can be; one that is
+        over is freed.
+        """
         finished: list[Reply] | None = None
         while finished is None or finished:
             with self._wake:
@@ -403,7 +471,9 @@ def _is_cancelled(reply: Reply) -> bool:
     try:
         return reply.is_cancelled()
     except Exception:
-        log.warning("a request could not say whether it was cancelled, so it is taken to be", exc_info=True)
+        log.warning(
+            "a request could not say whether it was cancelled, so it is taken to be", exc_info=True
+        )
         return True
 
 
@@ -413,8 +483,12 @@ def _finish(replies: list[Reply]) -> None:
 
 
 def _attempt(call: Callable[..., None], *given: Any) -> None:
-    """Calls what may fail, as an observer or the reply to a client that is gone: nobody else may suffer from it."""
+    """Calls what may fail, as an observer or the reply to a client that is gone: nobody else may
+    suffer from it.
+    """
     try:
         call(*given)
     except Exception:
-        log.warning("%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True)
+        log.warning(
+            "%s failed, and is passed over", getattr(call, "__qualname__", call), exc_info=True
+        )

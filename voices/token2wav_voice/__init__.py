@@ -1,4 +1,5 @@
-"""Voice package: it makes voices and speech tokens of recordings, with the ONNX files that a CosyVoice3 folder carries.
+"""Voice package: it makes voices and speech tokens of recordings, with the ONNX files that a
+CosyVoice3 folder carries.
 
     from token2wav_voice import FrontEnd, Recording
 

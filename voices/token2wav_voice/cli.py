@@ -1,4 +1,6 @@
-"""Commands `token2wav-voice` and `token2wav-tokenize`: they read arguments and report on recordings."""
+"""Commands `token2wav-voice` and `token2wav-tokenize`: they read arguments and report on
+recordings.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_recording(create, f"of who is to speak, {MIN_VOICE_SECONDS:g} to 30 s")
-    create.add_argument("--out", required=True, type=Path, metavar="FILE", help=".safetensors file to write")
+    create.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help=".safetensors file to write"
+    )
     return _run(parser, arguments, _save_voice, ".safetensors", MIN_VOICE_SECONDS)
 
 
 def tokenize(arguments: Sequence[str] | None = None) -> int:
     """Runs `token2wav-tokenize` and returns its exit code."""
-    parser = _parser(TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder.")
+    parser = _parser(
+        TOKENIZE, "Turn a recording into speech tokens with the speech tokenizer of a model folder."
+    )
     _add_recording(parser, f"to turn into tokens, {MIN_SECONDS:g} to 30 s")
     out = ".npy file to write, int32 (n,); default: text on standard output, and the report on standard error"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
@@ -57,7 +63,10 @@ def tokenize(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(program: str, description: str) -> argparse.ArgumentParser:
     parser = CommandParser(
-        prog=program, description=description, epilog=_EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=program,
+        description=description,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{program} {version('token2wav')}")
     return parser
@@ -65,11 +74,24 @@ def _parser(program: str, description: str) -> argparse.ArgumentParser:
 
 def _add_recording(parser: argparse.ArgumentParser, recording: str) -> None:
     parser.add_argument(
-        "--model", required=True, metavar="FOLDER", help="model folder with campplus.onnx and a speech tokenizer"
+        "--model",
+        required=True,
+        metavar="FOLDER",
+        help="model folder with campplus.onnx and a speech tokenizer",
     )
-    parser.add_argument("--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3")
-    parser.add_argument("--start", type=number(float), default=0.0, metavar="S", help="second to begin at (default: 0)")
-    parser.add_argument("--end", type=number(float), metavar="S", help="second to stop at (default: the end)")
+    parser.add_argument(
+        "--wav", required=True, metavar="FILE", help=f"recording {recording}; WAV, FLAC, OGG or MP3"
+    )
+    parser.add_argument(
+        "--start",
+        type=number(float),
+        default=0.0,
+        metavar="S",
+        help="second to begin at (default: 0)",
+    )
+    parser.add_argument(
+        "--end", type=number(float), metavar="S", help="second to stop at (default: the end)"
+    )
     parser.add_argument("--json", action="store_true", help="report as JSON")
 
 
@@ -86,7 +108,9 @@ def _run(
         if options.out is not None:
             _check_place(options.out, suffix)
         front_end = FrontEnd(options.model)
-        recording = Recording.load(options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds)
+        recording = Recording.load(
+            options.wav, start_s=options.start, end_s=options.end, min_seconds=min_seconds
+        )
         for note in recording.notes:
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
         tokens = save(front_end, recording, options.out)
@@ -97,13 +121,16 @@ def _run(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of the tokens has gone; Python would complain again at its end
+    # the reader of the tokens has gone; Python would complain again at its end
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE
 
 
 def _check_place(path: Path, suffix: str) -> None:
-    """Raises OutputError if a file cannot be written there, or its name ends in something else than `suffix`."""
+    """Raises OutputError if a file cannot be written there, or its name ends in something else than
+    `suffix`.
+    """
     if path.suffix != suffix:
         raise OutputError(f"{path}: the name must end in {suffix}")
     if not path.parent.is_dir():
@@ -150,4 +177,9 @@ def _report(recording: Recording, tokens: int, options: argparse.Namespace, file
         print(json.dumps(report, indent=2), file=file)
         return
     levels = f"level {recording.rms_dbfs:.1f} dBFS, peak {recording.peak_dbfs:.1f} dBFS"
-    print("" if out is None else f"{out}: ", f"{recording.seconds:.2f} s, {tokens} tokens, {levels}", sep="", file=file)
+    print(
+        "" if out is None else f"{out}: ",
+        f"{recording.seconds:.2f} s, {tokens} tokens, {levels}",
+        sep="",
+        file=file,
+    )

@@ -1,6 +1,7 @@
 """Features of a recording: three kinds of log-mel, each computed as its model was trained with.
 
-Filters are those of kaldi-native-fbank. Spectra are computed in float64, features come out in float32.
+Filters are those of kaldi-native-fbank. Spectra are computed in float64, features come out in
+float32.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Features = NDArray[np.float32]
 
 
 def tokenizer_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Whisper's log-mel (128, n // 160), 100 frames a second, of (n,) at 16 kHz, more than 200 samples."""
+    """Computes Whisper's log-mel (128, n // 160), 100 frames a second, of (n,) at 16 kHz, more than
+    200 samples.
+    """
     n_fft, hop = 400, 160
     padded = np.pad(signal, n_fft // 2, mode="reflect")
     power = _power(padded, n_fft, hop)[:-1]  # Whisper drops the frame that is centred on the end
@@ -31,7 +34,8 @@ def tokenizer_features(signal: NDArray[np.float32]) -> Features:
 
 
 def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -> Features:
-    """Computes the mel (n // 480, 80) that the flow continues, in natural logarithms, 50 frames a second.
+    """Computes the mel (n // 480, 80) that the flow continues, in natural logarithms, 50 frames a
+    second.
 
     Args:
         signal: (n,) at 24 kHz, more than 720 samples.
@@ -45,10 +49,12 @@ def prompt_mel(signal: NDArray[np.float32], top_hz: int = PROMPT_RATE_HZ // 2) -
 
 
 def speaker_features(signal: NDArray[np.float32]) -> Features:
-    """Computes Kaldi's filter bank (1 + (n - 400) // 160, 80) without dither, its mean over time removed.
+    """Computes Kaldi's filter bank (1 + (n - 400) // 160, 80) without dither, its mean over time
+    removed.
 
     Args:
-        signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as in the public code.
+        signal: (n,) at 16 kHz within -1 to 1, at least 400 samples. It is not scaled to 16 bits, as
+            in the public code.
     """
     options = knf.FbankOptions()
     options.frame_opts.samp_freq = SPEAKER_RATE_HZ
@@ -70,7 +76,9 @@ def _power(padded: NDArray[np.float32], n_fft: int, hop: int) -> NDArray[np.floa
 
 @cache
 def slaney_filters(rate_hz: int, n_fft: int, bands: int, top_hz: int = 0) -> NDArray[np.float64]:
-    """Makes mel filters (bands, n_fft // 2 + 1), each of the same area, as librosa does; 0 as top is half the rate."""
+    """Makes mel filters (bands, n_fft // 2 + 1), each of the same area, as librosa does; 0 as top
+    is half the rate.
+    """
     frame = knf.FrameExtractionOptions()
     frame.samp_freq = rate_hz
     frame.frame_length_ms = 1000 * n_fft / rate_hz

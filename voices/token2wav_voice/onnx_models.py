@@ -13,16 +13,19 @@ from token2wav_voice.errors import ModelError
 from token2wav_voice.features import Features
 
 TOKENIZER_FILE = "speech_tokenizer_v3.onnx"
-EARLIER_TOKENIZER_FILES = ("speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz.onnx")  # CosyVoice2 and its relatives
+# CosyVoice2 and its relatives
+EARLIER_TOKENIZER_FILES = ("speech_tokenizer_v2.onnx", "speech_tokenizer_v2_25hz.onnx")
 SPEAKER_FILE = "campplus.onnx"
 
 FRAMES_PER_TOKEN = 4  # 100 frames of features and 25 tokens a second
-TOKEN_SLACK = 2  # how many tokens more or less than that a tokenizer may give, for how it treats the end
+# how many tokens more or less than that a tokenizer may give, for how it treats the end
+TOKEN_SLACK = 2
 SPEAKER_SIZE = 192
 
 
 class _Graph:
-    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public code.
+    """ONNX graph with one output that matters, the first. Inputs go by position, as in the public
+    code.
 
     Raises:
         ModelError: the file is missing or cannot be loaded.
@@ -30,22 +33,30 @@ class _Graph:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise ModelError(f"{path}: no such file; a published model folder has one, from which voices are made")
+            raise ModelError(
+                f"{path}: no such file; a published model folder has one, from which voices are "
+                f"made"
+            )
         self.path = path
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # what matters is raised
         try:
             # No library of custom operators is registered, so a graph can only compute.
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                path, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:  # its errors have no base of their own
-            raise ModelError(f"{path}: cannot be loaded as an ONNX model ({_one_line(error)})") from None
+            raise ModelError(
+                f"{path}: cannot be loaded as an ONNX model ({_one_line(error)})"
+            ) from None
 
     def run(self, expected: type[Any], *arrays: NDArray[Any]) -> NDArray[Any]:
-        """Runs the graph, and returns the first output as (n,), whatever dimensions of size 1 it has.
+        """Runs the graph, and returns the first output as (n,), whatever dimensions of size 1 it
+        has.
 
         Raises:
-            ModelError: ONNX Runtime refuses the types, ranks or sizes of the inputs, or fails; or it gives an output of
-                another type, or of several rows.
+            ModelError: ONNX Runtime refuses the types, ranks or sizes of the inputs, or fails; or
+                it gives an output of another type, or of several rows.
         """
         names = [value.name for value in self._session.get_inputs()]
         if len(names) != len(arrays):
@@ -54,15 +65,20 @@ class _Graph:
             found = np.asarray(self._session.run(None, dict(zip(names, arrays, strict=True)))[0])
         except Exception as error:
             shapes = " and ".join(str(array.shape) for array in arrays)
-            raise ModelError(f"{self.path}: failed on inputs of shape {shapes} ({_one_line(error)})") from None
+            raise ModelError(
+                f"{self.path}: failed on inputs of shape {shapes} ({_one_line(error)})"
+            ) from None
         if found.size != max(found.shape, default=0) or not np.issubdtype(found.dtype, expected):
             wanted = f"{expected.__name__} (1, any)"
-            raise ModelError(f"{self.path}: gave an output {found.dtype} {found.shape}, expected {wanted}")
+            raise ModelError(
+                f"{self.path}: gave an output {found.dtype} {found.shape}, expected {wanted}"
+            )
         return found.ravel()
 
 
 class SpeechTokenizer(_Graph):
-    """Tokenizer of speech in a model folder, which turns features into tokens below the size of the vocabulary.
+    """Tokenizer of speech in a model folder, which turns features into tokens below the size of the
+    vocabulary.
 
     Attributes:
         earlier: whether it belongs to CosyVoice2 or its relatives, whose prompts end at 8 kHz.
@@ -75,15 +91,21 @@ class SpeechTokenizer(_Graph):
         self._vocabulary = vocabulary
 
     def __call__(self, features: Features) -> NDArray[np.int32]:
-        """Computes tokens (n,) of features (128, frames); raises ModelError if it gives what cannot be tokens."""
+        """Computes tokens (n,) of features (128, frames); raises ModelError if it gives what cannot
+        be tokens.
+        """
         frames = features.shape[1]
         tokens = self.run(np.integer, features[np.newaxis], np.array([frames], np.int32))
         if abs(len(tokens) - frames / FRAMES_PER_TOKEN) > TOKEN_SLACK:
-            raise ModelError(f"{self.path}: gave {len(tokens)} tokens for {frames / 100:.2f} s, expected 25 a second")
+            raise ModelError(
+                f"{self.path}: gave {len(tokens)} tokens for {frames / 100:.2f} s, expected 25 a "
+                f"second"
+            )
         wrong = np.flatnonzero((tokens < 0) | (tokens >= self._vocabulary))
         if wrong.size:
             raise ModelError(
-                f"{self.path}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the vocabulary "
+                f"{self.path}: token {tokens[wrong[0]]} at position {wrong[0]} is outside the "
+                f"vocabulary "
                 f"0 to {self._vocabulary - 1}"
             )
         return tokens.astype(np.int32)
@@ -96,10 +118,14 @@ class SpeakerEncoder(_Graph):
         super().__init__(folder / SPEAKER_FILE)
 
     def __call__(self, features: Features) -> NDArray[np.float32]:
-        """Computes the embedding (192,) of features (frames, 80); raises ModelError if it cannot be one."""
+        """Computes the embedding (192,) of features (frames, 80); raises ModelError if it cannot be
+        one.
+        """
         embedding = self.run(np.float32, features[np.newaxis])
         if len(embedding) != SPEAKER_SIZE:
-            raise ModelError(f"{self.path}: gave an embedding of {len(embedding)} numbers, not {SPEAKER_SIZE}")
+            raise ModelError(
+                f"{self.path}: gave an embedding of {len(embedding)} numbers, not {SPEAKER_SIZE}"
+            )
         if not np.isfinite(embedding).all():
             raise ModelError(f"{self.path}: gave an embedding with NaN or infinite values")
         if not embedding.any():

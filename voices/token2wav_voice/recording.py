@@ -1,4 +1,6 @@
-"""Recording as the models want it: one channel, long enough, short enough, neither silent nor clipped."""
+"""Recording as the models want it: one channel, long enough, short enough, neither silent nor
+clipped.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ MIN_SECONDS = 0.1
 # There 2 % of the speaker features of speech lie under their floor, float32's epsilon, and soon 10.
 MIN_RMS_DBFS = -60.0
 FULL_SCALE = 1 - 2**-15  # the largest sample of 16 bits
-MAX_PEAK_DBFS = 6.0  # samples of floats may lie beyond full scale; features in float32 overflow far beyond it
-MAX_FULL_SCALE_SHARE = 1e-3  # of speech it is 1e-5 when it just reaches full scale, 1e-3 when it is 6 dB too loud
+# samples of floats may lie beyond full scale; features in float32 overflow far beyond it
+MAX_PEAK_DBFS = 6.0
+# of speech it is 1e-5 when it just reaches full scale, 1e-3 when it is 6 dB too loud
+MAX_FULL_SCALE_SHARE = 1e-3
 
 _BLOCK = 65_536
 
@@ -35,7 +39,8 @@ class Recording:
         samples: (n,) float32, the mean of all channels.
         rate_hz: samples per second.
         channels: number of channels of the file.
-        full_scale_share: share of samples at full scale, 0 to 1, in the channel that has most of them.
+        full_scale_share: share of samples at full scale, 0 to 1, in the channel that has most of
+            them.
     """
 
     path: Path
@@ -46,7 +51,12 @@ class Recording:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, start_s: float = 0.0, end_s: float | None = None, min_seconds: float = MIN_SECONDS
+        cls,
+        path: str | Path,
+        *,
+        start_s: float = 0.0,
+        end_s: float | None = None,
+        min_seconds: float = MIN_SECONDS,
     ) -> Recording:
         """Reads a file, or a part of it.
 
@@ -72,7 +82,9 @@ class Recording:
         except RecordingError as error:
             raise RecordingError(f"{path}: {error}") from None
         except soundfile.LibsndfileError as error:
-            raise RecordingError(f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})") from None
+            raise RecordingError(
+                f"{path}: cannot be read as audio ({error.error_string.rstrip('.')})"
+            ) from None
         except (OSError, TypeError) as error:  # TypeError: a name that ends in .raw
             raise RecordingError(f"{path}: cannot be read as audio ({error})") from None
         return recording
@@ -93,10 +105,13 @@ class Recording:
     @property
     def notes(self) -> list[str]:
         """Notes on what a user may not expect, one sentence each."""
-        notes = [f"{self.path}: {self.channels} channels are mixed to one"] if self.channels > 1 else []
+        notes = (
+            [f"{self.path}: {self.channels} channels are mixed to one"] if self.channels > 1 else []
+        )
         if self.rate_hz < FULL_RATE_HZ:
             notes.append(
-                f"{self.path}: {self.rate_hz} Hz, so the voice has nothing above {self.rate_hz // 2} Hz; "
+                f"{self.path}: {self.rate_hz} Hz, so the voice has nothing above "
+                f"{self.rate_hz // 2} Hz; "
                 f"{FULL_RATE_HZ} Hz or more is better"
             )
         return notes
@@ -105,7 +120,9 @@ class Recording:
         """Resamples to another rate, (n,) float32."""
         if rate_hz == self.rate_hz:
             return self.samples
-        return np.asarray(soxr.resample(self.samples, self.rate_hz, rate_hz, quality="VHQ"), np.float32)
+        return np.asarray(
+            soxr.resample(self.samples, self.rate_hz, rate_hz, quality="VHQ"), np.float32
+        )
 
     def _check_levels(self) -> None:
         if not np.isfinite(self.samples).all():
@@ -117,22 +134,29 @@ class Recording:
             )
         if self.peak_dbfs > MAX_PEAK_DBFS:
             raise RecordingError(
-                f"its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} dBFS "
+                f"its loudest sample is at {self.peak_dbfs:.1f} dBFS, at most {MAX_PEAK_DBFS:g} "
+                f"dBFS "
                 "can be used; floating-point samples are to lie within -1 to 1"
             )
         if self.rms_dbfs < MIN_RMS_DBFS:
             mixed = ", its channels mixed" if self.channels > 1 else ""
             raise RecordingError(
-                f"silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), at least {MIN_RMS_DBFS:g} dBFS is needed"
+                f"silent: its level is {self.rms_dbfs:.1f} dBFS (rms{mixed}), at least "
+                f"{MIN_RMS_DBFS:g} dBFS is needed"
             )
 
 
-def _part(file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float) -> tuple[int, int]:
-    """Returns the first frame that was asked for, and how many, with every bound checked before any is read."""
+def _part(
+    file: soundfile.SoundFile, start_s: float, end_s: float | None, min_seconds: float
+) -> tuple[int, int]:
+    """Returns the first frame that was asked for, and how many, with every bound checked before any
+    is read.
+    """
     rate = file.samplerate
     if rate < MIN_RATE_HZ:
         raise RecordingError(
-            f"{rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above {rate // 2} Hz "
+            f"{rate} Hz, at least {MIN_RATE_HZ} Hz is needed: what was never recorded above "
+            f"{rate // 2} Hz "
             "cannot be put back"
         )
     if not file.frames:
@@ -149,7 +173,8 @@ def _part(file: soundfile.SoundFile, start_s: float, end_s: float | None, min_se
     seconds = (last - first) / rate
     if seconds > MAX_SECONDS:
         raise RecordingError(
-            f"too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; choose a part with --start and --end"
+            f"too long: {seconds:.2f} s, at most {MAX_SECONDS:g} s can be used; choose a part "
+            f"with --start and --end"
         )
     if seconds < min_seconds:
         raise RecordingError(f"too short: {seconds:.2f} s, at least {min_seconds:g} s is needed")
@@ -170,7 +195,9 @@ def _read(file: soundfile.SoundFile, first: int, frames: int) -> tuple[NDArray[n
             mixed.append(block.mean(axis=1))
     samples = np.concatenate(mixed)
     if len(samples) < frames:
-        raise RecordingError(f"cut off, {frames - len(samples)} samples of its header's are not there")
+        raise RecordingError(
+            f"cut off, {frames - len(samples)} samples of its header's are not there"
+        )
     return samples, float(at_full_scale.max()) / len(samples)
 
 

@@ -1,4 +1,6 @@
-"""Entry point of the one-process model: Triton calls it, and it hands requests to the service and returns at once."""
+"""Entry point of the one-process model: Triton calls it, and it hands requests to the service and
+returns at once.
+"""
 
 from __future__ import annotations
 

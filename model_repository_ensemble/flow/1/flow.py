@@ -14,7 +14,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         folder, server = given()
-        self._model = StageModel(args["model_name"], load_flow(folder, server), flow_part, server.limits)
+        self._model = StageModel(
+            args["model_name"], load_flow(folder, server), flow_part, server.limits
+        )
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

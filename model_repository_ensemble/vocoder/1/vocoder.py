@@ -1,4 +1,6 @@
-"""Entry point of the ensemble's third stage: Triton calls it, and it runs vocoder chunks in batches."""
+"""Entry point of the ensemble's third stage: Triton calls it, and it runs vocoder chunks in
+batches.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         folder, server = given()
-        self._model = StageModel(args["model_name"], load_vocoder(folder, server), vocoder_part, server.limits)
+        self._model = StageModel(
+            args["model_name"], load_vocoder(folder, server), vocoder_part, server.limits
+        )
 
     def execute(self, requests: list[Any]) -> None:
         self._model.execute(requests)

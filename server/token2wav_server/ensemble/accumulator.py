@@ -53,8 +53,8 @@ class _Stream:
     client: str  # name of its client, or empty
     options: Options  # parameters of its first request
     held_back: float  # seconds of audio that later stages will hold back of the chunks to come
-    # Name under which later stages know it. Random, so that neither a client that uses a sequence id again nor a
-    # restart of this process meets what an earlier stream left there.
+    # Name under which later stages know it. Random, so that neither a client that uses a sequence
+    # id again nor a restart of this process meets what an earlier stream left there.
     stream_id: int = field(default_factory=lambda: secrets.randbits(63))
     admitted: float = field(default_factory=time.monotonic)
     last_progress: float = field(default_factory=time.monotonic)  # when tokens came
@@ -92,7 +92,9 @@ class Accumulator:
             TritonReply(request).fail(error)
         except Exception as error:
             log.exception("a request failed")
-            TritonReply(request).fail(EngineError(f"token_accumulator: {type(error).__name__}: {error}"))
+            TritonReply(request).fail(
+                EngineError(f"token_accumulator: {type(error).__name__}: {error}")
+            )
         self._open_streams(len(self._streams))
 
     def _handle(self, request: Any) -> None:
@@ -119,29 +121,39 @@ class Accumulator:
             self._streams.remove(sequence_id, stream, ENDED)
         sender.finish()
 
-    def _open(self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options) -> _Stream:
+    def _open(
+        self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options
+    ) -> _Stream:
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
-            # Its later stages drop it when it is idle: only a request of its own can carry an error to them.
-            self._streams.remove(sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}")
+            # Its later stages drop it when it is idle: only a request of its own can carry an error
+            # to them.
+            self._streams.remove(
+                sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}"
+            )
             raise started_twice(sequence_id)
         voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
         AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
-        self._limits.check_room([stream.client for _, stream in self._streams.items()], owner.client)
+        self._limits.check_room(
+            [stream.client for _, stream in self._streams.items()], owner.client
+        )
         playback = Playback(buffer_seconds=self._limits.player_buffer_seconds)
         chunker = Chunker(voice.prompt_tokens, self._config, self._schedule, playback)
         resampled = options.audio_format.sample_rate not in (None, self._config.sample_rate)
         held_back = self._held_back + _RESAMPLER_SECONDS * resampled
         stream = _Stream(chunker, playback, voice, owner.client, options, held_back)
         self._streams.add(sequence_id, owner, stream)
-        self._voices.register(voice)  # now that its client is admitted: it may push out the voice of another client
+        # now that its client is admitted: it may push out the voice of another client
+        self._voices.register(voice)
         return stream
 
     def _push(self, stream: _Stream, request: Any, *, end: bool) -> None:
         tokens = checked_tokens(tokens_of(request), self._config)
         if stream.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
             raise InputError(
-                "tokens", f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of one stream"
+                "tokens",
+                f"the utterance would exceed {self._limits.stream_tokens} tokens, the limit of "
+                f"one stream",
             )
         stream.chunker.push(tokens, end=end)
         if len(tokens) or end:
@@ -151,8 +163,12 @@ class Accumulator:
         chunker = stream.chunker
         while (chunk := chunker.next_chunk) is not None:
             voice = None if chunker.chunks else stream.voice
-            sender.send(stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps))
-            seconds = (chunk.stop - chunker.spoken) / self._config.token_frame_rate - stream.held_back
+            sender.send(
+                stream.label(last=chunk.last), FlowContent(chunk, voice, stream.options.steps)
+            )
+            seconds = (
+                chunk.stop - chunker.spoken
+            ) / self._config.token_frame_rate - stream.held_back
             stream.held_back = max(0.0, -seconds)
             if seconds > 0:
                 stream.playback.sent(seconds)  # at the other end, soon
@@ -166,10 +182,14 @@ class Accumulator:
             for sequence_id, stream in self._streams.items():
                 if now - stream.last_progress > idle_seconds:
                     self._streams.remove(
-                        sequence_id, stream, f"stream: no tokens for {idle_seconds:g} s; it was dropped"
+                        sequence_id,
+                        stream,
+                        f"stream: no tokens for {idle_seconds:g} s; it was dropped",
                     )
                 elif now - stream.admitted > open_seconds:
                     self._streams.remove(
-                        sequence_id, stream, f"stream: open for {open_seconds:g} s, the limit of one; it was dropped"
+                        sequence_id,
+                        stream,
+                        f"stream: open for {open_seconds:g} s, the limit of one; it was dropped",
                     )
             self._open_streams(len(self._streams))

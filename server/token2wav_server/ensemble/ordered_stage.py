@@ -1,7 +1,9 @@
-"""Stage of the ensemble: it computes chunks of many streams in one batch, those of one stream strictly in order.
+"""Stage of the ensemble: it computes chunks of many streams in one batch, those of one stream
+strictly in order.
 
-Triton runs several chunks of a stream at once, gives them to the next stage in any order, and never says that a client
-has gone. So a stage queues what comes too early, and forgets what nobody asks about any more.
+Triton runs several chunks of a stream at once, gives them to the next stage in any order, and never
+says that a client has gone. So a stage queues what comes too early, and forgets what nobody asks
+about any more.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from token2wav.serving.audio_output import AudioFormat
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
-# A batch of eight chunks of 100 tokens takes a slow CPU 130 s; a larger batch may take longer in proportion.
+# A batch of eight chunks of 100 tokens takes a slow CPU 130 s; a larger batch may take longer in
+# proportion.
 _HANG_SECONDS = 180.0
 _HANG_STREAMS = 8
 
@@ -41,7 +44,8 @@ class Part:
 
     label: Label
     content: Any  # input of the stage, or the error that ended the stream in an earlier one
-    answer: Callable[[Any], None]  # takes what was computed, or the error with which the stream is lost; called once
+    # takes what was computed, or the error with which the stream is lost; called once
+    answer: Callable[[Any], None]
 
 
 class Stage(Protocol):
@@ -51,7 +55,9 @@ class Stage(Protocol):
         """Starts a stream with its first chunk, and returns its state."""
 
     def advance(self, batch: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
-        """Runs one chunk of every stream, given as state and content; an EngineError concerns only its own stream."""
+        """Runs one chunk of every stream, given as state and content; an EngineError concerns only
+        its own stream.
+        """
 
     def close(self, state: Any) -> None:
         """Frees a stream."""
@@ -59,7 +65,10 @@ class Stage(Protocol):
 
 @dataclass(eq=False)
 class _Stream:
-    """Stream in a stage. After an error it stays until it is idle, without state, to tell later chunks of it."""
+    """Stream in a stage.
+
+    After an error it stays until it is idle, without state, to tell later chunks of it.
+    """
 
     last_used: float
     next_index: int = 0
@@ -69,15 +78,18 @@ class _Stream:
 
 
 class OrderedStage:
-    """Queue before a stage, which runs every chunk after its predecessor; several threads may use it.
+    """Queue before a stage, which runs every chunk after its predecessor; several threads may use
+    it.
 
     Args:
         stage: computes the batches.
         limits: time without a chunk after which a stream is dropped, and streams in a batch.
         changed: takes the number of streams that hold state, whenever it changes.
         computed: takes the number of streams in a batch before it runs.
-        on_device_lost: is called when the process has lost its GPU, and every later batch would fail.
-        on_hang: is called by `watch` with the seconds for which a batch has run, if it should have ended long ago.
+        on_device_lost: is called when the process has lost its GPU, and every later batch would
+            fail.
+        on_hang: is called by `watch` with the seconds for which a batch has run, if it should have
+            ended long ago.
         clock: returns monotonic seconds.
     """
 
@@ -123,7 +135,9 @@ class OrderedStage:
             self._changed(self.open_streams)
 
     def watch(self) -> None:
-        """Calls `on_hang` if a batch has run for too long; takes no lock, because the batch holds it."""
+        """Calls `on_hang` if a batch has run for too long; takes no lock, because the batch holds
+        it.
+        """
         began = self._batch_began
         if began is not None and (seconds := self._clock() - began) > self._hang_seconds:
             self._on_hang(seconds)
@@ -139,7 +153,10 @@ class OrderedStage:
                 if stream.error is not None:
                     del self._streams[stream_id]
                     continue
-                self._fail(stream, StreamClosedError(f"stream: no chunk for {idle_seconds:g} s; it was dropped"))
+                self._fail(
+                    stream,
+                    StreamClosedError(f"stream: no chunk for {idle_seconds:g} s; it was dropped"),
+                )
                 stream.last_used = now
             self._changed(self.open_streams)
 
@@ -155,10 +172,15 @@ class OrderedStage:
             stream.waiting[label.index] = part
 
     def _next_batch(self) -> list[tuple[_Stream, Part]]:
-        """Takes the next chunk of every stream that has one: first chunks, then those that have waited longest."""
+        """Takes the next chunk of every stream that has one: first chunks, then those that have
+        waited longest.
+        """
         ready = [stream for stream in self._streams.values() if stream.next_index in stream.waiting]
         ready.sort(key=lambda stream: (stream.next_index > 0, stream.last_used))
-        return [(stream, stream.waiting.pop(stream.next_index)) for stream in ready[: self._limits.batch_streams]]
+        return [
+            (stream, stream.waiting.pop(stream.next_index))
+            for stream in ready[: self._limits.batch_streams]
+        ]
 
     def _compute(self, batch: list[tuple[_Stream, Part]]) -> None:
         runnable = []
@@ -192,10 +214,14 @@ class OrderedStage:
             return self._stage.advance(batch)
         except Exception as error:
             log.exception("a batch failed")
-            return [error if isinstance(error, EngineError) else EngineError(str(_told(error)))] * len(batch)
+            return [
+                error if isinstance(error, EngineError) else EngineError(str(_told(error)))
+            ] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
-        """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait for it."""
+        """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait
+        for it.
+        """
         self._free(stream)
         stream.error = error
         if isinstance(error, DeviceLostError):
@@ -212,7 +238,8 @@ class OrderedStage:
 
 
 def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
-    """Starts a thread that calls `look` every second, or four times per idle time; returns a function that ends it.
+    """Starts a thread that calls `look` every second, or four times per idle time; returns a
+    function that ends it.
 
     Triton never reports that a client has gone, nor that a batch hangs.
     """
@@ -222,7 +249,8 @@ def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
         while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
                 look()
-            except Exception:  # the next call may succeed; without any, abandoned streams would stay for ever
+            # the next call may succeed; without any, abandoned streams would stay for ever
+            except Exception:
                 log.exception("looking for idle streams or a hanging batch failed")
 
     thread = threading.Thread(target=run, name="token2wav-ticker", daemon=True)

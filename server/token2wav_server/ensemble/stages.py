@@ -86,7 +86,9 @@ class VocoderStage:
             finite = [_finite(samples, "audio") for samples in audio]
         results: list[AudioChunk | EngineError | None] = []
         for ((_, output), chunk), new in zip(batch, finite, strict=True):
-            results.append(new if isinstance(new, EngineError) else output.take(new, last=chunk.last))
+            results.append(
+                new if isinstance(new, EngineError) else output.take(new, last=chunk.last)
+            )
         return results
 
     def close(self, state: tuple[int, AudioOutput]) -> None:
@@ -96,8 +98,9 @@ class VocoderStage:
 def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
     """Returns the most audio that the vocoder holds back, with all the silence that it may trim.
 
-    The accumulator counts this much of an utterance as not sent. It follows from the sizes of the network, which is
-    built without weights. A model that cannot be built so counts as one whose vocoder holds nothing back.
+    The accumulator counts this much of an utterance as not sent. It follows from the sizes of the
+    network, which is built without weights. A model that cannot be built so counts as one whose
+    vocoder holds nothing back.
     """
     trimmed = stream.trim_silence_ms / 1000
     try:
@@ -115,13 +118,17 @@ def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
 
 
 def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
-    """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is dropped at once."""
+    """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is
+    dropped at once.
+    """
     model = _load(folder, replace(server, runtime=replace(server.runtime, cache_mib=1)))
     return VocoderStage(model, server.stream.trim_silence_ms)
 
 
 def _load(folder: Path, server: ServerConfig) -> Token2Wav:
-    """Loads the model on half of the threads, because flow and vocoder work at the same time, in a process each."""
+    """Loads the model on half of the threads, because flow and vocoder work at the same time, in a
+    process each.
+    """
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     return Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
 

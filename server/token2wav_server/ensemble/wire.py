@@ -1,9 +1,11 @@
-"""Stages as models of Triton: chunks and errors are packed into the tensors between them, and read again.
+"""Stages as models of Triton: chunks and errors are packed into the tensors between them, and read
+again.
 
 Runs inside Triton's Python backend only; `protocol.py` says why by DLPack.
 
-Every tensor has a leading batch axis of 1, as Triton's dynamic batching wants it. An error travels like a chunk, so
-that it comes after the audio before it and every stage frees the stream; the vocoder turns it into one of Triton's.
+Every tensor has a leading batch axis of 1, as Triton's dynamic batching wants it. An error travels
+like a chunk, so that it comes after the audio before it and every stage frees the stream; the
+vocoder turns it into one of Triton's.
 """
 
 from __future__ import annotations
@@ -37,9 +39,13 @@ _ERRORS: tuple[type[Token2WavError], ...] = (EngineError, LimitError, StreamClos
 
 
 class StageModel:
-    """Model of Triton that runs what the dynamic batcher has put together; `read` turns a request into a part."""
+    """Model of Triton that runs what the dynamic batcher has put together; `read` turns a request
+    into a part.
+    """
 
-    def __init__(self, name: str, stage: Stage, read: Callable[[Any], Part], limits: LimitConfig) -> None:
+    def __init__(
+        self, name: str, stage: Stage, read: Callable[[Any], Part], limits: LimitConfig
+    ) -> None:
         self._read = read
         self._ordered = OrderedStage(
             stage,
@@ -47,24 +53,34 @@ class StageModel:
             changed=open_streams(name),
             computed=batch_streams(name),
             on_device_lost=end_process,
-            # No other process can see that this stage hangs: the accumulator hears nothing of its chunks, and goes on
-            # refusing streams for their number, as a full server does. The launcher sees that the process has ended.
-            on_hang=lambda seconds: end_process(f"has computed one batch for {seconds:.0f} s; it hangs"),
+            # No other process can see that this stage hangs: the accumulator hears nothing of its
+            # chunks, and goes on refusing streams for their number, as a full server does. The
+            # launcher sees that the process has ended.
+            on_hang=lambda seconds: end_process(
+                f"has computed one batch for {seconds:.0f} s; it hangs"
+            ),
         )
-        # Two threads: `expire` waits for the lock that a batch holds, and would wait for a hanging one for ever.
-        self._tickers = [ticker(look, limits.idle_seconds) for look in (self._ordered.expire, self._ordered.watch)]
+        # Two threads: `expire` waits for the lock that a batch holds, and would wait for a hanging
+        # one for ever.
+        self._tickers = [
+            ticker(look, limits.idle_seconds)
+            for look in (self._ordered.expire, self._ordered.watch)
+        ]
 
     def close(self) -> None:
         for stop in self._tickers:
             stop()
 
     def execute(self, requests: list[Any]) -> None:
-        self._ordered.run([part for request in requests if (part := self._part(request)) is not None])
+        self._ordered.run(
+            [part for request in requests if (part := self._part(request)) is not None]
+        )
 
     def _part(self, request: Any) -> Part | None:
         """Reads a request, or refuses it and returns None.
 
-        Only somebody who calls a stage directly can send what cannot be read; it must not harm the batch.
+        Only somebody who calls a stage directly can send what cannot be read; it must not harm the
+        batch.
         """
         try:
             return self._read(request)
@@ -96,7 +112,10 @@ class ToFlow:
         arrays = _header(label, content) | {
             "has_voice": np.array([voice is not None]),
             "window": chunk.tokens,
-            "chunk": np.array([chunk.left, chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps], np.int32),
+            "chunk": np.array(
+                [chunk.left, chunk.start, chunk.stop, chunk.skip, chunk.provisional, steps],
+                np.int32,
+            ),
         }
         self._sender.send(_response(arrays | dict(zip(VOICE_INPUTS, given, strict=True))))
 
@@ -110,9 +129,15 @@ def flow_part(request: Any) -> Part:
     Mel goes on as frames by bands, the only order in which DLPack passes an empty array.
     """
     label, bands = _label(request), _array(request, "prompt_mel").shape[1]
-    voice = Voice(*(_array(request, name) for name in VOICE_INPUTS)) if _array(request, "has_voice")[0] else None
+    voice = (
+        Voice(*(_array(request, name) for name in VOICE_INPUTS))
+        if _array(request, "has_voice")[0]
+        else None
+    )
     left, start, stop, skip, provisional, steps = (int(value) for value in _array(request, "chunk"))
-    chunk = TokenChunk(_array(request, "window"), left, start, stop, label.last, skip, bool(provisional))
+    chunk = TokenChunk(
+        _array(request, "window"), left, start, stop, label.last, skip, bool(provisional)
+    )
     content = _error(request) or FlowContent(chunk, voice, steps)
     sender = request.get_response_sender()
 
@@ -125,7 +150,9 @@ def flow_part(request: Any) -> Part:
 
 
 def vocoder_part(request: Any) -> Part:
-    """Reads, in the vocoder, what the flow sends; the client is answered as by the one-process model."""
+    """Reads, in the vocoder, what the flow sends; the client is answered as by the one-process
+    model.
+    """
     label = _label(request)
     content = _error(request) or FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
     reply = TritonReply(request)
@@ -147,7 +174,9 @@ def _header(label: Label, content: object) -> Arrays:
     """
     error = b""
     if isinstance(content, Token2WavError):
-        kind = next((number for number, known in enumerate(_ERRORS) if isinstance(content, known)), 0)
+        kind = next(
+            (number for number, known in enumerate(_ERRORS) if isinstance(content, known)), 0
+        )
         error = bytes([kind, *str(content).encode()])
     encoding, sample_rate = label.audio_format.encoding, label.audio_format.sample_rate
     return {
@@ -177,7 +206,9 @@ def _error(request: Any) -> Token2WavError | None:
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
-    """Copies an input, without the batch axis: a chunk that waits for its predecessor outlives Triton's memory."""
+    """Copies an input, without the batch axis: a chunk that waits for its predecessor outlives
+    Triton's memory.
+    """
     found = tensor(request, name)
     if found is None:
         raise InputError(name, "missing; this model is called by the ensemble, not by clients")
@@ -185,8 +216,12 @@ def _array(request: Any, name: str) -> NDArray[Any]:
 
 
 def _response(arrays: Arrays) -> Any:
-    # Cloned, since Triton takes the strides that NumPy gives an empty array or a batch axis for gaps.
+    # Cloned, since Triton takes the strides that NumPy gives an empty array or a batch axis for
+    # gaps.
     tensors = {
-        name: torch.tensor(array[None]).clone(memory_format=torch.contiguous_format) for name, array in arrays.items()
+        name: torch.tensor(array[None]).clone(memory_format=torch.contiguous_format)
+        for name, array in arrays.items()
     }
-    return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(*item) for item in tensors.items()])
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor.from_dlpack(*item) for item in tensors.items()]
+    )

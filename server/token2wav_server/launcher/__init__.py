@@ -1,1 +1,3 @@
-"""Launcher of a Triton server: it starts tritonserver, watches it, restarts it, drains it and cleans up after it."""
+"""Launcher of a Triton server: it starts tritonserver, watches it, restarts it, drains it and
+cleans up after it.
+"""

@@ -1,8 +1,9 @@
 """Access to a server: TLS, and which of Triton's protocols are closed to whom.
 
-Triton offers more than clients need, some of it dangerous: whoever may register shared memory or switch traces on can
-crash a server or write its files. Shared memory is closed to everybody, the others without a key. Over HTTP, which has
-no TLS here, utterances need the key, too, unless that is opened.
+Triton offers more than clients need, some of it dangerous: whoever may register shared memory or
+switch traces on can crash a server or write its files. Shared memory is closed to everybody, the
+others without a key. Over HTTP, which has no TLS here, utterances need the key, too, unless that is
+opened.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Certificates:
     Attributes:
         certificate: PEM file with its certificate, and after it those that lead to the authority.
         key: PEM file with the private key, not encrypted.
-        client_ca: PEM file with the authorities one of which must have signed a client's certificate; None lets
-            clients in without one.
+        client_ca: PEM file with the authorities one of which must have signed a client's
+            certificate; None lets clients in without one.
 
     Raises:
         ConfigError: a file cannot be used, naming it.
@@ -53,13 +54,19 @@ class Certificates:
     def arguments(self) -> list[str]:
         """Returns the options of tritonserver that switch TLS on."""
         files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
-        mutual = ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca}"] if self.client_ca else []
+        mutual = (
+            ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca}"]
+            if self.client_ca
+            else []
+        )
         return ["--grpc-use-ssl=true", *files, *mutual]
 
     def for_canary(self) -> Tls:
-        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its own if one is due.
+        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its
+        own if one is due.
 
-        Raises ConfigError if the certificate names nobody, or the authorities of clients don't accept it.
+        Raises ConfigError if the certificate names nobody, or the authorities of clients don't
+        accept it.
         """
         from token2wav_client import Tls
 
@@ -70,18 +77,29 @@ class Certificates:
         client.load_cert_chain(self.certificate, self.key)
         signed = f", and signed by {self.client_ca} for clients too" if self.client_ca else ""
         with _explained(
-            f"certificate {self.certificate}: must be valid{signed}, for the canary; or --canary-seconds=0"
+            f"certificate {self.certificate}: must be valid{signed}, for the canary; or "
+            f"--canary-seconds=0"
         ):
             told = _handshake(self._server(), client)
-        names = [str(name) for kind, name in told.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+        names = [
+            str(name)
+            for kind, name in told.get("subjectAltName", ())
+            if kind in ("DNS", "IP Address")
+        ]
         if not names:
-            raise ConfigError(f"certificate {self.certificate}: names nobody; it needs a subjectAltName")
+            raise ConfigError(
+                f"certificate {self.certificate}: names nobody; it needs a subjectAltName"
+            )
         cert, key = (self.certificate, self.key) if self.client_ca else (None, None)
-        return Tls(ca=self.certificate, cert=cert, key=key, server_name=names[0].replace("*", "any", 1))
+        return Tls(
+            ca=self.certificate, cert=cert, key=key, server_name=names[0].replace("*", "any", 1)
+        )
 
     def _server(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with _explained(f"certificate {self.certificate} with key {self.key}: no PEM files that belong together"):
+        with _explained(
+            f"certificate {self.certificate} with key {self.key}: no PEM files that belong together"
+        ):
             context.load_cert_chain(self.certificate, self.key, _refuse_password)
         if self.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -113,7 +131,8 @@ class Access:
             f"--grpc-restricted-protocol=shared-memory:{KEY_NAME}={nobodys_key}",
             f"--http-restricted-api={_CLOSED}{inference}:{KEY_NAME}={self.admin_key}",
             f"--http-restricted-api=shared-memory:{KEY_NAME}={nobodys_key}",
-            f"--grpc-header-forward-pattern=^{CLIENT_HEADER}$",  # Triton makes it a parameter of each request
+            # Triton makes it a parameter of each request
+            f"--grpc-header-forward-pattern=^{CLIENT_HEADER}$",
             *(self.certificates.arguments() if self.certificates else []),
         ]
 
@@ -125,18 +144,25 @@ def read_or_make_key(file: Path) -> str:
     """
     what = f"admin key file {file}"
     with _explained(what):
-        with contextlib.suppress(FileExistsError), open(file, "x", opener=partial(os.open, mode=0o600)) as made:
+        with (
+            contextlib.suppress(FileExistsError),
+            open(file, "x", opener=partial(os.open, mode=0o600)) as made,
+        ):
             made.write(f"{secrets.token_urlsafe(_KEY_BYTES)}\n")
         key = file.read_text(encoding="ascii").strip()
     if len(key) < _SHORTEST_KEY or not key.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError(f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to get one")
+        raise ConfigError(
+            f"{what}: expected at least {_SHORTEST_KEY} letters, digits, - and _; delete it to "
+            f"get one"
+        )
     return key
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
     """Performs a TLS handshake in memory, and returns the certificate that the client was shown.
 
-    In the standard library there is no other way to learn what is in a certificate, and whether somebody accepts it.
+    In the standard library there is no other way to learn what is in a certificate, and whether
+    somebody accepts it.
     """
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)

@@ -1,8 +1,10 @@
-"""Search for a tritonserver on this machine, and for what its Python backend needs to run with this interpreter.
+"""Search for a tritonserver on this machine, and for what its Python backend needs to run with this
+interpreter.
 
-There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is complete but made for one
-Python version, and the PyPI wheel nvidia-pytriton, of which only the files are used: its Python backend has to be put
-together from a library and the stub for the right Python version.
+There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is
+complete but made for one Python version, and the PyPI wheel nvidia-pytriton, of which only the
+files are used: its Python backend has to be put together from a library and the stub for the right
+Python version.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _VARIABLE = "TOKEN2WAV_TRITONSERVER"
 _INSTALLED = Path("/opt/tritonserver")
 _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
-_STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")  # among the libraries that a stub says it needs
+# among the libraries that a stub says it needs
+_STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
 
@@ -45,9 +48,11 @@ class Triton:
 
 
 def find_tritonserver(folder: Path) -> Triton:
-    """Finds tritonserver: the installation $TOKEN2WAV_TRITONSERVER, one on PATH, /opt/tritonserver, else the wheel.
+    """Finds tritonserver: the installation $TOKEN2WAV_TRITONSERVER, one on PATH, /opt/tritonserver,
+    else the wheel.
 
-    The backend of the wheel is put together in `folder`. TritonNotFoundError says what is missing and how to get it.
+    The backend of the wheel is put together in `folder`. TritonNotFoundError says what is missing
+    and how to get it.
     """
     installation = _installation()
     return _from_wheel(folder) if installation is None else _from_installation(installation)
@@ -58,7 +63,8 @@ def _installation() -> Path | None:
     if named:
         if not _is_executable(Path(named) / _EXECUTABLE):
             raise TritonNotFoundError(
-                f"{_VARIABLE}={named} is no installation of Triton, {_EXECUTABLE} is not an executable file there: "
+                f"{_VARIABLE}={named} is no installation of Triton, {_EXECUTABLE} is not an "
+                f"executable file there: "
                 "correct it or unset it"
             )
         return Path(named).resolve()
@@ -69,7 +75,8 @@ def _installation() -> Path | None:
 
 
 def _is_executable(path: Path) -> bool:
-    return os.access(path, os.X_OK) and path.is_file()  # in this order: a folder may be closed to us
+    # in this order: a folder may be closed to us
+    return os.access(path, os.X_OK) and path.is_file()
 
 
 def _from_installation(root: Path) -> Triton:
@@ -78,14 +85,16 @@ def _from_installation(root: Path) -> Triton:
     if not stub.is_file():
         raise TritonNotFoundError(
             f"{root} has no Python backend in {backends}: "
-            f"name another installation with {_VARIABLE}, or use Triton's image with the Python backend"
+            f"name another installation with {_VARIABLE}, or use Triton's image with the Python "
+            f"backend"
         )
     found = _STUB_PYTHON.search(stub.read_bytes())
     if found and (made_for := found[1].decode()) != _PYTHON:
         # It would take its standard library from one Python and its packages from the other.
         raise TritonNotFoundError(
             f"{stub} is made for Python {made_for}, and this is Python {_PYTHON}: "
-            f"install token2wav for Python {made_for}, or name another installation with {_VARIABLE}"
+            f"install token2wav for Python {made_for}, or name another installation with "
+            f"{_VARIABLE}"
         )
     return Triton(root / _EXECUTABLE, backends, _environment([]))
 
@@ -95,21 +104,32 @@ def _from_wheel(folder: Path) -> Triton:
         site_packages = Path(str(metadata.distribution(_WHEEL).locate_file("")))
     except metadata.PackageNotFoundError:
         raise TritonNotFoundError(
-            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps {_WHEEL}==0.7.0` "
+            f"tritonserver not found: run `{sys.executable} -m pip install --no-deps "
+            f"{_WHEEL}==0.7.0` "
             "(Linux with glibc 2.35 or newer: Debian 12, Ubuntu 22.04), "
             f"or set {_VARIABLE} to an installation of Triton such as {_INSTALLED}"
         ) from None
     root = site_packages / "pytriton" / "tritonserver"
     stub = root / "python_backend_stubs" / _PYTHON / _STUB
     if not stub.is_file():
-        raise TritonNotFoundError(f"{_WHEEL} has no Python backend for Python {_PYTHON}: use Python 3.10, 3.11 or 3.12")
+        raise TritonNotFoundError(
+            f"{_WHEEL} has no Python backend for Python {_PYTHON}: use Python 3.10, 3.11 or 3.12"
+        )
     backend = folder / "backends" / "python"
     backend.mkdir(parents=True)
     library_folder = root / "backends" / "python"
-    for file in (library_folder / "libtriton_python.so", library_folder / "triton_python_backend_utils.py", stub):
+    for file in (
+        library_folder / "libtriton_python.so",
+        library_folder / "triton_python_backend_utils.py",
+        stub,
+    ):
         (backend / file.name).symlink_to(file)
-    # This interpreter's own libpython, where it brought one; a distribution's lies on the loader's path.
-    brought = [Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix), Path(sys.base_prefix) / "lib"]
+    # This interpreter's own libpython, where it brought one; a distribution's lies on the loader's
+    # path.
+    brought = [
+        Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix),
+        Path(sys.base_prefix) / "lib",
+    ]
     own = [lib for lib in brought if (lib / _LIBPYTHON).is_file()][:1]
     environment = _environment([*own, site_packages / "nvidia_pytriton.libs"])
     # In a process of its own: the loader's path cannot be changed in a running one.
@@ -124,9 +144,13 @@ def _from_wheel(folder: Path) -> Triton:
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
-    """Returns the environment in which stubs find site-packages (``python3`` on PATH) and libpython (loader's path)."""
+    """Returns the environment in which stubs find site-packages (``python3`` on PATH) and libpython
+    (loader's path).
+    """
     environment = dict(os.environ)
     for name, folders in (("PATH", [Path(sys.executable).parent]), ("LD_LIBRARY_PATH", libraries)):
         if folders:
-            environment[name] = os.pathsep.join([*map(str, folders), *filter(None, [environment.get(name)])])
+            environment[name] = os.pathsep.join(
+                [*map(str, folders), *filter(None, [environment.get(name)])]
+            )
     return environment

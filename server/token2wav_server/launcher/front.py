@@ -1,8 +1,9 @@
-"""Front of tritonserver's HTTP and metrics services: a reverse proxy that lets only a short list of requests in.
+"""Front of tritonserver's HTTP and metrics services: a reverse proxy that lets only a short list of
+requests in.
 
-Triton's own HTTP parser can be crashed by who reaches it: server 2.51 dies of a form of 4.2 MB, half its stack, sent
-to any path (docs/security.md). So its HTTP and metrics listen on the loopback only. What comes from outside is parsed
-here, compared with a short list, bounded, and written anew.
+Triton's own HTTP parser can be crashed by who reaches it: server 2.51 dies of a form of 4.2 MB,
+half its stack, sent to any path (docs/security.md). So its HTTP and metrics listen on the loopback
+only. What comes from outside is parsed here, compared with a short list, bounded, and written anew.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from token2wav_server.launcher.http_ports import CONNECTIONS, PATIENCE_S, HttpPo
 from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 from token2wav_server.launcher.utterance_body import problem_of
 
-# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of JSON.
+# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of
+# JSON.
 BODY_BYTES = 3 * 1024 * 1024
 _READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
 _SILENCE_S = 300.0  # of tritonserver, between two chunks
-_UTTERANCES = CONNECTIONS * 3 // 4  # at once; the other connections are kept for health and metadata
+# at once; the other connections are kept for health and metadata
+_UTTERANCES = CONNECTIONS * 3 // 4
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
 _TOLD = re.compile(rf"/v2|/v2/health/(?:live|ready)|{_MODEL}(?:/(?:ready|config|stats))?")
@@ -33,7 +36,8 @@ _METRICS = re.compile(r"/metrics")
 
 
 class Front(HttpPorts):
-    """Reverse proxy for the few requests that are open, each with bounds; use it as a context manager.
+    """Reverse proxy for the few requests that are open, each with bounds; use it as a context
+    manager.
 
     Args:
         host, ports: where to listen.
@@ -46,7 +50,10 @@ class Front(HttpPorts):
 
     def __init__(self, host: str, ports: Ports, inner: Ports, access: Access) -> None:
         super().__init__(
-            {listening(host, ports.http, "http"): self._http, listening(host, ports.metrics, "metrics"): self._metrics}
+            {
+                listening(host, ports.http, "http"): self._http,
+                listening(host, ports.metrics, "metrics"): self._metrics,
+            }
         )
         self._inner = inner
         self._access = access
@@ -61,18 +68,28 @@ class Front(HttpPorts):
         if request.method != "POST":
             return refusal(405, "only POST is open here")
         key = request.headers.get(KEY_NAME, "").encode(errors="replace")
-        if not (self._access.http_inference or hmac.compare_digest(key, self._access.admin_key.encode())):
-            return refusal(403, f"inference over HTTP is closed: use gRPC, --http-inference, or the header {KEY_NAME}")
+        if not (
+            self._access.http_inference or hmac.compare_digest(key, self._access.admin_key.encode())
+        ):
+            return refusal(
+                403,
+                f"inference over HTTP is closed: use gRPC, --http-inference, or the header "
+                f"{KEY_NAME}",
+            )
         size = request.content_length
         if not size or "Transfer-Encoding" in request.headers:
             return refusal(411, "a body is needed, with a Content-Length and no Transfer-Encoding")
         if size > BODY_BYTES:
-            return refusal(413, f"the body has {size} bytes, at most {BODY_BYTES} are allowed: use gRPC for more")
+            return refusal(
+                413,
+                f"the body has {size} bytes, at most {BODY_BYTES} are allowed: use gRPC for more",
+            )
         if "Content-Encoding" in request.headers:
             return refusal(415, "a body must not be compressed")
         if "Expect" in request.headers:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0  # as if nothing had been sent: an error can still be answered
+            # as if nothing had been sent: an error can still be answered
+            request.writer.output_size = 0
         try:
             body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
         except asyncio.TimeoutError:
@@ -81,11 +98,15 @@ class Front(HttpPorts):
             return refusal(400, problem)
         headers = {"Content-Type": "application/json", KEY_NAME: self._access.admin_key}
         if self._utterances.locked():
-            return refusal(503, f"utterances: all {_UTTERANCES} places for HTTP are in use; try again later")
+            return refusal(
+                503, f"utterances: all {_UTTERANCES} places for HTTP are in use; try again later"
+            )
         async with self._utterances:
             return await _relay(request, self._inner.http, headers, body)
 
-    async def _told(self, request: web.BaseRequest, paths: re.Pattern[str], port: int) -> web.StreamResponse:
+    async def _told(
+        self, request: web.BaseRequest, paths: re.Pattern[str], port: int
+    ) -> web.StreamResponse:
         """Answers a question: a GET without a body."""
         if not paths.fullmatch(request.raw_path):
             return refusal(403, "this path is closed over HTTP")
@@ -107,7 +128,9 @@ async def _relay(
             data=body,
             headers=headers | {"Accept-Encoding": "identity"},
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE_S, sock_read=_SILENCE_S),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=PATIENCE_S, sock_read=_SILENCE_S
+            ),
         ) as told:
             response.set_status(told.status)
             response.headers["Content-Type"] = told.headers.get("Content-Type", "text/plain")

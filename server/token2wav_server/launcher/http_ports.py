@@ -1,4 +1,6 @@
-"""HTTP listeners of the launcher: they bound connections, headers and every wait, so that no client exhausts them."""
+"""HTTP listeners of the launcher: they bound connections, headers and every wait, so that no client
+exhausts them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ _HEADER_BYTES = 4096
 _LINGER_S = 1.0
 _SHUTDOWN_S = 1.0
 _LOGGER = logging.getLogger(__name__)
-_LOGGER.addHandler(logging.NullHandler())  # what clients do wrong is told to them, and not to the operator's console
+# what clients do wrong is told to them, and not to the operator's console
+_LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
 
 
@@ -84,12 +87,14 @@ class HttpPorts:
 
 
 class _BoundedServer(web.Server):
-    """HTTP server with a bounded number of connections, none of which an incomplete request can occupy for long.
+    """HTTP server with a bounded number of connections, none of which an incomplete request can
+    occupy for long.
 
-    When all places are taken, a new connection evicts the oldest one whose request has not arrived in full, or is
-    closed itself if there is none. So half-open requests push each other out, and a request that is sent at once is
-    answered. Places per address would not do: behind a balancer all clients have one address, and an attacker may have
-    many. A half-open request does not name its path, so no place could be kept for the path of health either.
+    When all places are taken, a new connection evicts the oldest one whose request has not arrived
+    in full, or is closed itself if there is none. So half-open requests push each other out, and a
+    request that is sent at once is answered. Places per address would not do: behind a balancer all
+    clients have one address, and an attacker may have many. A half-open request does not name its
+    path, so no place could be kept for the path of health either.
     """
 
     def __init__(self, handler: Handler, **options: Any) -> None:
@@ -102,10 +107,14 @@ class _BoundedServer(web.Server):
         super().connection_made(handler, transport)
         self._transports[handler] = transport
         if len(self._transports) > CONNECTIONS:
-            evicted = next(connection for connection in self._transports if not self._arrived(connection))
+            evicted = next(
+                connection for connection in self._transports if not self._arrived(connection)
+            )
             self._transports.pop(evicted).abort()
 
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         self._transports.pop(handler, None)
         self._requests.pop(handler, None)
         super().connection_lost(handler, exc)
@@ -134,8 +143,9 @@ def refusal(status: int, reason: str) -> web.Response:
 class Status(Enum):
     """State of a server, as the HTTP status that tells it.
 
-    HAProxy (`http-check disable-on-404`) takes 404 as what it means here: no new streams, but let the open ones go on.
-    Anybody else takes it as a failure, which for a readiness probe is right as well.
+    HAProxy (`http-check disable-on-404`) takes 404 as what it means here: no new streams, but let
+    the open ones go on. Anybody else takes it as a failure, which for a readiness probe is right as
+    well.
     """
 
     STARTING = HTTPStatus.SERVICE_UNAVAILABLE
@@ -144,9 +154,11 @@ class Status(Enum):
 
 
 class StatusPort(HttpPorts):
-    """HTTP listener that tells load balancers whether new streams are welcome; use it as a context manager.
+    """HTTP listener that tells load balancers whether new streams are welcome; use it as a context
+    manager.
 
-    Triton's own readiness cannot: it stays while the server drains. The launcher knows that, and what the canary found.
+    Triton's own readiness cannot: it stays while the server drains. The launcher knows that, and
+    what the canary found.
 
     Raises:
         PortInUseError: it cannot be listened on.

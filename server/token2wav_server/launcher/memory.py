@@ -10,15 +10,19 @@ from token2wav_server.launcher.reaper import children
 
 # The rest is left to the kernel, to other programs, and to growth while the server drains.
 _SHARE = 0.8
-_CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+# versions 2 and 1
+_CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def default_bound_mib(root: Path = Path("/")) -> int:
-    """Returns a share of the memory of this machine, or of its container (cgroup) where that is less."""
+    """Returns a share of the memory of this machine, or of its container (cgroup) where that is
+    less.
+    """
     most = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for limit in _CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # there is no such cgroup, or its limit is `max`
+        # there is no such cgroup, or its limit is `max`
+        with contextlib.suppress(OSError, ValueError):
             most = min(most, int((root / limit).read_text()))
     return int(_SHARE * most) >> 20
 
@@ -26,7 +30,8 @@ def default_bound_mib(root: Path = Path("/")) -> int:
 def resident_mib(server: int) -> int:
     """Returns the resident memory of a tritonserver and its model processes, 0 if it has ended.
 
-    Pages that processes share (messages in /dev/shm, libraries, mapped weights) count once, as tritonserver's.
+    Pages that processes share (messages in /dev/shm, libraries, mapped weights) count once, as
+    tritonserver's.
     """
     resident, _ = _pages(server)
     for model in children(server):

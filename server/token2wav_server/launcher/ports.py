@@ -28,7 +28,9 @@ class Ports:
             return cls(*(bound.getsockname()[1] for bound in sockets))
 
     def check_free(self, host: str) -> None:
-        """Raises PortInUseError that names the first port that cannot be listened on, or that is given twice."""
+        """Raises PortInUseError that names the first port that cannot be listened on, or that is
+        given twice.
+        """
         with ExitStack() as stack:
             for field in fields(self):
                 stack.enter_context(listening(host, getattr(self, field.name), field.name))
@@ -45,7 +47,9 @@ def listening(host: str, port: int, service: str) -> socket.socket:
     """
     family = _family(host)
     try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
+        return socket.create_server(
+            (host, port), family=family, dualstack_ipv6=family == socket.AF_INET6
+        )
     except (OSError, OverflowError, ValueError) as error:  # the last: there is no IPv6
         # Without what follows in brackets, which is host and port again.
         reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
@@ -57,9 +61,12 @@ def listening(host: str, port: int, service: str) -> socket.socket:
 
 
 def reserved(host: str) -> socket.socket:
-    """Opens a socket that keeps a free port for a process that will listen there: nobody else is given it meanwhile."""
+    """Opens a socket that keeps a free port for a process that will listen there: nobody else is
+    given it meanwhile.
+    """
     bound = socket.socket(_family(host))
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else that process could not bind it too
+    # else that process could not bind it too
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, 0))
     return bound
 
@@ -69,7 +76,9 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def fetched(port: int, path: str) -> bytes | None:
-    """Fetches what tritonserver answers on a port of the loopback, past any proxy; None if it is no success."""
+    """Fetches what tritonserver answers on a port of the loopback, past any proxy; None if it is no
+    success.
+    """
     with (
         suppress(OSError, http.client.HTTPException),
         closing(http.client.HTTPConnection(LOOPBACK, port, timeout=2)) as connection,

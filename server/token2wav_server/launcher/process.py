@@ -1,4 +1,6 @@
-"""Process of one tritonserver: it is started, waited for, drained and stopped, with nothing left behind."""
+"""Process of one tritonserver: it is started, waited for, drained and stopped, with nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -27,39 +29,48 @@ from token2wav_server.launcher.repository import fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
 _GRACE_S = 8.0  # from SIGTERM to SIGKILL, for clients to read audio of utterances that have ended
-# The same for a server that had no utterance when it was told to stop. Triton 2.51 waits for every gRPC stream that a
-# client keeps open, even without a request on it, and closes none. Then nothing is left but to kill it: its models are
-# unloaded after 1.1 s, unless a used stream holds them, and have no utterance in any case.
+# The same for a server that had no utterance when it was told to stop. Triton 2.51 waits for every
+# gRPC stream that a client keeps open, even without a request on it, and closes none. Then nothing
+# is left but to kill it: its models are unloaded after 1.1 s, unless a used stream holds them, and
+# have no utterance in any case.
 _IDLE_GRACE_S = 2.0
 _EXIT_TIMEOUT_S = 10  # longer than the grace: Triton logs an error when its own time is over
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
-DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"  # names a file to the models, which refuse new utterances once it is there
+# names a file to the models, which refuse new utterances once it is there
+DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 _DRAIN_POLL_S = 0.1
-_OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)  # one for each part that holds it
+# one for each part that holds it
+_OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 class TritonServer:
     """Server process of Triton for one model folder; use it as a context manager.
 
-    Entering starts the server and waits until its models are loaded. Leaving stops it and removes everything
-    it left: processes, shared memory, temporary files. The same happens when this process dies in any way.
+    Entering starts the server and waits until its models are loaded. Leaving stops it and removes
+    everything
+    it left: processes, shared memory, temporary files. The same happens when this process dies in
+    any way.
 
     Args:
         model: folder with the weights; Triton models read it from the variable TOKEN2WAV_MODEL.
         config: server configuration file, in TOKEN2WAV_CONFIG; without one the variable is not set.
-        model_repository: Triton model repository; by default that of the checkout this package lies in.
+        model_repository: Triton model repository; by default that of the checkout this package lies
+            in.
         ports: ports to listen on; ``Ports.free()`` where they don't matter.
         host: address to listen on.
-        access: TLS settings, and the key to what is closed; by default no TLS, and a key that nobody is told.
-        log_file: file that takes all output of the server; by default it goes to this process's stderr.
+        access: TLS settings, and the key to what is closed; by default no TLS, and a key that
+            nobody is told.
+        log_file: file that takes all output of the server; by default it goes to this process's
+            stderr.
         verbose: with false, stderr gets only warnings, errors and what models print.
-        extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which tell when
-            it is ready.
+        extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which
+            tell when it is ready.
         ready_timeout_s: seconds that loading the models may take.
 
     Attributes:
-        grpc_url, http_url, metrics_url: HOST:PORT of the services, as clients on this machine want it.
+        grpc_url, http_url, metrics_url: HOST:PORT of the services, as clients on this machine want
+            it.
         version: version of tritonserver, once it has been ready.
     """
 
@@ -119,22 +130,29 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready; once more if it aborts or faults on the way.
+        """Starts the server and returns when all its models are ready; once more if it aborts or
+        faults on the way.
 
         Raises:
             TritonNotFoundError: no usable tritonserver on this machine.
             PortInUseError: a port is taken.
-            ServerStartError: the server ended, with the reason from its log, or was not ready in time.
+            ServerStartError: the server ended, with the reason from its log, or was not ready in
+                time.
         """
         if self._reaper is not None:
             raise ServerError("the server is already started: stop it first")
         if not self.model_repository.is_dir():
-            raise ServerError(f"model repository {self.model_repository} is not a folder: name it explicitly")
+            raise ServerError(
+                f"model repository {self.model_repository} is not a folder: name it explicitly"
+            )
         self.ports.check_free(self.host)
         try:
             self._launch()
             if not self._become_ready():
-                show(f"tritonserver could not start: {self.failure_reason()}; trying once more", sys.stderr)
+                show(
+                    f"tritonserver could not start: {self.failure_reason()}; trying once more",
+                    sys.stderr,
+                )
                 self.stop()
                 self._launch()
                 self._become_ready(last=True)
@@ -161,7 +179,9 @@ class TritonServer:
             return 0
 
     def failure_reason(self) -> str:
-        """Returns why a server has ended: what its reaper saw, the signal that killed it, or what it printed."""
+        """Returns why a server has ended: what its reaper saw, the signal that killed it, or what
+        it printed.
+        """
         assert self._log is not None
         self._log.join(timeout=2)
         return failure_reason([*self._log.lines], self.wait(timeout_s=0) if self.running else None)
@@ -169,14 +189,17 @@ class TritonServer:
     def drain(self, grace_s: float) -> int:
         """Has new utterances refused and waits until the open ones have ended.
 
-        Triton cannot do it alone: after SIGTERM it lets open requests finish, but an utterance consists of many, and
-        its next one is refused. So the models look for a file when an utterance starts, and SIGTERM comes afterwards.
+        Triton cannot do it alone: after SIGTERM it lets open requests finish, but an utterance
+        consists of many, and its next one is refused. So the models look for a file when an
+        utterance starts, and SIGTERM comes afterwards.
 
         Returns:
-            Number of utterances that are lost: still open after ``grace_s``, or when the server ended.
+            Number of utterances that are lost: still open after ``grace_s``, or when the server
+                ended.
         """
         deadline = time.monotonic() + grace_s
-        with contextlib.suppress(FileNotFoundError):  # the server has ended, and its reaper cleaned up
+        # the server has ended, and its reaper cleaned up
+        with contextlib.suppress(FileNotFoundError):
             self._drain_file.touch()
         open_utterances = None
         self._stop_grace_s = _IDLE_GRACE_S
@@ -185,12 +208,15 @@ class TritonServer:
             if self.wait(_DRAIN_POLL_S) is not None:
                 return open_utterances or 0
             if (told := fetched(self._inner.metrics, "/metrics")) is not None:
-                open_utterances = max((int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0)
+                open_utterances = max(
+                    (int(float(count)) for count in _OPEN_STREAMS.findall(told)), default=0
+                )
             if open_utterances == 0:
                 return 0
             self._stop_grace_s = _GRACE_S
             if time.monotonic() > deadline:
-                return open_utterances or 1  # one at least, as far as a server that does not answer is concerned
+                # one at least, as far as a server that does not answer is concerned
+                return open_utterances or 1
 
     def stop(self, *, at_once: bool = False) -> None:
         """Stops the server and removes what it left behind; does nothing if it does not run.
@@ -213,7 +239,10 @@ class TritonServer:
         self._stop_grace_s = _GRACE_S
         self._inner = Ports(self._reserve(), self.ports.grpc, self._reserve())
         self._cleanup.enter_context(Front(self.host, self.ports, self._inner, self.access))
-        triton, repository = find_tritonserver(folder), fitted(self.model_repository, self.model, folder)
+        triton, repository = (
+            find_tritonserver(folder),
+            fitted(self.model_repository, self.model, folder),
+        )
         sink = sys.stderr
         if self._log_file is not None:
             sink = self._cleanup.enter_context(self._log_file.open("w", encoding="utf-8"))
@@ -223,7 +252,10 @@ class TritonServer:
         environment.pop("TOKEN2WAV_CONFIG", None)
         if self.config is not None:
             environment["TOKEN2WAV_CONFIG"] = str(self.config)
-        command = [triton.executable, *self._server_arguments(repository, triton.backends, shm_prefix)]
+        command = [
+            triton.executable,
+            *self._server_arguments(repository, triton.backends, shm_prefix),
+        ]
         command = [reaper.__file__, os.getpid(), folder, shm_prefix, _GRACE_S, *command]
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", *map(str, command)],
@@ -257,16 +289,20 @@ class TritonServer:
         ]
 
     def _become_ready(self, *, last: bool = False) -> bool:
-        """Waits until all models are ready; False if the server crashes meanwhile, unless this is the last try.
+        """Waits until all models are ready; False if the server crashes meanwhile, unless this is
+        the last try.
 
-        Triton's Python backend aborts now and then while a model starts on a busy machine (seen with 2.51:
-        "lock_exception", in 1 of 200 starts), and starts the next time.
+        Triton's Python backend aborts now and then while a model starts on a busy machine (seen
+        with 2.51: "lock_exception", in 1 of 200 starts), and starts the next time.
         """
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         inner = self._inner
         # The metrics service starts last.
-        while fetched(inner.http, "/v2/health/ready") is None or fetched(inner.metrics, "/metrics") is None:
+        while (
+            fetched(inner.http, "/v2/health/ready") is None
+            or fetched(inner.metrics, "/metrics") is None
+        ):
             if (status := self.wait(timeout_s=_POLL_S)) is not None:
                 if status in _CRASHES and not last:
                     return False
@@ -274,7 +310,8 @@ class TritonServer:
             if time.monotonic() > deadline:
                 said = last_words([*self._log.lines]) or "nothing"
                 raise ServerStartError(
-                    f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more time, "
+                    f"tritonserver was not ready after {self._ready_timeout_s:g} s: give it more "
+                    f"time, "
                     f"or look at its full log (--verbose), which ends with: {said}"
                 )
         self.version = json.loads(fetched(inner.http, "/v2") or b"{}").get("version", "")

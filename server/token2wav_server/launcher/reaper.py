@@ -1,8 +1,9 @@
-"""Reaper of a server: it runs tritonserver as its child, outlives it and the launcher, and cleans up after either.
+"""Reaper of a server: it runs tritonserver as its child, outlives it and the launcher, and cleans
+up after either.
 
-A launcher that is killed cannot clean up, and a parent-death signal alone would leave the server's shared
-memory behind (and follows a thread, not the process). So this small process stands in between. It is started
-by path with ``python -I -S``: only the standard library, no project imports.
+A launcher that is killed cannot clean up, and a parent-death signal alone would leave the server's
+shared memory behind (and follows a thread, not the process). So this small process stands in
+between. It is started by path with ``python -I -S``: only the standard library, no project imports.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ MESSAGE = "reaper: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
-    """Removes a server's processes, private folder, shared-memory segments and backend folder; fine to call twice."""
+    """Removes a server's processes, private folder, shared-memory segments and backend folder; fine
+    to call twice.
+    """
     _kill_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
-    # A killed Python backend leaves an empty folder in /tmp, whatever TMPDIR says. Nothing tells whose it is, and a
-    # server that misses its own aborts when it stops. So the last server of a machine removes all of its user's.
+    # A killed Python backend leaves an empty folder in /tmp, whatever TMPDIR says. Nothing tells
+    # whose it is, and a server that misses its own aborts when it stops. So the last server of a
+    # machine removes all of its user's.
     if not running_servers():
         for empty in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
@@ -55,15 +59,17 @@ def children(pid: int) -> list[int]:
 def _kill_processes_of(folder: Path) -> None:
     """Kills all processes of the server with this private folder, and waits until they have ended.
 
-    A model process outlives a reaper that was killed: the server dies with the reaper, but its children do not. All of
-    them have the folder in their environment, which no process of another server has.
+    A model process outlives a reaper that was killed: the server dies with the reaper, but its
+    children do not. All of them have the folder in their environment, which no process of another
+    server has.
     """
     mark, deadline = os.fsencode(folder) + b"/", time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         found = False
         for environment in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environment.parent.name)
-            with contextlib.suppress(OSError):  # a process of another user, or one that has just ended
+            # a process of another user, or one that has just ended
+            with contextlib.suppress(OSError):
                 if pid != os.getpid() and mark in environment.read_bytes():
                     os.kill(pid, signal.SIGKILL)
                     found = True
@@ -83,18 +89,23 @@ def running_servers() -> set[int]:
     return running
 
 
-def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]) -> int:
-    """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the launcher is gone.
+def run(
+    launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]
+) -> int:
+    """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the
+    launcher is gone.
 
     The server may take ``grace_s`` after SIGTERM before it is killed.
 
     Returns:
         Its exit status, 128 + n if signal n ended it.
     """
-    # Blocked before the server exists, so that a signal at any later moment is seen by sigtimedwait.
+    # Blocked before the server exists, so that a signal at any later moment is seen by
+    # sigtimedwait.
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)  # model processes that died before their server come to us, who ask why
+    # model processes that died before their server come to us, who ask why
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def in_child() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -107,7 +118,8 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
                 server.terminate()
                 _wait_for_end(server, grace_s)
         finally:
-            # Whatever is left of its process group: the server itself, or stubs that it left behind.
+            # Whatever is left of its process group: the server itself, or stubs that it left
+            # behind.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             status = server.wait()
@@ -117,12 +129,15 @@ def run(launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, comman
 
 
 def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
-    """Waits, and says whether the server should end in good order: not if it has ended, or nobody needs it any more."""
+    """Waits, and says whether the server should end in good order: not if it has ended, or nobody
+    needs it any more.
+    """
     dead: dict[int, int] = {}
     while server.poll() is None:
         if os.getppid() != launcher_pid:
             return False
-        # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a moment to bury it.
+        # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a
+        # moment to bury it.
         dead_before, dead = dead, _dead_stubs(server.pid)
         if lost := dead_before.keys() & dead.keys():
             _tell(dead[min(lost)])
@@ -145,10 +160,11 @@ def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def _dead_stubs(parent_pid: int) -> dict[int, int]:
-    """Returns the wait status, by process id, of Python models that died under their server, which never notices.
+    """Returns the wait status, by process id, of Python models that died under their server, which
+    never notices.
 
-    It says that it is ready, and fails requests one by one after a second each, or not at all. A stub that Triton ends
-    itself is waited for, so that it is no zombie for long, and has status 0.
+    It says that it is ready, and fails requests one by one after a second each, or not at all. A
+    stub that Triton ends itself is waited for, so that it is no zombie for long, and has status 0.
     """
     dead = {}
     with contextlib.suppress(OSError):  # whatever ends while it is looked at
@@ -163,7 +179,11 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
 def _tell(status: int) -> None:
     """Prints how a model process ended that left a wait status."""
     code = os.waitstatus_to_exitcode(status)
-    how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    how = (
+        f"was killed by signal {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with status {code}"
+    )
     print(f"{MESSAGE}the model process {how}", flush=True)
 
 

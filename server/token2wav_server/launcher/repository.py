@@ -1,7 +1,7 @@
 """Model repository of Triton: it is given the input shapes of the model that is served.
 
-Triton compares every request with the shapes in a model's `config.pbtxt`. Those in the checkout are CosyVoice3's; for
-another model a copy of the repository is made whose numbers are that model's.
+Triton compares every request with the shapes in a model's `config.pbtxt`. Those in the checkout are
+CosyVoice3's; for another model a copy of the repository is made whose numbers are that model's.
 """
 
 from __future__ import annotations
@@ -17,24 +17,37 @@ _BANDS, _SPEAKER_SIZE = 80, 192  # in the checkout, where a token is one number
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:
-    """Returns a repository for a model folder: the given one where it fits, else a copy of it below `folder`."""
+    """Returns a repository for a model folder: the given one where it fits, else a copy of it below
+    `folder`.
+    """
     try:
         config = read_config(model)
     except ConfigError:  # the model process will say so
         return repository
-    sizes = {"prompt_mel": config.mel_bands, "mel": config.mel_bands, "speaker_embedding": config.speaker_size}
-    if not config.token_shape and (config.mel_bands, config.speaker_size) == (_BANDS, _SPEAKER_SIZE):
+    sizes = {
+        "prompt_mel": config.mel_bands,
+        "mel": config.mel_bands,
+        "speaker_embedding": config.speaker_size,
+    }
+    if not config.token_shape and (config.mel_bands, config.speaker_size) == (
+        _BANDS,
+        _SPEAKER_SIZE,
+    ):
         return repository
     copy = folder / "model_repository"
     for file in sorted(repository.glob(f"*/{_CONFIG}")):
         text = file.read_text(encoding="utf-8")
         for name, size in sizes.items():
             text = re.sub(
-                rf'(name: "{name}"[^}}]*?dims: \[[^\]]*?\b)({_BANDS}|{_SPEAKER_SIZE})\b', rf"\g<1>{size}", text
+                rf'(name: "{name}"[^}}]*?dims: \[[^\]]*?\b)({_BANDS}|{_SPEAKER_SIZE})\b',
+                rf"\g<1>{size}",
+                text,
             )
         for codebooks in config.token_shape:
             text = re.sub(
-                r'(name: "(?:tokens|prompt_tokens|window)"[^}]*?dims: \[[^\]]*?-1)', rf"\g<1>, {codebooks}", text
+                r'(name: "(?:tokens|prompt_tokens|window)"[^}]*?dims: \[[^\]]*?-1)',
+                rf"\g<1>, {codebooks}",
+                text,
             )
         target = copy / file.parent.name
         target.mkdir(parents=True)

@@ -1,8 +1,9 @@
 """Supervisor of a server: it restarts one that is of no use any more, and drains it in the end.
 
-Always the whole tritonserver is restarted. Triton's own ways to reload a model were tried (server 2.51): `load` of a
-model whose process has died does nothing, and `unload` first leaves the old process, its shared memory and all requests
-that wait for it behind. A server that is gone tells its clients at once, and load balancers too.
+Always the whole tritonserver is restarted. Triton's own ways to reload a model were tried (server
+2.51): `load` of a model whose process has died does nothing, and `unload` first leaves the old
+process, its shared memory and all requests that wait for it behind. A server that is gone tells its
+clients at once, and load balancers too.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ _MEMORY_POLL_S = 1.0  # a flood of HTTP/2 frames takes 240 MB a second
 
 
 class Canary:
-    """Canary of a server: it notices a model process that hangs, which lives on while Triton says that it is ready.
+    """Canary of a server: it notices a model process that hangs, which lives on while Triton says
+    that it is ready.
 
-    It speaks three tokens when it is asked to, to any of ``MODELS`` in a repository. It needs the client library, which
-    is imported here and not above, so that the launcher starts without it and fast.
+    It speaks three tokens when it is asked to, to any of ``MODELS`` in a repository. It needs the
+    client library, which is imported here and not above, so that the launcher starts without it and
+    fast.
 
     Attributes:
         interval_s: seconds between utterances, and the time that one may take.
         why_none: reason why nothing can be tried; empty if it can.
     """
 
-    def __init__(self, interval_s: float, model_repository: Path, certificates: Certificates | None = None) -> None:
+    def __init__(
+        self, interval_s: float, model_repository: Path, certificates: Certificates | None = None
+    ) -> None:
         self.interval_s = interval_s
         found = [model for model in MODELS if (model_repository / model).is_dir()]
         self._model = (found or MODELS)[0]
@@ -58,7 +63,11 @@ class Canary:
         patience_s = self.interval_s
         try:
             with Client(
-                grpc_url, model=self._model, connect_timeout_s=patience_s, response_timeout_s=patience_s, tls=self._tls
+                grpc_url,
+                model=self._model,
+                connect_timeout_s=patience_s,
+                response_timeout_s=patience_s,
+                tls=self._tls,
             ) as client:
                 client.health(timeout_s=patience_s)
         except ClientError as error:
@@ -68,7 +77,9 @@ class Canary:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Failure of a server: the reason, and whether it still works, so that its open utterances may end."""
+    """Failure of a server: the reason, and whether it still works, so that its open utterances may
+    end.
+    """
 
     reason: str
     works: bool = False
@@ -84,8 +95,10 @@ class Supervisor:
         grace_s: seconds that open utterances have at the end.
         announce: takes what a person should know, one line at a time.
         tell: takes the status that load balancers should know.
-        memory_mib: resident memory that the server may take before it is drained and restarted; 0 does not bound it.
-        notice_s: seconds before the drain in which new utterances are still taken while load balancers learn of it.
+        memory_mib: resident memory that the server may take before it is drained and restarted; 0
+            does not bound it.
+        notice_s: seconds before the drain in which new utterances are still taken while load
+            balancers learn of it.
         clock, sleep: monotonic seconds, and what waits for some.
     """
 
@@ -102,9 +115,10 @@ class Supervisor:
     def serve(self) -> int:
         """Serves until KeyboardInterrupt; a second one cuts the drain short.
 
-        A server that was ready is started again whenever it fails: what one client can crash must not end the service
-        of all. Those that fail within a minute, one after the other, are started again after 0, 1, 2, 4 ... 30 s. One
-        that never spoke would fail again; to try it later is the business of whoever runs this process.
+        A server that was ready is started again whenever it fails: what one client can crash must
+        not end the service of all. Those that fail within a minute, one after the other, are
+        started again after 0, 1, 2, 4 ... 30 s. One that never spoke would fail again; to try it
+        later is the business of whoever runs this process.
 
         Returns:
             Number of utterances that were cut off.
@@ -117,9 +131,12 @@ class Supervisor:
             while True:
                 server.start()
                 if failure := self._failure(until_it_speaks=True):
-                    raise ServerError(failure.reason + (" at its start: raise the bound" if failure.works else ""))
+                    raise ServerError(
+                        failure.reason + (" at its start: raise the bound" if failure.works else "")
+                    )
                 self.announce(
-                    f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}; "
+                    f"ready, gRPC {server.grpc_url}, HTTP {server.http_url}, metrics "
+                    f"{server.metrics_url}; "
                     f"Triton {server.version}, its HTTP and metrics behind a front"
                 )
                 self.tell(Status.READY)
@@ -142,7 +159,9 @@ class Supervisor:
             server.stop()
 
     def _failure(self, *, until_it_speaks: bool = False) -> _Failure | None:
-        """Waits until the server fails; with `until_it_speaks` until it has spoken, too, which gives None."""
+        """Waits until the server fails; with `until_it_speaks` until it has spoken, too, which
+        gives None.
+        """
         canary, failures = self.canary, 0
         pause_s = canary.interval_s if canary else None
         wait_s = 0.0 if until_it_speaks else pause_s
@@ -157,15 +176,21 @@ class Supervisor:
         return failure
 
     def _failure_within(self, seconds: float | None) -> _Failure | None:
-        """Waits for so long, or for ever, until the server has ended or takes too much memory; None if neither."""
+        """Waits for so long, or for ever, until the server has ended or takes too much memory; None
+        if neither.
+        """
         left_s = math.inf if seconds is None else seconds
         while True:
             status = self.server.wait(min(left_s, _MEMORY_POLL_S) if self.memory_mib else seconds)
             if status is not None:
-                return _Failure(f"the server ended by itself (status {status}): {self.server.failure_reason()}")
+                return _Failure(
+                    f"the server ended by itself (status {status}): {self.server.failure_reason()}"
+                )
             if self.memory_mib and (taken := self.server.memory_mib()) > self.memory_mib:
                 return _Failure(
-                    f"the server takes {taken} MiB of memory, more than --memory-mib={self.memory_mib}", works=True
+                    f"the server takes {taken} MiB of memory, more than "
+                    f"--memory-mib={self.memory_mib}",
+                    works=True,
                 )
             left_s -= _MEMORY_POLL_S
             if not self.memory_mib or left_s <= 0:
@@ -176,10 +201,14 @@ class Supervisor:
         because = f"{reason}; " if reason else ""
         self.tell(Status.DRAINING)
         if self.notice_s:
-            self.announce(f"{because}going to stop: new streams are still taken for {self.notice_s:g} s")
+            self.announce(
+                f"{because}going to stop: new streams are still taken for {self.notice_s:g} s"
+            )
             self.server.wait(self.notice_s)
         if self.grace_s:
-            self.announce(f"{because}draining: new streams are refused, open ones have {self.grace_s:g} s")
+            self.announce(
+                f"{because}draining: new streams are refused, open ones have {self.grace_s:g} s"
+            )
         return self.server.drain(self.grace_s)
 
     def _drain(self) -> int:
@@ -191,6 +220,7 @@ class Supervisor:
         except KeyboardInterrupt:
             hurry = True
             lost = self.server.drain(0)
-        # Triton's own time for requests that are open adds nothing for streams that had theirs, and it tends to crash.
+        # Triton's own time for requests that are open adds nothing for streams that had theirs, and
+        # it tends to crash.
         self.server.stop(at_once=hurry or lost > 0)
         return lost

@@ -1,7 +1,9 @@
-"""Body of an utterance over HTTP: its JSON is checked here, because Triton reads more than it can hold.
+"""Body of an utterance over HTTP: its JSON is checked here, because Triton reads more than it can
+hold.
 
-Triton 2.51 cuts a JSON integer down to the lower 32 bits without a word, so that token 4294967297 is spoken as token 1.
-It answers JSON that it cannot read with status 500, which tells a load balancer that the server is broken.
+Triton 2.51 cuts a JSON integer down to the lower 32 bits without a word, so that token 4294967297
+is spoken as token 1. It answers JSON that it cannot read with status 500, which tells a load
+balancer that the server is broken.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and has not answered
-# 200,000 names after a minute.
+# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and
+# has not answered 200,000 names after a minute.
 _BRACKETS = 32
 _NAMES = 64
 _INT32 = range(-(2**31), 2**31)
@@ -19,12 +21,17 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def problem_of(body: bytes) -> str:
-    """Returns a sentence about the first thing that is wrong with a body; empty if Triton can read it."""
+    """Returns a sentence about the first thing that is wrong with a body; empty if Triton can read
+    it.
+    """
     if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
         return f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat"
     try:
         utterance = json.loads(
-            body.decode(), object_pairs_hook=_unique, parse_int=_integer, parse_constant=_refuse_constant
+            body.decode(),
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_constant=_refuse_constant,
         )
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are of this class
         return f"the body is no JSON: {error}"
@@ -37,7 +44,9 @@ def problem_of(body: bytes) -> str:
         values = utterance.get(name, [])
         for value in values if isinstance(values, list) else [values]:
             if type(value) is not int or value not in allowed:
-                return f"{name}: {_shown(value)} is not an integer from {allowed[0]} to {allowed[-1]}"
+                return (
+                    f"{name}: {_shown(value)} is not an integer from {allowed[0]} to {allowed[-1]}"
+                )
     return ""
 
 
@@ -45,12 +54,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the name {_shown(next(name for name in names if names.count(name) > 1))} is there twice")
+        raise ValueError(
+            f"the name {_shown(next(name for name in names if names.count(name) > 1))} is there "
+            f"twice"
+        )
     return values
 
 
 def _integer(text: str) -> int:
-    return int(text[:20])  # the first digits of a longer number are beyond every bound too, and read in no time
+    # the first digits of a longer number are beyond every bound too, and read in no time
+    return int(text[:20])
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -1,9 +1,10 @@
 """Compiler of every kernel for a GPU that need not be there, at the public model's size.
 
-`python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep pages. It calls the
-kernels as batches of several sizes do, so the types, constants and alignments are those that are compiled where the
-server runs. It prints a line for each binary: kernel, storage, registers of a thread, bytes that it spills, shared
-memory of a program, instructions that load 16 bytes.
+`python compile_kernels.py 90 float16 int8` compiles for compute capability 9.0 and two ways to keep
+pages. It calls the kernels as batches of several sizes do, so the types, constants and alignments
+are those that are compiled where the server runs. It prints a line for each binary: kernel,
+storage, registers of a thread, bytes that it spills, shared memory of a program, instructions that
+load 16 bytes.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def on_positions() -> None:
     with torch.device("meta"):
         layout = dataclasses.replace(flow_networks(MODEL, "float32").layout, steps=1)
     for blocks in BATCHES:
-        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(blocks, 2, 2, CONFIG.dim, 30)[:, :, 1]
+        state = conv_states(blocks, layout, torch.device("cpu"))[:, 0].view(
+            blocks, 2, 2, CONFIG.dim, 30
+        )[:, :, 1]
         x = torch.zeros(2 * blocks, FRAMES, CONFIG.dim)
         PositionConvolution(conv)(x, state, a_table(blocks))
 
@@ -106,23 +109,35 @@ def a_table(blocks: int) -> torch.Tensor:
 
 
 def resources(cubin: bytes) -> tuple[str, str]:
-    """Registers of a thread and bytes of its stack, where spilled ones go, as the disassembler says."""
+    """Registers of a thread and bytes of its stack, where spilled ones go, as the disassembler
+    says.
+    """
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     [(registers, stack)] = re.findall(r"REG:(\d+) STACK:(\d+)", text)
     return registers, stack
 
 
 def main() -> None:
     driver.set_active(AbsentGPU(int(sys.argv[1])))
-    works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {"any": on_positions}
+    works = {storage: partial(on_pages, storage) for storage in sys.argv[2:]} | {
+        "any": on_positions
+    }
     for storage, work in works.items():
         for binary in compiled(work):
             wide = len(_WIDE_LOAD.findall(binary.asm["ptx"]))
-            print(binary.metadata.name, storage, *resources(binary.asm["cubin"]), binary.metadata.shared, wide)
+            print(
+                binary.metadata.name,
+                storage,
+                *resources(binary.asm["cubin"]),
+                binary.metadata.shared,
+                wide,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Every kernel compiles for the GPUs that people have, at the size of the public model, and keeps what it works on."""
+"""Every kernel compiles for the GPUs that people have, at the size of the public model, and keeps
+what it works on.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,22 @@ FEW_BYTES = 32  # of registers, for compilers differ a little
 
 
 @pytest.mark.parametrize(
-    ("capability", "storages", "kernels"), [(80, ["float16"], 7), (90, ["float32", "float16", "int8"], 17)]
+    ("capability", "storages", "kernels"),
+    [(80, ["float16"], 7), (90, ["float32", "float16", "int8"], 17)],
 )
-def test_kernels_compile_without_a_gpu(capability: int, storages: list[str], kernels: int, tmp_path: Path) -> None:
+def test_kernels_compile_without_a_gpu(
+    capability: int, storages: list[str], kernels: int, tmp_path: Path
+) -> None:
     # In a process of its own: in this one kernels are interpreted.
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(SCRIPT), str(capability), *storages]
-    output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
     lines = [line.split() for line in output.splitlines()]
-    assert len(lines) == kernels, "a kernel is compiled once, whatever the batch; attention for two widths of tiles"
+    assert len(lines) == kernels, (
+        "a kernel is compiled once, whatever the batch; attention for two widths of tiles"
+    )
     for name, storage, _, spilled, shared, wide in lines:
         if storage != "float32":  # which is there to compare with
             assert int(spilled) <= FEW_BYTES, f"{name} on {storage} pages runs out of registers"

@@ -1,4 +1,5 @@
-"""Estimators of any family on kernels, in sizes that can be captured, equal themselves run eagerly, batch after batch.
+"""Estimators of any family on kernels, in sizes that can be captured, equal themselves run eagerly,
+batch after batch.
 
 Interpreted kernels are slow, so blocks have 4 frames, networks few layers, and the ODE one step.
 """
@@ -22,13 +23,16 @@ from token2wav.networks.step_audio_dit import StepAudioDiT
 from token2wav.networks.unet import UNet
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
+# where there is one, among the tests that it must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 # Of mels, whose spread is about 1, and of what convolutions keep, which is up to 10.
 CLOSE = {"float32": 1e-5, "float16": 2e-2}
 BANDS, BLOCK, STEPS, PAGES = 8, 4, 1, 8
 MAKERS = {
     "unet": lambda: UNet(BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK),
-    "mean flow": lambda: UNet(BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True),
+    "mean flow": lambda: UNet(
+        BANDS, 16, 2, 16, mid_blocks=1, layers=1, block_frames=BLOCK, mean_flow=True
+    ),
     "step audio": lambda: StepAudioDiT(BANDS, 32, 2, 16, layers=1),
 }
 
@@ -46,17 +50,34 @@ def a_layout(estimator: Estimator, storage: Storage, guidance: float) -> CacheLa
     layers, heads, dim_head = estimator.attention
     branches = BRANCHES if guidance else 1
     return CacheLayout(
-        STEPS, layers, heads, dim_head, BLOCK, storage, branches, BANDS, (branches, estimator.state_width)
+        STEPS,
+        layers,
+        heads,
+        dim_head,
+        BLOCK,
+        storage,
+        branches,
+        BANDS,
+        (branches, estimator.state_width),
     )
 
 
 def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[ChunkInput]]:
-    """Two batches of two streams: the first has a prompt that may be joined and lack frames; the second, a window."""
+    """Two batches of two streams: the first has a prompt that may be joined and lack frames; the
+    second, a window.
+    """
     random = torch.Generator().manual_seed(1)
 
-    def chunk(stream: int, frames: int, start: int, tables: list[list[int]], *, prompt: bool = False) -> ChunkInput:
-        noise, mu, cond = (torch.randn(BANDS, frames, generator=random).to(DEVICE) for _ in range(3))
-        speaker, joined = torch.randn(BANDS, generator=random).to(DEVICE), prompt and estimator.joined_prompts
+    def chunk(
+        stream: int, frames: int, start: int, tables: list[list[int]], *, prompt: bool = False
+    ) -> ChunkInput:
+        noise, mu, cond = (
+            torch.randn(BANDS, frames, generator=random).to(DEVICE) for _ in range(3)
+        )
+        speaker, joined = (
+            torch.randn(BANDS, generator=random).to(DEVICE),
+            prompt and estimator.joined_prompts,
+        )
         absent = 3 if estimator.joined_prompts and not stream else 0
         return ChunkInput(noise, mu, cond, speaker, start, tables, states[stream], absent, joined)
 
@@ -94,7 +115,11 @@ def test_streams_equal_those_run_eagerly(name: str, storage: Storage, guidance: 
         cache = PagedKVCache(a_layout(estimator, storage, guidance), PAGES, DEVICE)
         step = TorchStep(estimator, tables, cache, kernels=kernels)
         pool = GraphPool(DEVICE) if graphs_enabled(DEVICE) else None
-        found.append(spoken(step, GraphRunner(step, [BatchSize(6, 1, PAGES)], pool) if kernels else Runner(step)))
+        found.append(
+            spoken(
+                step, GraphRunner(step, [BatchSize(6, 1, PAGES)], pool) if kernels else Runner(step)
+            )
+        )
     for one, other in zip(*(mels + states for mels, states in found), strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, atol=CLOSE[storage], rtol=CLOSE[storage])
@@ -106,32 +131,50 @@ class _NothingCopied(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         assert func not in (torch.tensor, torch.as_tensor, torch.from_numpy), f"{func} copies"
         index = args[1] if func is torch.Tensor.__getitem__ and len(args) > 1 else ()
-        assert not any(isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,)))
+        assert not any(
+            isinstance(each, list) for each in (index if isinstance(index, tuple) else (index,))
+        )
         return func(*args, **(kwargs or {}))
 
 
 class _OnDevice(TorchDispatchMode):
-    """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the host either."""
+    """Check that all tensors are on one device; tensors of torch's `meta` cannot be read by the
+    host either.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
         for value in torch.utils._pytree.tree_leaves((args, kwargs, out)):
-            assert not isinstance(value, torch.Tensor) or value.device.type == "meta", f"{func} uses the host's memory"
+            assert not isinstance(value, torch.Tensor) or value.device.type == "meta", (
+                f"{func} uses the host's memory"
+            )
         return out
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("kernels", [True, False])
-def test_what_is_captured_waits_for_nothing(name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU: a capture fails where the host reads a tensor, or a tensor of the host is read."""
+def test_what_is_captured_waits_for_nothing(
+    name: str, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: a capture fails where the host reads a tensor, or a tensor of the host is
+    read.
+    """
     meta = torch.device("meta")
     monkeypatch.setattr(attention, "store_keys_values", lambda *arguments: None)
-    monkeypatch.setattr(attention, "paged_attention", lambda qkv, *rest: qkv[..., : qkv.shape[-1] // 3])
+    monkeypatch.setattr(
+        attention, "paged_attention", lambda qkv, *rest: qkv[..., : qkv.shape[-1] // 3]
+    )
     estimator = an_estimator(name, meta)
-    parts = estimator, OdeTables.of(estimator, STEPS, 0.7), PagedKVCache(a_layout(estimator, "float32", 0.7), 1, meta)
+    parts = (
+        estimator,
+        OdeTables.of(estimator, STEPS, 0.7),
+        PagedKVCache(a_layout(estimator, "float32", 0.7), 1, meta),
+    )
     size = BatchSize(4, 1, PAGES) if kernels else BatchSize(2, 2, PAGES)
     layout = parts[2].layout
-    batch = Batch(size, layout, torch.zeros(size.rows, layout.steps, *layout.conv_state, device=meta))
+    batch = Batch(
+        size, layout, torch.zeros(size.rows, layout.steps, *layout.conv_state, device=meta)
+    )
     step = TorchStep(*parts, kernels=True) if kernels else ExportedStep(*parts)
     with _NothingCopied(), _OnDevice():
         step.integrate(batch)

@@ -1,6 +1,8 @@
-"""Streams on kernels that read pages by themselves equal streams on torch, in batches of any mixture.
+"""Streams on kernels that read pages by themselves equal streams on torch, in batches of any
+mixture.
 
-Interpreted kernels are slow, so the model here is smaller than tiny: two layers, blocks of 8 frames, two ODE steps.
+Interpreted kernels are slow, so the model here is smaller than tiny: two layers, blocks of 8
+frames, two ODE steps.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ from token2wav.networks.ode import EulerSolver
 from token2wav.serving.chunking import Chunker, HopSchedule
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
-# Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as they are equal.
+# where there is one, among the tests that it must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+# Of the mel, whose spread is about 1. Rounded keys and values round the same way only as long as
+# they are equal.
 MEL = {"float32": 1e-5, "float16": 5e-3}
 BLOCK = 4  # tokens
 LONGEST = 4 * BLOCK
@@ -52,9 +56,13 @@ def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_flow(guidance: float = 0.7) -> Flow:
     config = CosyVoice3Config.read(TINY).flow
-    estimator = dataclasses.replace(config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK)
+    estimator = dataclasses.replace(
+        config.estimator, dim=32, dim_head=16, static_chunk_size=2 * BLOCK
+    )
     torch.manual_seed(0)
-    flow = Flow(dataclasses.replace(config, estimator=estimator, n_timesteps=2, inference_cfg_rate=guidance))
+    flow = Flow(
+        dataclasses.replace(config, estimator=estimator, n_timesteps=2, inference_cfg_rate=guidance)
+    )
     for name, weight in flow.named_parameters():
         if "attn.to_" in name:
             weight.data.mul_(3)  # so that it shows who sees whom
@@ -67,19 +75,30 @@ def a_model(flow: Flow) -> CosyVoice3Config:
 
 
 def an_engine(
-    flow: Flow, storage: Storage = "float32", left_blocks: int = -1, *, half: bool = False, kernels: bool
+    flow: Flow,
+    storage: Storage = "float32",
+    left_blocks: int = -1,
+    *,
+    half: bool = False,
+    kernels: bool,
 ) -> CachedFlow:
-    """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve on the device."""
+    """On kernels, captured where there is a GPU; or on torch without padding, whatever would serve
+    on the device.
+    """
     config, model = flow.config, a_model(flow)
     solver = EulerSolver(flow.estimator, config.n_timesteps, config.inference_cfg_rate)
     if half:
         flow.estimator.halve()
-    layout = CacheLayout.of(model, flow.estimator, config.inference_cfg_rate, config.n_timesteps, storage)
+    layout = CacheLayout.of(
+        model, flow.estimator, config.inference_cfg_rate, config.n_timesteps, storage
+    )
     cache, noise = PagedKVCache(layout, PAGES, DEVICE), FlowNoise(config.mel_bands)
     parts = (flow.estimator, solver.tables, cache)
     with torch.inference_mode():
         run = a_runner(KernelStep(*parts)) if kernels else Runner(TorchStep(*parts))
-    recompute = RecomputeFlow(model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks)
+    recompute = RecomputeFlow(
+        model, flow, noise, {config.n_timesteps: solver}, left_blocks=left_blocks
+    )
     return CachedFlow(recompute, {config.n_timesteps: run}, cache, longest_hop=LONGEST)
 
 
@@ -97,7 +116,9 @@ def spoken(engine: CachedFlow, flow: Flow) -> list[np.ndarray]:
     utterances = []
     for prompt, length in UTTERANCES:
         voice = Voice(
-            some(random, prompt), random.standard_normal((2 * prompt, 80), np.float32), random.random(192, np.float32)
+            some(random, prompt),
+            random.standard_normal((2 * prompt, 80), np.float32),
+            random.random(192, np.float32),
         )
         chunker = Chunker(voice.prompt_tokens, config, schedule)
         utterances.append((engine.open(voice), chunker, some(random, length)))
@@ -115,9 +136,14 @@ def some(random: np.random.Generator, count: int) -> Tokens:
         ("float16", 0, 0.0, True),
     ],
 )
-def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidance: float, half: bool) -> None:
+def test_streams_equal_those_on_torch(
+    storage: Storage, left_blocks: int, guidance: float, half: bool
+) -> None:
     found, wanted = (
-        spoken(an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels), flow)
+        spoken(
+            an_engine(flow := a_flow(guidance), storage, left_blocks, half=half, kernels=kernels),
+            flow,
+        )
         for kernels in (True, False)
     )
     for one, other in zip(found, wanted, strict=True):
@@ -127,7 +153,12 @@ def test_streams_equal_those_on_torch(storage: Storage, left_blocks: int, guidan
 
 @pytest.mark.parametrize(
     ("capability", "dim_head", "compiler", "run"),
-    [((9, 0), 64, True, True), ((7, 5), 64, True, False), ((9, 0), 48, True, False), ((9, 0), 64, False, False)],
+    [
+        ((9, 0), 64, True, True),
+        ((7, 5), 64, True, False),
+        ((9, 0), 48, True, False),
+        ((9, 0), 64, False, False),
+    ],
 )
 def test_they_run_where_gpu_and_model_allow(
     capability: tuple[int, int],
@@ -146,6 +177,8 @@ def test_they_run_where_gpu_and_model_allow(
     monkeypatch.setattr(driver, "_default", None)
     monkeypatch.setattr(sys.modules[type(driver).__module__], "_create_driver", compiled)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    layout = dataclasses.replace(flow_networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head)
+    layout = dataclasses.replace(
+        flow_networks(CosyVoice3Config.read(TINY), "float32").layout, dim_head=dim_head
+    )
     assert backends.kernels_run(PagedKVCache(layout, 1, torch.device("cpu"))) == run
     assert ("Failed to find C compiler" in caplog.text) == (not compiler)

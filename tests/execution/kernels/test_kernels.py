@@ -15,10 +15,13 @@ from token2wav.execution.kernels.position_convolution import PositionConvolution
 from token2wav.networks import dit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []  # where there is one, among the tests that it must pass
-# Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has been asked yet.
+# where there is one, among the tests that it must pass
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
+# Of values around 1: sums in another order, and on a GPU products of three parts, which no GPU has
+# been asked yet.
 EXACT = 2e-6 if DEVICE.type == "cpu" else 1e-5
-# Of keys and values that are rounded to what the store keeps: the widest step between two numbers around 3.
+# Of keys and values that are rounded to what the store keeps: the widest step between two numbers
+# around 3.
 STEP = {"float32": 1e-6, "float16": 2e-3, "int8": 2e-2}
 HEADS, DIM_HEAD, BLOCK = 3, 16, 10  # heads are no power of two, blocks no multiple of a tile
 INNER = HEADS * DIM_HEAD
@@ -43,19 +46,26 @@ def test_norms(dim: int, dtype: torch.dtype) -> None:
     found = modulated_norm(x, shift, scale, dtype)
     assert found.dtype == dtype
     torch.testing.assert_close(
-        found.float(), dit.modulated_norm(x, shift[None], scale[None]), atol=tolerance, rtol=tolerance
+        found.float(),
+        dit.modulated_norm(x, shift[None], scale[None]),
+        atol=tolerance,
+        rtol=tolerance,
     )
     summed = x + gate * h.float()
     found = gated_norm(x, h, gate, shift, scale)
     torch.testing.assert_close(x, summed, atol=EXACT, rtol=EXACT)
     assert found.dtype == dtype
     torch.testing.assert_close(
-        found.float(), dit.modulated_norm(summed, shift[None], scale[None]), atol=tolerance, rtol=tolerance
+        found.float(),
+        dit.modulated_norm(summed, shift[None], scale[None]),
+        atol=tolerance,
+        rtol=tolerance,
     )
 
 
-# A chunk of two blocks at the start of its utterance, one block in the middle of another, and a chunk that ends with a
-# block that is not full, after a past of which a window shows a part. Then a row that stands for no block.
+# A chunk of two blocks at the start of its utterance, one block in the middle of another, and a
+# chunk that ends with a block that is not full, after a past of which a window shows a part. Then a
+# row that stands for no block.
 BLOCKS = [
     Block(start=0, valid=BLOCK, before=0, chunk=0, last=False, pages=[7]),
     Block(start=BLOCK, valid=BLOCK, before=BLOCK, chunk=0, last=True, pages=[7, 2]),
@@ -88,7 +98,9 @@ def a_cache(storage: Storage) -> PagedKVCache:
 def rotated(x: torch.Tensor) -> torch.Tensor:
     """Keys or queries (2 * ROWS, BLOCK, INNER) with their positions, by branches."""
     cos, sin = angles()
-    return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(0, (2, ROWS))
+    return dit.rotate_first_head(x, cos.repeat(2, 1, 1), sin.repeat(2, 1, 1)).unflatten(
+        0, (2, ROWS)
+    )
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
@@ -101,7 +113,9 @@ def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storag
     _, keys, values = qkv.chunk(3, dim=2)
     for row, block in enumerate(BLOCKS):
         found = view.read(cache.index(block.pages[-1:]), block.valid)
-        for wanted, kept in zip((rotated(keys), values.unflatten(0, (2, ROWS))), found, strict=True):
+        for wanted, kept in zip(
+            (rotated(keys), values.unflatten(0, (2, ROWS))), found, strict=True
+        ):
             assert (kept - wanted[:, row, : block.valid]).abs().max() <= STEP[storage]
         assert (view.data[:, :, block.pages[-1], block.valid :] == 77).all(), "the rest of a block"
     untouched = sorted(set(range(PAGES)) - {block.pages[-1] for block in BLOCKS})
@@ -110,7 +124,9 @@ def test_keys_and_values_are_stored_in_the_pages_of_their_blocks(storage: Storag
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("wide", [False, True])
-def test_attention_reads_the_pages_of_a_table(storage: Storage, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_reads_the_pages_of_a_table(
+    storage: Storage, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "_ENOUGH_PROGRAMS", 1 if wide else 1 << 30)
     cache = a_cache(storage)
     view = cache.layer(0, 0)
@@ -120,7 +136,10 @@ def test_attention_reads_the_pages_of_a_table(storage: Storage, wide: bool, monk
     queries = rotated(qkv[..., :INNER])
     for row, block in enumerate(BLOCKS):
         k, v = view.read(cache.index(block.pages), (len(block.pages) - 1) * BLOCK + block.valid)
-        q, k, v = (x.unflatten(2, (HEADS, -1)).transpose(1, 2) for x in (queries[:, row, : block.valid], k, v))
+        q, k, v = (
+            x.unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for x in (queries[:, row, : block.valid], k, v)
+        )
         wanted = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         assert (found[:, row, : block.valid] - wanted).abs().max() <= EXACT
         assert not found[:, row, block.valid :].any()
@@ -130,16 +149,21 @@ def test_attention_reads_the_pages_of_a_table(storage: Storage, wide: bool, monk
 @pytest.mark.parametrize("width", [3, 16])
 def test_position_convolution(width: int) -> None:
     groups, taps = 4, 31  # more than two blocks, so that a block looks back on several
-    conv = torch.nn.Conv1d(groups * width, groups * width, taps, groups=groups, device=DEVICE).requires_grad_(False)
+    conv = torch.nn.Conv1d(
+        groups * width, groups * width, taps, groups=groups, device=DEVICE
+    ).requires_grad_(False)
     conv.weight.mul_(3)
     x = 4 * random(2 * ROWS, BLOCK, groups * width)
-    # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more chunk.
+    # As it lies in a batch: of one ODE step and one of two convolutions, with room for one more
+    # chunk.
     state = random(CHUNKS + 1, 3, 2, 2, groups * width, taps - 1)[:, 1, 1]
     before = state.clone()
     found = PositionConvolution(conv)(x, state, a_table()).unflatten(0, (2, ROWS))
     for chunk in range(CHUNKS):
         rows = [(row, block) for row, block in enumerate(BLOCKS) if block.chunk == chunk]
-        own = torch.cat([x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1)
+        own = torch.cat(
+            [x.unflatten(0, (2, ROWS))[:, row, : block.valid] for row, block in rows], dim=1
+        )
         extended = torch.cat((before[chunk], own.transpose(1, 2)), dim=2)
         wanted = F.mish(conv(extended)).transpose(1, 2)
         result = torch.cat([found[:, row, : block.valid] for row, block in rows], dim=1)
@@ -152,7 +176,10 @@ def test_what_cannot_be_seen_may_be_nan() -> None:
     cache = a_cache("float32")
     view = cache.layer(0, 0)
     view.data.fill_(torch.nan)
-    past = sorted({page for block in BLOCKS for page in block.pages[:-1]} - {block.pages[-1] for block in BLOCKS})
+    past = sorted(
+        {page for block in BLOCKS for page in block.pages[:-1]}
+        - {block.pages[-1] for block in BLOCKS}
+    )
     view.write(cache.index(past), *(random(2, len(past), BLOCK, INNER) for _ in range(2)))
     qkv = random(2 * ROWS, BLOCK, 3 * INNER)
     store_keys_values(qkv, view, *angles(), a_table())

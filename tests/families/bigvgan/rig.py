@@ -1,4 +1,6 @@
-"""BigVGANs to test with: the golden one, small ones with random weights, and one that shows what depends on what."""
+"""BigVGANs to test with: the golden one, small ones with random weights, and one that shows what
+depends on what.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def changed(**changes: Any) -> BigVGANConfig:
 
 # One of everything: what takes long with many layers, loads and exports, is tried with this one.
 LEAST = changed(
-    upsample_rates=(8,), upsample_kernel_sizes=(16,), resblock_kernel_sizes=(3,), resblock_dilation_sizes=((2,),)
+    upsample_rates=(8,),
+    upsample_kernel_sizes=(16,),
+    resblock_kernel_sizes=(3,),
+    resblock_dilation_sizes=((2,),),
 )
 
 
@@ -49,7 +54,11 @@ def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
     with torch.no_grad():
         for module in bigvgan.modules():
             if isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)):
-                taps = module.weight[0].numel() if isinstance(module, nn.Conv1d) else module.weight[:, 0].numel()
+                taps = (
+                    module.weight[0].numel()
+                    if isinstance(module, nn.Conv1d)
+                    else module.weight[:, 0].numel()
+                )
                 module.weight.normal_(0, taps**-0.5, generator=generator)
                 if module.bias is not None:
                     module.bias.normal_(0, 0.1, generator=generator)
@@ -64,7 +73,8 @@ def random_bigvgan(config: BigVGANConfig, seed: int = 0) -> BigVGAN:
 def tracer(config: BigVGANConfig) -> BigVGAN:
     """The same layers in double precision, linear and with nothing that could cancel.
 
-    An impulse makes every sample that depends on it positive, and leaves all others at exactly zero.
+    An impulse makes every sample that depends on it positive, and leaves all others at exactly
+    zero.
     """
     bigvgan = BigVGAN(config).double()
     with torch.no_grad():

@@ -50,7 +50,9 @@ def network(least: BigVGAN, tmp_path_factory: pytest.TempPathFactory) -> Network
 
 @pytest.mark.parametrize("streams", [1, 2, 5])
 @pytest.mark.parametrize("frames", [1, 2, 49, 200])
-def test_a_graph_agrees_with_torch_at_any_size(least: BigVGAN, network: Network, streams: int, frames: int) -> None:
+def test_a_graph_agrees_with_torch_at_any_size(
+    least: BigVGAN, network: Network, streams: int, frames: int
+) -> None:
     mel = torch.stack([a_mel(frames, seed=seed) for seed in range(streams)])
     with torch.inference_mode():
         expected = least(mel)

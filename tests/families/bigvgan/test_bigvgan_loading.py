@@ -12,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.families.bigvgan.rig import GOLDEN, LEAST, SMALL, a_mel, changed, load_bigvgan, random_bigvgan
+from tests.families.bigvgan.rig import (
+    GOLDEN,
+    LEAST,
+    SMALL,
+    a_mel,
+    changed,
+    load_bigvgan,
+    random_bigvgan,
+)
 from tests.unit.material import one_line
 from token2wav.errors import CheckpointError, ConfigError
 from token2wav.execution.stages import FrameChunk
@@ -32,7 +40,9 @@ TRAINING = {
 
 def config_file(config: BigVGANConfig) -> dict[str, Any]:
     """As of v1, which does not say how it ends."""
-    return {name: value for name, value in vars(config).items() if not name.startswith("use_")} | TRAINING
+    return {
+        name: value for name, value in vars(config).items() if not name.startswith("use_")
+    } | TRAINING
 
 
 def normed(bigvgan: BigVGAN) -> Weights:
@@ -85,7 +95,9 @@ def test_safetensors(folder: Path, least: BigVGAN) -> None:
 @pytest.mark.parametrize("name", ["bigvgan_generator.pt", "generator.pt"])
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("rename", [dict, newer_names])
-def test_pickles(folder: Path, least: BigVGAN, name: str, nested: bool, rename: Callable[[Weights], Weights]) -> None:
+def test_pickles(
+    folder: Path, least: BigVGAN, name: str, nested: bool, rename: Callable[[Weights], Weights]
+) -> None:
     weights = rename(normed(least))
     replace(folder, {"generator": weights} if nested else weights, name)
     assert_same(load_bigvgan(folder), least)
@@ -111,7 +123,11 @@ def test_weights_do_not_hold_on_to_their_file(folder: Path, least: BigVGAN) -> N
 
 def test_the_golden_folder_has_the_names_of_public_checkpoints() -> None:
     names = load_file(GOLDEN / "generator.safetensors").keys()
-    assert {"ups.0.0.weight_g", "resblocks.17.convs2.2.weight_v", "activation_post.act.beta"} <= names
+    assert {
+        "ups.0.0.weight_g",
+        "resblocks.17.convs2.2.weight_v",
+        "activation_post.act.beta",
+    } <= names
     assert "conv_post.bias" not in names
     load_bigvgan(GOLDEN)
 
@@ -130,26 +146,55 @@ def having(name: str, value: Any) -> Callable[[Weights], None]:
 
 
 BROKEN: dict[str, tuple[Callable[[Weights], None], list[str]]] = {
-    "length missing": (without("ups.0.0.weight_g"), ["missing: ups.0.0.weight", "unexpected: ups.0.0.weight_v"]),
-    "activation missing": (without("activation_post.act.beta"), ["1 missing", "activation_post.act.beta"]),
-    "of another size": (having("conv_pre.bias", torch.ones(3)), ["conv_pre.bias (3,) instead of (16,)"]),
-    "length of another size": (having("conv_pre.weight_g", torch.ones(1, 1, 1)), ["conv_pre.weight_g", "(1, 1, 1)"]),
-    "direction of another size": (having("conv_pre.weight_v", torch.ones(16)), ["conv_pre.weight_v", "(16,)"]),
-    "direction of zero": (having("conv_pre.weight_v", torch.zeros(16, 10, 7)), ["NaN", "conv_pre.weight"]),
-    "both forms": (having("conv_pre.weight", torch.ones(16, 10, 7)), ["'conv_pre.weight' is there twice"]),
+    "length missing": (
+        without("ups.0.0.weight_g"),
+        ["missing: ups.0.0.weight", "unexpected: ups.0.0.weight_v"],
+    ),
+    "activation missing": (
+        without("activation_post.act.beta"),
+        ["1 missing", "activation_post.act.beta"],
+    ),
+    "of another size": (
+        having("conv_pre.bias", torch.ones(3)),
+        ["conv_pre.bias (3,) instead of (16,)"],
+    ),
+    "length of another size": (
+        having("conv_pre.weight_g", torch.ones(1, 1, 1)),
+        ["conv_pre.weight_g", "(1, 1, 1)"],
+    ),
+    "direction of another size": (
+        having("conv_pre.weight_v", torch.ones(16)),
+        ["conv_pre.weight_v", "(16,)"],
+    ),
+    "direction of zero": (
+        having("conv_pre.weight_v", torch.zeros(16, 10, 7)),
+        ["NaN", "conv_pre.weight"],
+    ),
+    "both forms": (
+        having("conv_pre.weight", torch.ones(16, 10, 7)),
+        ["'conv_pre.weight' is there twice"],
+    ),
     "both names": (
         having("conv_pre.parametrizations.weight.original0", torch.ones(16, 1, 1)),
         ["'conv_pre.weight_g' is there twice"],
     ),
-    "another model": (having("conv_post.parametrizations.weight.original7", torch.ones(1)), ["1 unexpected"]),
+    "another model": (
+        having("conv_post.parametrizations.weight.original7", torch.ones(1)),
+        ["1 unexpected"],
+    ),
     "no tensor": (having("steps", 5), ["'steps' is a int"]),
-    "integers": (having("conv_pre.bias", torch.ones(16, dtype=torch.int64)), ["'conv_pre.bias' has type torch.int64"]),
+    "integers": (
+        having("conv_pre.bias", torch.ones(16, dtype=torch.int64)),
+        ["'conv_pre.bias' has type torch.int64"],
+    ),
     "NaN": (having("conv_pre.bias", torch.full((16,), float("nan"))), ["NaN", "conv_pre.bias"]),
 }
 
 
 @pytest.mark.parametrize(("change", "words"), BROKEN.values(), ids=BROKEN.keys())
-def test_broken_weights(folder: Path, least: BigVGAN, change: Callable[[Weights], None], words: list[str]) -> None:
+def test_broken_weights(
+    folder: Path, least: BigVGAN, change: Callable[[Weights], None], words: list[str]
+) -> None:
     weights = normed(least)
     change(weights)
     replace(folder, {"generator": weights})
@@ -168,7 +213,9 @@ def test_nothing_in_a_pickle_is_executed(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["generator.safetensors", "bigvgan_generator.pt"])
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\xff" * 64])
+@pytest.mark.parametrize(
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\xff" * 64]
+)
 def test_files_that_are_something_else(folder: Path, name: str, content: bytes) -> None:
     (folder / "generator.safetensors").unlink()
     (folder / name).write_bytes(content)
@@ -181,34 +228,52 @@ def test_no_weights(folder: Path) -> None:
     (folder / "generator.safetensors").unlink()
     with pytest.raises(CheckpointError) as caught:
         load_bigvgan(folder)
-    assert "none of generator.safetensors, bigvgan_generator.pt, generator.pt" in one_line(caught.value)
+    assert "none of generator.safetensors, bigvgan_generator.pt, generator.pt" in one_line(
+        caught.value
+    )
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({"snake_logscale": ...}, "snake_logscale: missing"),
     "unknown block": ({"resblock": "3"}, "resblock: '3' is not one of 1, 2"),
-    "unknown activation": ({"activation": "relu"}, "activation: 'relu' is not one of snake, snakebeta"),
+    "unknown activation": (
+        {"activation": "relu"},
+        "activation: 'relu' is not one of snake, snakebeta",
+    ),
     "text for a number": ({"num_mels": "80"}, "num_mels: expected int, got '80'"),
     "number for a list": ({"upsample_rates": 4}, "upsample_rates: expected a list, got int"),
     "number for a switch": ({"snake_logscale": 1}, "snake_logscale: expected bool, got 1"),
-    "negative": ({"upsample_initial_channel": -16}, "upsample_initial_channel: -16 is not between 1 and 65536"),
+    "negative": (
+        {"upsample_initial_channel": -16},
+        "upsample_initial_channel: -16 is not between 1 and 65536",
+    ),
     "no stages": ({"upsample_rates": [], "upsample_kernel_sizes": []}, "upsample_rates: empty"),
     "no dilations": ({"resblock_dilation_sizes": [[1], []]}, "resblock_dilation_sizes[1]: empty"),
     "zero dilation": (
         {"resblock_dilation_sizes": [[1], [0]]},
         "resblock_dilation_sizes[1][0]: 0 is not between 1 and 4096",
     ),
-    "kernels too few": ({"upsample_kernel_sizes": [8]}, "upsample_kernel_sizes: 1 entries, but upsample_rates has 2"),
+    "kernels too few": (
+        {"upsample_kernel_sizes": [8]},
+        "upsample_kernel_sizes: 1 entries, but upsample_rates has 2",
+    ),
     "blocks too few": (
         {"resblock_kernel_sizes": [3]},
         "resblock_dilation_sizes: 2 entries, but resblock_kernel_sizes has 1",
     ),
     "even kernel": ({"resblock_kernel_sizes": [3, 4]}, "resblock_kernel_sizes[1]: 4 is even"),
-    "kernel shorter than rate": ({"upsample_kernel_sizes": [2, 4]}, "upsample_kernel_sizes[0]: 2 must be the rate 4"),
-    "odd overlap": ({"upsample_kernel_sizes": [8, 5]}, "upsample_kernel_sizes[1]: 5 must be the rate 2"),
+    "kernel shorter than rate": (
+        {"upsample_kernel_sizes": [2, 4]},
+        "upsample_kernel_sizes[0]: 2 must be the rate 4",
+    ),
+    "odd overlap": (
+        {"upsample_kernel_sizes": [8, 5]},
+        "upsample_kernel_sizes[1]: 5 must be the rate 2",
+    ),
     "channels run out": (
         {"upsample_initial_channel": 1},
-        "upsample_initial_channel: 1 is halved in each of 2 stages, which leaves none; at least 4 are needed",
+        "upsample_initial_channel: 1 is halved in each of 2 stages, which leaves none; at least 4 "
+        "are needed",
     ),
     "other hop": ({"hop_size": 256}, "hop_size: 256, but upsample_rates make 8 samples of a frame"),
 }
@@ -216,7 +281,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changes", "message"), CONFIGS.values(), ids=CONFIGS.keys())
 def test_broken_configurations(folder: Path, changes: dict[str, Any], message: str) -> None:
-    values = {key: value for key, value in {**config_file(SMALL), **changes}.items() if value is not ...}
+    values = {
+        key: value for key, value in {**config_file(SMALL), **changes}.items() if value is not ...
+    }
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError) as caught:
         load_bigvgan(folder)
@@ -245,7 +312,12 @@ def test_v1_files_leave_out_how_it_ends(folder: Path) -> None:
 
 def test_odd_channels_are_halved_as_integers() -> None:
     """As public code does: 48 channels and five stages end with one channel."""
-    five = changed(upsample_initial_channel=48, upsample_rates=(2,) * 5, upsample_kernel_sizes=(4,) * 5, hop_size=32)
+    five = changed(
+        upsample_initial_channel=48,
+        upsample_rates=(2,) * 5,
+        upsample_kernel_sizes=(4,) * 5,
+        hop_size=32,
+    )
     bigvgan = random_bigvgan(five)
     assert [up[0].out_channels for up in bigvgan.ups] == [24, 12, 6, 3, 1]  # type: ignore[index]
     with torch.inference_mode():
@@ -270,7 +342,10 @@ def test_a_vocoder_that_fits(folder: Path, least: BigVGAN) -> None:
         (MelSettings(24000, 8, 10), ["sampling_rate is 8000 instead of 24000"]),
         (MelSettings(8000, 480, 10), ["hop_size is 8 instead of 480"]),
         (MelSettings(8000, 8, 80), ["num_mels is 10 instead of 80"]),
-        (MelSettings(24000, 480, 80), ["sampling_rate is 8000", "hop_size is 8", "num_mels is 10 instead of 80"]),
+        (
+            MelSettings(24000, 480, 80),
+            ["sampling_rate is 8000", "hop_size is 8", "num_mels is 10 instead of 80"],
+        ),
     ],
 )
 def test_a_vocoder_for_other_mels(folder: Path, flow: MelSettings, words: list[str]) -> None:
@@ -282,5 +357,7 @@ def test_a_vocoder_for_other_mels(folder: Path, flow: MelSettings, words: list[s
 
 
 def test_the_golden_vocoder_does_not_fit_cosyvoice3() -> None:
-    with pytest.raises(ConfigError, match="hop_size is 256 instead of 480, num_mels is 100 instead of 80"):
+    with pytest.raises(
+        ConfigError, match="hop_size is 256 instead of 480, num_mels is 100 instead of 80"
+    ):
         check_mel(read_bigvgan(GOLDEN), MelSettings(24000, 480, 80))

@@ -1,4 +1,6 @@
-"""Look-ahead of all kinds of layers: what is within it changes the audio, nothing beyond it does, and pieces fit."""
+"""Look-ahead of all kinds of layers: what is within it changes the audio, nothing beyond it does,
+and pieces fit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ CONFIGS = {
         resblock_kernel_sizes=(1,),
         resblock_dilation_sizes=((1,),),
     ),
-    "second kernel reaches further": changed(resblock_kernel_sizes=(11, 3), resblock_dilation_sizes=((1,), (1, 3, 15))),
+    "second kernel reaches further": changed(
+        resblock_kernel_sizes=(11, 3), resblock_dilation_sizes=((1,), (1, 3, 15))
+    ),
 }
 
 
@@ -49,11 +53,16 @@ def test_pieces_equal_the_whole(config: BigVGANConfig) -> None:
     engine, mel = StreamingVocoder(bigvgan), a_mel(120, config.num_mels)
     first = bigvgan.lookahead_frames + 1
     handle, parts = engine.open(), mel.split([first, 13, 30, 77 - first], dim=1)
-    audio = [engine.advance([(handle, FrameChunk(part, index == 3))])[0] for index, part in enumerate(parts)]
+    audio = [
+        engine.advance([(handle, FrameChunk(part, index == 3))])[0]
+        for index, part in enumerate(parts)
+    ]
     assert float((torch.cat(audio) - engine.whole(mel)).abs().max()) <= 1e-5
 
 
-def test_golden_audio_changes_within_the_look_ahead_only(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+def test_golden_audio_changes_within_the_look_ahead_only(
+    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+) -> None:
     at, hop = 60, bigvgan.config.hop_size
     mel = golden["mel"].clone()
     mel[..., at] += 3
@@ -66,5 +75,7 @@ def test_golden_audio_changes_within_the_look_ahead_only(bigvgan: BigVGAN, golde
 def test_look_aheads_of_public_models() -> None:
     with torch.device("meta"):
         assert BigVGAN(GOLDEN_CONFIG).lookahead_frames == 38
-        base = dataclasses.replace(GOLDEN_CONFIG, upsample_rates=(8, 8, 2, 2), upsample_kernel_sizes=(16, 16, 4, 4))
+        base = dataclasses.replace(
+            GOLDEN_CONFIG, upsample_rates=(8, 8, 2, 2), upsample_kernel_sizes=(16, 16, 4, 4)
+        )
         assert BigVGAN(base).lookahead_frames == 18

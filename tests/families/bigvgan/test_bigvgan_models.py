@@ -1,4 +1,6 @@
-"""Model folders that name a BigVGAN: loaded, checked against their flow, streamed, exported; or refused, with why."""
+"""Model folders that name a BigVGAN: loaded, checked against their flow, streamed, exported; or
+refused, with why.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 
 from tests.families.bigvgan.rig import GOLDEN, changed
 from tests.support.batches import WHOLE_BLOCKS
-from tests.support.bigvgan_model import SAMPLES_PER_TOKEN, VOCODER, a_voice, write_folder, write_model
+from tests.support.bigvgan_model import (
+    SAMPLES_PER_TOKEN,
+    VOCODER,
+    a_voice,
+    write_folder,
+    write_model,
+)
 from tests.support.recomputing import recomputing
 from tests.support.yaml_edits import edit_yaml
 from tests.unit.material import one_line
@@ -46,14 +54,21 @@ def test_rates_follow_from_the_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("incremental", [True, False])
 def test_a_stream_equals_the_whole(folder: Path, incremental: bool) -> None:
-    model, voice = Token2Wav.load(folder, stream=WHOLE_BLOCKS) if incremental else recomputing(folder), a_voice()
+    model, voice = (
+        Token2Wav.load(folder, stream=WHOLE_BLOCKS) if incremental else recomputing(folder),
+        a_voice(),
+    )
     whole = model.vocode(model.mel(TOKENS, voice))
     assert whole.shape == (SAMPLES_PER_TOKEN * len(TOKENS),)
     assert 0.01 < whole.std() < 0.5
     with model.stream(voice) as stream:
-        chunks = [chunk for part in np.array_split(TOKENS, 9) for chunk in stream.push(part)] + stream.finish()
+        chunks = [
+            chunk for part in np.array_split(TOKENS, 9) for chunk in stream.push(part)
+        ] + stream.finish()
     assert len(chunks) > 2
-    assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {(16_000, SAMPLES_PER_TOKEN)}
+    assert {(chunk.sample_rate, chunk.samples_per_token) for chunk in chunks} == {
+        (16_000, SAMPLES_PER_TOKEN)
+    }
     assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - whole).max() <= AUDIO
 
 
@@ -82,7 +97,9 @@ def test_its_graphs_serve(folder: Path, tmp_path: Path, precision: Precision) ->
         model, voice = Token2Wav.load(folder), a_voice()
         other = Token2Wav.load(folder, runtime=RuntimeConfig(engine="onnx", engines=str(tmp_path)))
         assert other.engine.name == "onnx"
-        assert np.abs(other.synthesize(TOKENS, voice) - model.synthesize(TOKENS, voice)).max() <= AUDIO
+        assert (
+            np.abs(other.synthesize(TOKENS, voice) - model.synthesize(TOKENS, voice)).max() <= AUDIO
+        )
 
 
 def test_graphs_are_of_one_generator(copied: Path) -> None:
@@ -99,7 +116,11 @@ def test_graphs_are_of_one_generator(copied: Path) -> None:
 
 
 WRONG = {
-    "another kind": ("type: bigvgan", "type: vocos", "vocoder.type: 'vocos' is not bigvgan; for HiFT leave"),
+    "another kind": (
+        "type: bigvgan",
+        "type: vocos",
+        "vocoder.type: 'vocos' is not bigvgan; for HiFT leave",
+    ),
     "no kind": ("    type: bigvgan\n", "", "vocoder.type: missing"),
     "another key": (
         "type: bigvgan",
@@ -116,23 +137,34 @@ WRONG = {
         "folder: ../bigvgan",
         "vocoder.folder: '../bigvgan' is not a folder below the model",
     ),
-    "absolute": ("folder: bigvgan", "folder: /bigvgan", "vocoder.folder: '/bigvgan' is not a folder below the model"),
-    "nowhere": ("folder: bigvgan", "folder: other", "other: not a BigVGAN folder, config.json cannot be read"),
+    "absolute": (
+        "folder: bigvgan",
+        "folder: /bigvgan",
+        "vocoder.folder: '/bigvgan' is not a folder below the model",
+    ),
+    "nowhere": (
+        "folder: bigvgan",
+        "folder: other",
+        "other: not a BigVGAN folder, config.json cannot be read",
+    ),
     "sample rate": (
         "sample_rate: 16000",
         "sample_rate: 24000",
-        "BigVGAN: sampling_rate is 16000 instead of 24000; take one that was trained on mels as the flow makes them",
+        "BigVGAN: sampling_rate is 16000 instead of 24000; take one that was trained on mels as "
+        "the flow makes them",
     ),
     "ratio": (
         "(?m)^token_mel_ratio: 3",
         "token_mel_ratio: 1",
-        "BigVGAN: hop_size is 160 instead of 480; take one that was trained on mels as the flow makes them",
+        "BigVGAN: hop_size is 160 instead of 480; take one that was trained on mels as the flow "
+        "makes them",
     ),
     "no sample rate": ("(?m)^sample_rate: 16000\n", "", "key 'sample_rate' is missing"),
     "tokens per second": (
         "token_frame_rate: .*",
         "token_frame_rate: 33",
-        "sample_rate: 16000 Hz give 161.62 samples to each of 33 x 3 mel frames per second, which must be a whole",
+        "sample_rate: 16000 Hz give 161.62 samples to each of 33 x 3 mel frames per second, which "
+        "must be a whole",
     ),
     "no tokens per second": (
         "token_frame_rate: .*",
@@ -163,5 +195,7 @@ def test_other_bands_than_the_flow_makes(copied: Path) -> None:
 def test_missing_weights(copied: Path) -> None:
     (copied / "bigvgan" / "generator.safetensors").unlink()
     for load in (Token2Wav.load, check_folder):
-        with pytest.raises(CheckpointError, match=r"none of generator\.safetensors, bigvgan_generator\.pt"):
+        with pytest.raises(
+            CheckpointError, match=r"none of generator\.safetensors, bigvgan_generator\.pt"
+        ):
             load(copied)

@@ -30,16 +30,21 @@ def vocoded(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
         return bigvgan(mel)
 
 
-# Both results are float32, added up in different orders: the public one is 1.5e-5 off from double precision, ours
-# 1.6e-5, and they from one another by 1.7e-5. A mel that is off by 1e-6 moves samples by 2e-5.
+# Both results are float32, added up in different orders: the public one is 1.5e-5 off from double
+# precision, ours 1.6e-5, and they from one another by 1.7e-5. A mel that is off by 1e-6 moves
+# samples by 2e-5.
 AUDIO = 5e-5
 
 
-def test_audio_equals_that_of_the_public_code(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+def test_audio_equals_that_of_the_public_code(
+    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+) -> None:
     assert off(vocoded(bigvgan, golden["mel"]), golden["wav"]) <= AUDIO
 
 
-def test_the_bound_is_near_what_float32_costs(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+def test_the_bound_is_near_what_float32_costs(
+    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+) -> None:
     double = copy.deepcopy(bigvgan).double()
     for module in double.modules():
         if isinstance(module, Snake):
@@ -49,7 +54,9 @@ def test_the_bound_is_near_what_float32_costs(bigvgan: BigVGAN, golden: dict[str
 
 
 def test_v1_ends_in_a_tanh_and_a_bias(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
-    v1 = BigVGAN(dataclasses.replace(bigvgan.config, use_tanh_at_final=True, use_bias_at_final=True))
+    v1 = BigVGAN(
+        dataclasses.replace(bigvgan.config, use_tanh_at_final=True, use_bias_at_final=True)
+    )
     v1.load_state_dict({**bigvgan.state_dict(), "conv_post.bias": torch.tensor([0.25])})
     v1.freeze()
     assert float(golden["wav"].abs().max()) < 1  # so that the limiter of v2 hides nothing
@@ -58,7 +65,11 @@ def test_v1_ends_in_a_tanh_and_a_bias(bigvgan: BigVGAN, golden: dict[str, torch.
 
 def test_the_filter_is_that_of_public_checkpoints() -> None:
     ours = torch.tensor(kaiser_sinc())
-    theirs = [value for name, value in load_file(GOLDEN / "generator.safetensors").items() if "filter" in name]
+    theirs = [
+        value
+        for name, value in load_file(GOLDEN / "generator.safetensors").items()
+        if "filter" in name
+    ]
     assert len(theirs) == 2 * 109
     for filter in theirs:
         assert off(filter.flatten(), ours) <= 1e-7
@@ -69,13 +80,16 @@ def snake(x: Array, alpha: Array, beta: Array) -> Array:
 
 
 def anti_aliased(x: Array, alpha: Array, beta: Array) -> Array:
-    """By the book: zeros between the samples, a filter, Snake, the filter again, every other sample."""
+    """By the book: zeros between the samples, a filter, Snake, the filter again, every other
+    sample.
+    """
     taps = np.array(kaiser_sinc())
     reach = 2 * FILTER_TAPS
     doubled = np.zeros((len(x), 2 * (x.shape[1] + 2 * reach)))
     doubled[:, ::2] = np.pad(x, ((0, 0), (reach, reach)), mode="edge")
     up = 2 * np.stack([np.convolve(row, taps) for row in doubled])
-    up = up[:, 2 * reach + 5 :][:, : 2 * x.shape[1]]  # a filter of 12 taps delays by 5.5 samples: 5 here, 6 below
+    # a filter of 12 taps delays by 5.5 samples: 5 here, 6 below
+    up = up[:, 2 * reach + 5 :][:, : 2 * x.shape[1]]
     active = np.pad(snake(up, alpha, beta), ((0, 0), (5, 6)), mode="edge")
     return np.stack([np.convolve(row, taps, mode="valid")[::2] for row in active])
 
@@ -88,7 +102,10 @@ def test_activations(activation: Activation, log_scale: bool, frames: int) -> No
     module = AntiAliased(Snake(3, beta=activation == "snakebeta", log_scale=log_scale))
     for parameter in module.parameters():
         parameter.data += torch.rand(parameter.shape, generator=generator)
-    values = {name: parameter.detach().double().numpy() for name, parameter in module.act.named_parameters()}
+    values = {
+        name: parameter.detach().double().numpy()
+        for name, parameter in module.act.named_parameters()
+    }
     if log_scale:
         values = {name: np.exp(value) for name, value in values.items()}
     module.act.freeze()
@@ -102,7 +119,10 @@ def test_activations(activation: Activation, log_scale: bool, frames: int) -> No
 
 def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
     """The network again, from its configuration and the names in its state dict."""
-    config, state = bigvgan.config, {name: value.double() for name, value in bigvgan.state_dict().items()}
+    config, state = (
+        bigvgan.config,
+        {name: value.double() for name, value in bigvgan.state_dict().items()},
+    )
 
     def conv(x: torch.Tensor, name: str, dilation: int = 1) -> torch.Tensor:
         weight = state[f"{name}.weight"]
@@ -114,7 +134,9 @@ def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
         beta = state[f"{name}.act.beta"] if config.activation == "snakebeta" else alpha
         if config.snake_logscale:
             alpha, beta = alpha.exp(), beta.exp()
-        return torch.stack([torch.from_numpy(anti_aliased(row.numpy(), alpha.numpy(), beta.numpy())) for row in x])
+        return torch.stack(
+            [torch.from_numpy(anti_aliased(row.numpy(), alpha.numpy(), beta.numpy())) for row in x]
+        )
 
     def block(x: torch.Tensor, name: str, dilations: tuple[int, ...]) -> torch.Tensor:
         for i, dilation in enumerate(dilations):
@@ -127,7 +149,9 @@ def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
 
     x = conv(mel.double(), "conv_pre")
     width = len(config.resblock_dilation_sizes)
-    for stage, (rate, kernel) in enumerate(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True)):
+    for stage, (rate, kernel) in enumerate(
+        zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True)
+    ):
         name = f"ups.{stage}.0"
         weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
         x = F.conv_transpose1d(x, weight, bias, stride=rate, padding=(kernel - rate) // 2)
@@ -146,7 +170,9 @@ def by_names(bigvgan: BigVGAN, mel: torch.Tensor) -> torch.Tensor:
 def test_every_variant_is_what_its_names_say(
     resblock: Literal["1", "2"], activation: Activation, log_scale: bool
 ) -> None:
-    bigvgan = random_bigvgan(changed(resblock=resblock, activation=activation, snake_logscale=log_scale))
+    bigvgan = random_bigvgan(
+        changed(resblock=resblock, activation=activation, snake_logscale=log_scale)
+    )
     mel = torch.stack((a_mel(7), a_mel(7, seed=1)))
     audio = vocoded(bigvgan, mel)
     assert audio.shape == (2, 1, 7 * 8)

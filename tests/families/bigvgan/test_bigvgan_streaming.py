@@ -1,4 +1,6 @@
-"""BigVGAN piece by piece: the samples of the whole, however it is cut and whoever else is in the batch."""
+"""BigVGAN piece by piece: the samples of the whole, however it is cut and whoever else is in the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def streamed(
     """Audio of every piece of a mel; the sizes are those of all but the last one."""
     handle = engine.open()
     parts = mel.split([*sizes, mel.shape[1] - sum(sizes)], dim=1)
-    audio = [engine.advance([(handle, FrameChunk(part, index == len(sizes)))])[0] for index, part in enumerate(parts)]
+    audio = [
+        engine.advance([(handle, FrameChunk(part, index == len(sizes)))])[0]
+        for index, part in enumerate(parts)
+    ]
     engine.close(handle)
     assert engine.open_streams == 0
     return audio
@@ -50,7 +55,9 @@ def test_uneven_pieces_equal_the_whole(small: BigVGAN) -> None:
     assert off(streamed(engine, mel, [1, 0, 40, 3, 0, 0, 30, 7]), engine.whole(mel)) <= AUDIO
 
 
-def test_pieces_of_the_golden_mel_equal_its_audio(bigvgan: BigVGAN, golden: dict[str, torch.Tensor]) -> None:
+def test_pieces_of_the_golden_mel_equal_its_audio(
+    bigvgan: BigVGAN, golden: dict[str, torch.Tensor]
+) -> None:
     audio = streamed(StreamingVocoder(bigvgan), golden["mel"][0], [38, 1, 61])
     assert off(audio, golden["wav"][0, 0]) <= AUDIO
 
@@ -97,7 +104,9 @@ def test_prepared_lengths(small: BigVGAN) -> None:
 def test_cost_stays_the_same(small: BigVGAN) -> None:
     """Every piece is of the new frames alone, and equal ones of several streams are one."""
     shapes: list[tuple[int, ...]] = []
-    hook = small.conv_post.register_forward_hook(lambda _m, _i, output: shapes.append(tuple(output.shape)))
+    hook = small.conv_post.register_forward_hook(
+        lambda _m, _i, output: shapes.append(tuple(output.shape))
+    )
     engine, parts = StreamingVocoder(small), a_mel(500).split(50, dim=1)
     handles = [engine.open() for _ in range(3)]
     for index, part in enumerate(parts):

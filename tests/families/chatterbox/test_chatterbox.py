@@ -1,4 +1,6 @@
-"""Chatterbox and its Turbo in the library: what public code computes, and streams under the block mask."""
+"""Chatterbox and its Turbo in the library: what public code computes, and streams under the block
+mask.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_a_streamed_mel_is_that_of_the_whole(model: Token2Wav, prompt: int, coun
 def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
     """The public code's way: nothing is heard before the end, and then all of it."""
     golden = FamilyGolden("chatterbox", "tiny")
-    model = Token2Wav.load(write_model(tmp_path, golden), stream=StreamConfig(reference=True), runtime=CPU)
+    model = Token2Wav.load(
+        write_model(tmp_path, golden), stream=StreamConfig(reference=True), runtime=CPU
+    )
     voice, tokens = a_voice(30), some_tokens(130)
     with model.stream(voice) as stream:
         assert not stream.push(tokens)
@@ -71,14 +75,22 @@ def test_whole_utterances_under_full_attention(tmp_path: Path) -> None:
     assert snr_db(chunk.audio, model.vocode(model.mel(tokens, voice, streaming=False))) > SNR_DB
 
 
-def test_whole_utterances_prepare_pieces_of_hops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where each length is a CUDA graph: a chunk is an utterance then, of up to a million tokens."""
+def test_whole_utterances_prepare_pieces_of_hops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where each length is a CUDA graph: a chunk is an utterance then, of up to a
+    million tokens.
+    """
     made: list[int] = []
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny"))
     monkeypatch.setattr(assemble, "graphs_enabled", lambda device: True)
-    monkeypatch.setattr(assemble, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function))
     monkeypatch.setattr(
-        assemble, "StreamingVocoder", lambda *given, shapes, **rest: made.extend(s.frames for s in shapes)
+        assemble, "GraphPool", lambda device: SimpleNamespace(capture=lambda function: function)
+    )
+    monkeypatch.setattr(
+        assemble,
+        "StreamingVocoder",
+        lambda *given, shapes, **rest: made.extend(s.frames for s in shapes),
     )
     Token2Wav.load(path, stream=StreamConfig(reference=True), runtime=CPU)
     assert 200 in made
@@ -86,8 +98,12 @@ def test_whole_utterances_prepare_pieces_of_hops(tmp_path: Path, monkeypatch: py
 
 
 def test_windows(model: Token2Wav, folder: Path) -> None:
-    """Each chunk sees all before it and 25 tokens after it, so it waits for these; the last ones see all there is."""
-    windows = Token2Wav.load(folder, stream=StreamConfig(reference=True, max_hop_tokens=25), runtime=CPU)
+    """Each chunk sees all before it and 25 tokens after it, so it waits for these; the last ones
+    see all there is.
+    """
+    windows = Token2Wav.load(
+        folder, stream=StreamConfig(reference=True, max_hop_tokens=25), runtime=CPU
+    )
     voice, tokens = a_voice(30), some_tokens(130)
     mels = [windows.mel(tokens[: stop + 25], voice, streaming=False) for stop in (45, 70, 95, 130)]
     cuts = zip(mels, ((0, 90), (90, 140), (140, 190), (190, 260)), strict=True)
@@ -98,18 +114,24 @@ def test_windows(model: Token2Wav, folder: Path) -> None:
     audio = np.concatenate([chunk.audio for chunk in chunks])
     assert snr_db(audio, windows.vocode(expected)) > SNR_DB
     whole = windows.mel(tokens, voice, streaming=False)
-    assert np.square(expected - whole).sum() < 0.5 * np.square(model.mel(tokens, voice) - whole).sum()
+    assert (
+        np.square(expected - whole).sum() < 0.5 * np.square(model.mel(tokens, voice) - whole).sum()
+    )
 
 
 def test_batched_is_alone(model: Token2Wav) -> None:
-    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (75, 110))]
+    utterances = [
+        (some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (75, 110))
+    ]
     for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
         [alone] = streamed_mels(model, utterance)
         assert off(mel, alone) <= MEL
 
 
 def test_a_full_cache(folder: Path, model: Token2Wav) -> None:
-    """A stream that the cache has no room for goes on by recomputing under the block mask, with the same result."""
+    """A stream that the cache has no room for goes on by recomputing under the block mask, with the
+    same result.
+    """
     voice, tokens = a_voice(30), some_tokens(150)
     pages = 5 * model.pipeline.flow.usage().page_bytes
     small = Token2Wav.load(folder, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20)))
@@ -136,8 +158,12 @@ def test_utterances_are_faded_in(model: Token2Wav, count: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[], [1], [1, 1], [1, 4, 1]], ids=str)
-def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(model: Token2Wav, lengths: list[int]) -> None:
-    """The first piece is one frame longer than what the vocoder holds back: fewer samples than are faded."""
+def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(
+    model: Token2Wav, lengths: list[int]
+) -> None:
+    """The first piece is one frame longer than what the vocoder holds back: fewer samples than are
+    faded.
+    """
     vocoder = model.pipeline.vocoder
     assert isinstance(vocoder, StreamingVocoder)
     mel = torch.from_numpy(model.mel(some_tokens(40), a_voice(0)))
@@ -146,7 +172,10 @@ def test_the_fade_in_goes_on_where_the_first_piece_is_shorter(model: Token2Wav, 
     assert 0 < shortest * network.frame_samples - network.output_delay < 960
     pieces = torch.split(mel, [shortest, *lengths, mel.shape[1] - shortest - sum(lengths)], dim=1)
     handle = vocoder.open()
-    audio = [vocoder.advance([(handle, FrameChunk(piece, last=piece is pieces[-1]))])[0] for piece in pieces]
+    audio = [
+        vocoder.advance([(handle, FrameChunk(piece, last=piece is pieces[-1]))])[0]
+        for piece in pieces
+    ]
     vocoder.close(handle)
     found, whole = torch.cat(audio)[:1920].numpy(), model.vocode(mel.numpy())[:1920]
     assert off(found, whole) <= AUDIO
@@ -158,7 +187,9 @@ def test_pickles_are_read_without_running_them(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="refused, nothing was executed"):
         Voice.load(path)
     torch.save({"gen": {"prompt_token": torch.zeros(1, 2)}}, path)
-    with pytest.raises(InputError, match="gen: missing, or without prompt_token, prompt_feat and embedding"):
+    with pytest.raises(
+        InputError, match="gen: missing, or without prompt_token, prompt_feat and embedding"
+    ):
         Voice.load(path)
 
 
@@ -175,8 +206,12 @@ def test_a_mel_that_is_longer_than_its_tokens_is_cut(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     path = write_model(tmp_path, FamilyGolden("chatterbox", "tiny")) / "s3gen.safetensors"
     state = load_file(path)
-    save_file({name: value for name, value in state.items() if "mid_blocks.0.0.block1" not in name}, path)
-    with pytest.raises(CheckpointError, match=r"4 missing: flow\.decoder\.estimator\.mid_blocks\.0\.0\.block1"):
+    save_file(
+        {name: value for name, value in state.items() if "mid_blocks.0.0.block1" not in name}, path
+    )
+    with pytest.raises(
+        CheckpointError, match=r"4 missing: flow\.decoder\.estimator\.mid_blocks\.0\.0\.block1"
+    ):
         Token2Wav.load(tmp_path, runtime=CPU)
     save_file({name: value for name, value in state.items() if "after_norm" not in name}, path)
     with pytest.raises(ConfigError, match=r"'flow\.encoder\.after_norm\.weight' is missing"):

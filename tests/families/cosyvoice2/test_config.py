@@ -27,7 +27,9 @@ def test_what_is_read(tmp_path: Path) -> None:
     write_yaml(tmp_path, TINY)
     config = read(tmp_path)
     assert config.flow.encoder == EncoderConfig(size=32, heads=2, units=64, layers=2, up_layers=2)
-    assert config.flow.estimator == UNetConfig(channels=32, heads=2, dim_head=16, mid_blocks=1, layers=1)
+    assert config.flow.estimator == UNetConfig(
+        channels=32, heads=2, dim_head=16, mid_blocks=1, layers=1
+    )
     assert (config.block_tokens, config.lookahead_tokens, config.lookbehind_tokens) == (25, 3, 2)
     assert (config.sample_rate, config.samples_per_token, config.mel_bands) == (24000, 960, 80)
     assert not config.vocoder.causal
@@ -37,9 +39,17 @@ def test_files_of_the_first_release(tmp_path: Path) -> None:
     new, old = tmp_path / "new", tmp_path / "old"
     write_yaml(new, TINY)
     older = "estimator: !new:cosyvoice.flow.decoder.ConditionalDecoder\n            causal: True"
-    changed(old, "estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder", older, "cosyvoice.yaml")
+    changed(
+        old,
+        "estimator: !new:cosyvoice.flow.decoder.CausalConditionalDecoder",
+        older,
+        "cosyvoice.yaml",
+    )
     text = (old / "cosyvoice.yaml").read_text()
-    for key in ("static_chunk_size: !ref <chunk_size>\n", "static_chunk_size: !ref <chunk_size> * <token_mel_ratio>\n"):
+    for key in (
+        "static_chunk_size: !ref <chunk_size>\n",
+        "static_chunk_size: !ref <chunk_size> * <token_mel_ratio>\n",
+    ):
         text = text.replace(key, "\n")
     (old / "cosyvoice.yaml").write_text(text)
     assert read(old) == read(new)
@@ -48,9 +58,21 @@ def test_files_of_the_first_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("CausalMaskedDiffWithXvec", "MaskedDiffWithXvec", "flow: expected '!new:...CausalMaskedDiffWithXvec'"),
-        ("macaron_style: False", "macaron_style: True", "flow.encoder.macaron_style: True, but only False is known"),
-        ("attention_heads: 2", "attention_heads: 3", "flow.encoder.output_size: 32 is not a multiple of 2 x 3"),
+        (
+            "CausalMaskedDiffWithXvec",
+            "MaskedDiffWithXvec",
+            "flow: expected '!new:...CausalMaskedDiffWithXvec'",
+        ),
+        (
+            "macaron_style: False",
+            "macaron_style: True",
+            "flow.encoder.macaron_style: True, but only False is known",
+        ),
+        (
+            "attention_heads: 2",
+            "attention_heads: 3",
+            "flow.encoder.output_size: 32 is not a multiple of 2 x 3",
+        ),
         (
             "input_size: 32\n    output_size",
             "input_size: 31\n    output_size",
@@ -58,8 +80,16 @@ def test_files_of_the_first_release(tmp_path: Path) -> None:
         ),
         ("in_channels: 320", "in_channels: 240", "flow.decoder.estimator.in_channels: 240, but"),
         ("channels: [32]", "channels: [32, 32]", "flow.decoder.estimator.channels: 2 of them"),
-        ("<chunk_size> * <token_mel_ratio>", "<chunk_size>", "flow.decoder.estimator.static_chunk_size: 25, but"),
-        ("token_frame_rate: 25", "token_frame_rate: 50", "sample_rate: 50 tokens per second of 960 samples"),
+        (
+            "<chunk_size> * <token_mel_ratio>",
+            "<chunk_size>",
+            "flow.decoder.estimator.static_chunk_size: 25, but",
+        ),
+        (
+            "token_frame_rate: 25",
+            "token_frame_rate: 50",
+            "sample_rate: 50 tokens per second of 960 samples",
+        ),
         ("HiFTGenerator", "CausalHiFTGenerator", "hift: expected '!new:...HiFTGenerator'"),
         (
             "solver: 'euler'",

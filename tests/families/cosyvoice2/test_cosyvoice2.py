@@ -1,4 +1,6 @@
-"""CosyVoice2 in the library: what public code computes, streamed, batched, windowed, and when the cache is full."""
+"""CosyVoice2 in the library: what public code computes, streamed, batched, windowed, and when the
+cache is full.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     return float(np.abs(found - wanted).max())
 
 
-def streamed(model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice) -> NDArray[np.float32]:
+def streamed(
+    model: Token2Wav, portions: Sequence[NDArray[np.int32]], voice: Voice
+) -> NDArray[np.float32]:
     with model.stream(voice) as stream:
         chunks = [chunk for tokens in portions for chunk in stream.push(tokens)] + stream.finish()
     return np.concatenate([chunk.audio for chunk in chunks])
@@ -55,7 +59,9 @@ def streamed_mels(model: Token2Wav, utterances: Sequence[Utterance]) -> list[NDA
     rounds = itertools.zip_longest(*(chunks_of(*utterance) for utterance in utterances))
     for chunks in rounds:
         running = [index for index, chunk in enumerate(chunks) if chunk is not None]
-        for index, mel in zip(running, flow.advance([(handles[at], chunks[at]) for at in running]), strict=True):
+        for index, mel in zip(
+            running, flow.advance([(handles[at], chunks[at]) for at in running]), strict=True
+        ):
             mels[index].append(mel.numpy())
     for handle in handles:
         flow.close(handle)
@@ -97,7 +103,10 @@ def test_portions_do_not_matter(model: Token2Wav) -> None:
 
 
 def test_batched_is_alone(model: Token2Wav) -> None:
-    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (30, 41), (75, 110))]
+    utterances = [
+        (some_tokens(count), a_voice(prompt))
+        for prompt, count in ((0, 60), (30, 90), (30, 41), (75, 110))
+    ]
     for utterance, mel in zip(utterances, streamed_mels(model, utterances), strict=True):
         assert off(mel, streamed_mel(model, *utterance)) <= MEL
 

@@ -26,7 +26,10 @@ def all_tokens(golden: GoldenSet, flow: Flow) -> torch.Tensor:
 
 def estimator_inputs(golden: GoldenSet, flow: Flow) -> dict[str, torch.Tensor]:
     device = flow.spk_embed_affine_layer.weight.device
-    return {name: golden[f"est.in.{name}"].to(device) for name in ("x", "mask", "mu", "t", "spks", "cond")}
+    return {
+        name: golden[f"est.in.{name}"].to(device)
+        for name in ("x", "mask", "mu", "t", "spks", "cond")
+    }
 
 
 def solver_of(flow: Flow) -> EulerSolver:
@@ -100,7 +103,10 @@ def test_padding_does_not_reach_the_frames_before_it(golden: GoldenSet, flow: Fl
     given = estimator_inputs(golden, flow)
     with torch.inference_mode():
         alone = flow.estimator(**given, streaming=True)
-        padded = {name: torch.nn.functional.pad(given[name], (0, 17), value=3.0) for name in ("x", "mu", "cond")}
+        padded = {
+            name: torch.nn.functional.pad(given[name], (0, 17), value=3.0)
+            for name in ("x", "mu", "cond")
+        }
         padded["mask"] = torch.nn.functional.pad(given["mask"], (0, 17))
         together = flow.estimator(**(given | padded), streaming=True)
     frames = alone.shape[2]
@@ -118,7 +124,9 @@ def test_whole_mel(
     assert off(full, golden["flow.mel.nonstreaming"][0]) <= tolerances.MEL
 
 
-def test_mel_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]) -> None:
+def test_mel_of_an_unfinished_utterance(
+    golden: GoldenSet, flow: Flow, noises: tuple[FlowNoise, SourceNoise]
+) -> None:
     device = flow.spk_embed_affine_layer.weight.device
     mu = flow.conditions(all_tokens(golden, flow)[None], last=False)[0]
     prompt = golden["in.prompt_feat"][0].T.to(device)
@@ -132,4 +140,6 @@ def test_mel_of_an_unfinished_utterance(golden: GoldenSet, flow: Flow, noises: t
         cond[None],
         BlockMask(flow.estimator.block_frames).whole(frames, device),
     )
-    assert off(mel[:, :, prompt.shape[1] :], golden["flow.mel.streaming_nofinalize"]) <= tolerances.MEL
+    assert (
+        off(mel[:, :, prompt.shape[1] :], golden["flow.mel.streaming_nofinalize"]) <= tolerances.MEL
+    )

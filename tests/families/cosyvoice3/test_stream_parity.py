@@ -1,4 +1,6 @@
-"""Streams chunk by chunk: against the public streaming loop, and against whole-sequence results of our own."""
+"""Streams chunk by chunk: against the public streaming loop, and against whole-sequence results of
+our own.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
     handle, last = vocoder.open(), len(golden.chunks) - 1
     audio = torch.cat(
         [
-            vocoder.advance([(handle, FrameChunk(golden.chunk(index, "mel"), index == last))])[0].cpu()
+            vocoder.advance([(handle, FrameChunk(golden.chunk(index, "mel"), index == last))])[
+                0
+            ].cpu()
             for index in range(last + 1)
         ]
     )
@@ -131,10 +135,14 @@ def test_audio_of_the_golden_mel_chunk_by_chunk(golden: GoldenSet, public: Token
     vocoder.close(handle)
 
 
-def test_our_chunks_but_the_last_are_those_of_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
+def test_our_chunks_but_the_last_are_those_of_the_public_loop(
+    golden: GoldenSet, our_run: Run
+) -> None:
     """The last one runs under the full mask there."""
     for index, mel in enumerate(our_run.mels[:-1]):
-        assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, f"chunk {index}"
+        assert float((mel - golden.chunk(index, "mel")).abs().max()) <= tolerances.MEL, (
+            f"chunk {index}"
+        )
 
 
 def test_our_audio_is_that_of_the_public_loop(golden: GoldenSet, our_run: Run) -> None:
@@ -147,7 +155,9 @@ def test_audio_end_to_end(golden: GoldenSet, public_run: Run) -> None:
 
 def check_audio(golden: GoldenSet, done: Run) -> None:
     chunks = done.chunks[:-1]  # the tail amplifies the difference of masks in the public loop's mel
-    reference = np.concatenate([golden.chunk(index, "audio").numpy() for index in range(len(chunks))])
+    reference = np.concatenate(
+        [golden.chunk(index, "audio").numpy() for index in range(len(chunks))]
+    )
     audio = np.concatenate([chunk.audio for chunk in chunks])[: len(reference)]
     assert snr_db(audio, reference) > tolerances.SNR_DB
 
@@ -159,7 +169,9 @@ def test_stream_equals_the_whole_sequence(
     assert sum(mel.shape[1] for mel in done.mels) == whole.shape[1]
     at = 0
     for index, mel in enumerate(done.mels):
-        assert float((mel - whole[:, at : at + mel.shape[1]]).abs().max()) <= tolerances.MEL, f"chunk {index}"
+        assert float((mel - whole[:, at : at + mel.shape[1]]).abs().max()) <= tolerances.MEL, (
+            f"chunk {index}"
+        )
         at += mel.shape[1]
     audio = np.concatenate([chunk.audio for chunk in done.chunks])
     assert len(audio) == 960 * len(golden.tokens)
@@ -176,7 +188,10 @@ def test_any_schedule_gives_the_same_mel(
     golden: GoldenSet, folder: Path, whole: torch.Tensor, load: Load, stream: StreamConfig
 ) -> None:
     if golden.folder != TINY and load is recomputing:
-        pytest.skip("recomputing under every schedule is tried with the tiny model only: the same code, and minutes")
+        pytest.skip(
+            "recomputing under every schedule is tried with the tiny model only: the same code, "
+            "and minutes"
+        )
     mel = torch.cat(run(load(folder, stream), golden).mels, dim=1)
     assert (mel - whole).abs().max() <= tolerances.MEL
 

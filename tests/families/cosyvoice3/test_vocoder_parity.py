@@ -31,11 +31,14 @@ def on_device(hift: HiFT, tensor: torch.Tensor) -> torch.Tensor:
 def test_f0(golden: GoldenSet, hift: HiFT) -> None:
     mel = on_device(hift, golden["hift.in.mel"])
     assert off(hift.f0_predictor(mel), golden["hift.finalize.f0"]) <= tolerances.F0_HZ
-    assert off(hift.f0_predictor(mel)[:, :-F0_LOOKAHEAD], golden["hift.nofinalize.f0"]) <= tolerances.F0_HZ
-    whole = torch.cat([golden.chunk(index, "mel") for index in range(len(golden.chunks))], dim=1)
-    assert off(hift.f0_predictor(on_device(hift, whole[None])), golden["hift.full.f0_of_chunked_mel"]) <= (
-        tolerances.F0_HZ
+    assert (
+        off(hift.f0_predictor(mel)[:, :-F0_LOOKAHEAD], golden["hift.nofinalize.f0"])
+        <= tolerances.F0_HZ
     )
+    whole = torch.cat([golden.chunk(index, "mel") for index in range(len(golden.chunks))], dim=1)
+    assert off(
+        hift.f0_predictor(on_device(hift, whole[None])), golden["hift.full.f0_of_chunked_mel"]
+    ) <= (tolerances.F0_HZ)
 
 
 def test_source_with_the_reference_phase(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
@@ -45,23 +48,38 @@ def test_source_with_the_reference_phase(golden: GoldenSet, hift: HiFT, noises: 
         assert off(hift.m_source(f0, noise, "reference"), reference) <= tolerances.SOURCE
 
 
-def test_sines_and_noise_before_they_are_merged(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
-    f0, reference = on_device(hift, golden["hift.finalize.f0"]), golden["hift.finalize.sines_first_2400"]
+def test_sines_and_noise_before_they_are_merged(
+    golden: GoldenSet, hift: HiFT, noises: Noises
+) -> None:
+    f0, reference = (
+        on_device(hift, golden["hift.finalize.f0"]),
+        golden["hift.finalize.sines_first_2400"],
+    )
     sine, amplitude, _ = hift.m_source.frames(f0, "reference")
-    samples = [value.repeat_interleave(hift.config.samples_per_frame, dim=1)[:, :2400] for value in (sine, amplitude)]
+    samples = [
+        value.repeat_interleave(hift.config.samples_per_frame, dim=1)[:, :2400]
+        for value in (sine, amplitude)
+    ]
     noise = on_device(hift, noises[1].window(0, 2400))
     assert off(samples[0] + samples[1][..., None] * noise, reference) <= tolerances.SOURCE
 
 
-def test_exact_phase_is_the_phase_that_the_reference_rounds(golden: GoldenSet, hift: HiFT, noises: Noises) -> None:
+def test_exact_phase_is_the_phase_that_the_reference_rounds(
+    golden: GoldenSet, hift: HiFT, noises: Noises
+) -> None:
     mel = on_device(hift, golden["flow.mel.streaming"])
     reference = golden["hift.full.audio_of_streaming_mel"].numpy()
-    assert snr_db(hift.vocode(mel, noises[1], phase="exact").cpu().numpy(), reference) > tolerances.SNR_DB
+    assert (
+        snr_db(hift.vocode(mel, noises[1], phase="exact").cpu().numpy(), reference)
+        > tolerances.SNR_DB
+    )
 
 
 def test_spectrum_of_the_source(golden: GoldenSet, hift: HiFT) -> None:
     spectrum = hift.stft(on_device(hift, golden["hift.finalize.s"]))
-    assert off(spectrum[..., :600], golden["hift.finalize.s_stft_first_600"]) <= tolerances.SOURCE * 16
+    assert (
+        off(spectrum[..., :600], golden["hift.finalize.s_stft_first_600"]) <= tolerances.SOURCE * 16
+    )
 
 
 def test_decoder_stages(golden: GoldenSet, hift: HiFT) -> None:
@@ -72,7 +90,9 @@ def test_decoder_stages(golden: GoldenSet, hift: HiFT) -> None:
     for name in names:
         module = hift.get_submodule(name.removesuffix("_first_1200"))
         hooks.append(
-            module.register_forward_hook(lambda _m, _i, output, name=name: outputs.update({name: output.clone()}))
+            module.register_forward_hook(
+                lambda _m, _i, output, name=name: outputs.update({name: output.clone()})
+            )
         )
     hift.decode(on_device(hift, golden["hift.in.mel"]), on_device(hift, golden["hift.finalize.s"]))
     for hook in hooks:
@@ -89,7 +109,8 @@ def test_audio_of_a_short_mel(golden: GoldenSet, hift: HiFT, noises: Noises) -> 
     assert off(final, golden["hift.finalize.audio"]) <= tolerances.AUDIO
     reference = golden["hift.nofinalize.audio"]
     unfinished = hift.vocode(mel, noises[1], final=False, phase="reference")
-    assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.output_delay  # less is held back than in public
+    # less is held back than in public
+    assert unfinished.shape[1] == reference.shape[1] + 8 * 480 - hift.output_delay
     assert off(unfinished[:, : reference.shape[1]], reference) <= tolerances.AUDIO
 
 
@@ -98,7 +119,9 @@ def test_audio_of_a_whole_utterance(golden: GoldenSet, hift: HiFT, noises: Noise
     assert off(audio, golden["hift.full.audio_of_streaming_mel"]) <= tolerances.AUDIO
 
 
-def test_audio_of_pieces_of_prepared_lengths(golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises) -> None:
+def test_audio_of_pieces_of_prepared_lengths(
+    golden: GoldenSet, folder: Path, hift: HiFT, noises: Noises
+) -> None:
     mel, config = on_device(hift, golden["flow.mel.streaming"])[0], CosyVoice3Config.read(folder)
     shapes = likely_pieces(hift.lookahead_frames, config, config.hops(StreamConfig()), 2)
     engine = StreamingVocoder(hift, noises[1], shapes=shapes)

@@ -1,4 +1,6 @@
-"""Step-Audio2 in the library: what public code computes, streamed, batched, windowed, and when the cache is full."""
+"""Step-Audio2 in the library: what public code computes, streamed, batched, windowed, and when the
+cache is full.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ def model(folder: Path) -> Token2Wav:
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_public_mel(size: str, tmp_path: Path) -> None:
-    """The whole, and chunks behind the public caches: a mask whose blocks are counted from the prompt's end."""
+    """The whole, and chunks behind the public caches: a mask whose blocks are counted from the
+    prompt's end.
+    """
     golden = FamilyGolden("stepaudio2", size)
     model = Token2Wav.load(write_model(tmp_path, golden), stream=ALL, runtime=CPU)
-    voice = Voice(golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy())
+    voice = Voice(
+        golden["prompt_token"].numpy(), golden["prompt_feat"].numpy(), golden["embedding"].numpy()
+    )
     tokens = golden["token"].numpy().astype(np.int32)
     assert off(model.mel(tokens, voice, streaming=False), golden["mel_full"].numpy()) <= MEL
     assert off(model.mel(tokens, voice), golden["mel_streaming"].numpy()) <= MEL
@@ -50,7 +56,9 @@ def test_public_mel(size: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left_blocks", [-1, 0, None], ids=["all", "own block", "published window"])
 @pytest.mark.parametrize(("prompt", "count"), [(0, 53), (1, 1), (25, 25), (30, 128), (80, 130)])
-def test_a_streamed_mel_is_that_of_the_whole(folder: Path, left_blocks: int | None, prompt: int, count: int) -> None:
+def test_a_streamed_mel_is_that_of_the_whole(
+    folder: Path, left_blocks: int | None, prompt: int, count: int
+) -> None:
     model = Token2Wav.load(folder, stream=StreamConfig(left_blocks=left_blocks), runtime=CPU)
     voice, tokens = a_voice(prompt), some_tokens(count)
     [mel] = streamed_mels(model, (tokens, voice))
@@ -58,9 +66,14 @@ def test_a_streamed_mel_is_that_of_the_whole(folder: Path, left_blocks: int | No
 
 
 def test_the_published_window(folder: Path, model: Token2Wav) -> None:
-    """Frames see the prompt and the two blocks before their own, so the first to miss one is in the fourth."""
+    """Frames see the prompt and the two blocks before their own, so the first to miss one is in the
+    fourth.
+    """
     voice, tokens = a_voice(30), some_tokens(125)
-    mel, unbounded = model.mel(tokens, voice), Token2Wav.load(folder, stream=ALL, runtime=CPU).mel(tokens, voice)
+    mel, unbounded = (
+        model.mel(tokens, voice),
+        Token2Wav.load(folder, stream=ALL, runtime=CPU).mel(tokens, voice),
+    )
     assert off(mel[:, :150], unbounded[:, :150]) <= MEL
     assert off(mel[:, 150:], unbounded[:, 150:]) > 0.01
     with model.stream(voice) as stream:
@@ -90,7 +103,10 @@ def test_portions_do_not_matter(model: Token2Wav) -> None:
 
 
 def test_voices_and_lengths_mix_in_a_batch(model: Token2Wav) -> None:
-    utterances = [(some_tokens(count), a_voice(prompt)) for prompt, count in ((0, 60), (30, 90), (1, 41), (80, 110))]
+    utterances = [
+        (some_tokens(count), a_voice(prompt))
+        for prompt, count in ((0, 60), (30, 90), (1, 41), (80, 110))
+    ]
     for utterance, mel in zip(utterances, streamed_mels(model, *utterances), strict=True):
         [alone] = streamed_mels(model, utterance)
         assert off(mel, alone) <= MEL
@@ -101,22 +117,37 @@ def test_a_full_cache(folder: Path) -> None:
     roomy = Token2Wav.load(folder, stream=ALL, runtime=CPU)
     voice, tokens = a_voice(30), some_tokens(150)
     pages = 5 * roomy.pipeline.flow.usage().page_bytes
-    model = Token2Wav.load(folder, stream=ALL, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20)))
+    model = Token2Wav.load(
+        folder, stream=ALL, runtime=RuntimeConfig(device="cpu", cache_mib=-(-pages >> 20))
+    )
     [mel] = streamed_mels(model, (tokens, voice))
     assert off(mel, roomy.mel(tokens, voice)) <= MEL
 
 
 def test_the_published_vocoder_needs_no_description(tmp_path: Path) -> None:
     config = read(write_yaml(tmp_path, FamilyGolden("stepaudio2", "tiny"), hift=False).parent)
-    assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (512, 512, 960)
-    assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)  # what is before a chunk is in its state
+    assert (config.vocoder.base_channels, config.vocoder.f0_channels, config.samples_per_token) == (
+        512,
+        512,
+        960,
+    )
+    # what is before a chunk is in its state
+    assert (config.lookahead_tokens, config.lookbehind_tokens) == (3, 0)
 
 
 @pytest.mark.parametrize(
     ("published", "other", "message"),
     [
-        ("mlp_ratio: 4.0", "mlp_ratio: 2.0", "flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is known here"),
-        ("in_channels: 320", "in_channels: 240", "flow.decoder.estimator.in_channels: 240, but only 320 is known"),
+        (
+            "mlp_ratio: 4.0",
+            "mlp_ratio: 2.0",
+            "flow.decoder.estimator.mlp_ratio: 2.0, but only 4.0 is known here",
+        ),
+        (
+            "in_channels: 320",
+            "in_channels: 240",
+            "flow.decoder.estimator.in_channels: 240, but only 320 is known",
+        ),
         ("depth: 1", "depth: 0", "flow.decoder.estimator.depth: 0 is not between 1 and 256"),
         ("vocab_size: 6561", "vocab: 6561", "flow.vocab_size: missing"),
         ("decoder_dit.DiT", "decoder.UNet", "flow.decoder.estimator: expected '!new:...DiT'"),

@@ -1,4 +1,6 @@
-"""A small random StreamFlow flow, streams that end at their mel, and the same computed without any engine."""
+"""A small random StreamFlow flow, streams that end at their mel, and the same computed without any
+engine.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ Mel = NDArray[np.float32]
 
 
 def flow_config(
-    depth: int = 5, backward: tuple[int, ...] = (2, 4), forward: tuple[int, ...] = (1,), steps: int = 4
+    depth: int = 5,
+    backward: tuple[int, ...] = (2, 4),
+    forward: tuple[int, ...] = (1,),
+    steps: int = 4,
 ) -> GuidedFlowConfig:
     estimator = EstimatorConfig(
         dim=32,
@@ -101,22 +106,32 @@ class Parts:
 
     def engine(self) -> WindowFlow:
         solver = GuidedSolver(self.flow.estimator, self.solver.tables)
-        return WindowFlow(model_config(self.config), self.flow, self.noise, {self.config.n_timesteps: solver})
+        return WindowFlow(
+            model_config(self.config), self.flow, self.noise, {self.config.n_timesteps: solver}
+        )
 
     def by_hand(self, tokens: Tokens, voice: Voice, first_block: int = 0) -> Mel:
-        """Mel of tokens that begin with a block, computed as if nothing else were there: one call, masks from loops."""
+        """Mel of tokens that begin with a block, computed as if nothing else were there: one call,
+        masks from loops.
+        """
         frames = RATIO * len(tokens)
         guided = self.config.guided
         biases = tuple(attention_bias(mask_by_hand(mask, frames)) for mask in guided.layers)
         first = first_block * BLOCK_FRAMES
         with torch.inference_mode():
             estimator, tables = self.flow.estimator, self.solver.tables
-            mu = self.flow.input_embedding(torch.tensor(tokens)).repeat_interleave(RATIO, dim=0).T[None]
+            mu = (
+                self.flow.input_embedding(torch.tensor(tokens))
+                .repeat_interleave(RATIO, dim=0)
+                .T[None]
+            )
             speaker = self.flow.speaker(torch.tensor(voice.speaker_embedding))[None]
             rope = estimator.rotary_embed(torch.arange(first, first + frames))
             x = self.noise.window(first, first + frames)[None]
             given = estimator.prepare_conditions(mu, speaker, None)
-            nothing = estimator.prepare_conditions(torch.zeros_like(mu), torch.zeros_like(speaker), None)
+            nothing = estimator.prepare_conditions(
+                torch.zeros_like(mu), torch.zeros_like(speaker), None
+            )
             for width, modulation in zip(tables.widths, tables.modulation, strict=True):
                 with_condition = estimator.velocity(x, given, modulation, biases, rope=rope)
                 without = estimator.velocity(x, nothing, modulation, biases, rope=rope)
@@ -127,7 +142,10 @@ class Parts:
 @cache
 def mask_by_hand(mask: str, frames: int) -> torch.Tensor:
     steps = {"block": (0,), "backward": (-1, 0), "forward": (0, 1)}[mask]
-    rows = [[key // BLOCK_FRAMES - query // BLOCK_FRAMES in steps for key in range(frames)] for query in range(frames)]
+    rows = [
+        [key // BLOCK_FRAMES - query // BLOCK_FRAMES in steps for key in range(frames)]
+        for query in range(frames)
+    ]
     return torch.tensor(rows)
 
 
@@ -156,7 +174,9 @@ class GuidedStream:
         return torch.cat(self._chunks, dim=1).numpy()
 
 
-def stream_mel(parts: Parts, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None) -> Mel:
+def stream_mel(
+    parts: Parts, portions: Iterable[Tokens], voice: Voice, stream: StreamConfig | None = None
+) -> Mel:
     utterance = GuidedStream(parts, voice, stream)
     for portion in portions:
         utterance.push(portion)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.families.streamflow.rig import BANDS, BLOCK, BLOCK_FRAMES, Parts, flow_config, mask_by_hand, model_config
+from tests.families.streamflow.rig import (
+    BANDS,
+    BLOCK,
+    BLOCK_FRAMES,
+    Parts,
+    flow_config,
+    mask_by_hand,
+    model_config,
+)
 from token2wav import ConfigError, StreamConfig
 from token2wav.networks.configs import GuidedAttention, Mask
 from token2wav.networks.masks import guided_biases, guided_mask
@@ -44,13 +52,16 @@ def test_reach_of_the_paper() -> None:
         ((7,), (7,), "forward_layers: layer 7 has a mask already: backward"),
     ],
 )
-def test_an_assignment_that_cannot_be(backward: tuple[int, ...], forward: tuple[int, ...], words: str) -> None:
+def test_an_assignment_that_cannot_be(
+    backward: tuple[int, ...], forward: tuple[int, ...], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         GuidedAttention.assigned(22, backward, forward)
 
 
 @pytest.mark.parametrize(
-    ("backward", "forward"), [((), ()), ((2, 4), (1,)), ((2, 4), (1, 5)), ((1,), (2, 3, 4)), ((1, 2, 3, 4, 5), ())]
+    ("backward", "forward"),
+    [((), ()), ((2, 4), (1,)), ((2, 4), (1, 5)), ((1,), (2, 3, 4)), ((1, 2, 3, 4, 5), ())],
 )
 def test_one_changed_frame_shows_as_far_as_the_assignment_says(
     backward: tuple[int, ...], forward: tuple[int, ...]
@@ -59,7 +70,11 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
     parts = Parts.random(flow_config(backward=backward, forward=forward))
     estimator, guided, blocks, at = parts.flow.estimator, parts.config.guided, 13, 6
     torch.manual_seed(1)
-    x, mu, speaker = torch.randn(1, BANDS, blocks * BLOCK_FRAMES), torch.randn(1, BANDS, blocks * BLOCK_FRAMES), None
+    x, mu, speaker = (
+        torch.randn(1, BANDS, blocks * BLOCK_FRAMES),
+        torch.randn(1, BANDS, blocks * BLOCK_FRAMES),
+        None,
+    )
     speaker = torch.randn(1, BANDS)
     rope = estimator.rotary_embed(torch.arange(x.shape[2]))
     biases = guided_biases(guided, x.shape[2], BLOCK_FRAMES)
@@ -67,12 +82,20 @@ def test_one_changed_frame_shows_as_far_as_the_assignment_says(
     def velocity(state: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             conditions = estimator.prepare_conditions(mu, speaker, None)
-            return estimator.velocity(state, conditions, parts.solver.tables.modulation[1], biases, rope=rope)
+            return estimator.velocity(
+                state, conditions, parts.solver.tables.modulation[1], biases, rope=rope
+            )
 
     for frame in (at * BLOCK_FRAMES, (at + 1) * BLOCK_FRAMES - 1):
         changed = x.clone()
         changed[:, :, frame] += 1
-        difference = (velocity(changed) - velocity(x)).abs()[0].amax(0).unflatten(0, (blocks, BLOCK_FRAMES)).amax(1)
+        difference = (
+            (velocity(changed) - velocity(x))
+            .abs()[0]
+            .amax(0)
+            .unflatten(0, (blocks, BLOCK_FRAMES))
+            .amax(1)
+        )
         reached = [block for block in range(blocks) if difference[block] > 0]
         assert reached == list(range(at - guided.future_blocks, at + guided.past_blocks + 1))
 

@@ -34,7 +34,9 @@ def test_whole_utterance_by_hand(backward: tuple[int, ...], forward: tuple[int, 
 
 
 @pytest.mark.parametrize(("backward", "forward"), ASSIGNMENTS)
-def test_one_evaluation_in_a_window_is_that_of_the_whole(backward: tuple[int, ...], forward: tuple[int, ...]) -> None:
+def test_one_evaluation_in_a_window_is_that_of_the_whole(
+    backward: tuple[int, ...], forward: tuple[int, ...]
+) -> None:
     """With the past and future blocks of the assignment and no more."""
     parts = Parts.random(flow_config(backward=backward, forward=forward, steps=1))
     tokens, voice = some_tokens(20 * BLOCK + 1), a_voice()
@@ -42,7 +44,9 @@ def test_one_evaluation_in_a_window_is_that_of_the_whole(backward: tuple[int, ..
 
 
 def test_the_published_window_is_each_chunk_with_its_blocks() -> None:
-    """Blocks in reach of one evaluation go through all steps beside the chunk, as if nothing were beyond them."""
+    """Blocks in reach of one evaluation go through all steps beside the chunk, as if nothing were
+    beyond them.
+    """
     parts = Parts.random(flow_config())
     count, voice = 11 * BLOCK + 4, a_voice()
     tokens = some_tokens(count)
@@ -72,7 +76,11 @@ def test_any_length(count: int) -> None:
 
 @pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(max_hop_tokens=8 * BLOCK)])
 def test_hops_make_no_difference_to_one_evaluation(stream: StreamConfig) -> None:
-    parts, voice, tokens = Parts.random(flow_config(steps=1)), a_voice(), some_tokens(22 * BLOCK + 5)
+    parts, voice, tokens = (
+        Parts.random(flow_config(steps=1)),
+        a_voice(),
+        some_tokens(22 * BLOCK + 5),
+    )
     assert off(stream_mel(parts, [tokens], voice, stream), parts.by_hand(tokens, voice)) <= MEL
 
 

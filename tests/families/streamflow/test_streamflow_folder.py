@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support.streamflow_model import BLOCK_TOKENS, SAMPLE_RATE, SAMPLES_PER_TOKEN, a_voice, write_model
+from tests.support.streamflow_model import (
+    BLOCK_TOKENS,
+    SAMPLE_RATE,
+    SAMPLES_PER_TOKEN,
+    a_voice,
+    write_model,
+)
 from token2wav import ConfigError, InputError, RuntimeConfig, StreamConfig, Token2Wav, Voice
 from token2wav.execution.assemble import check_folder
 from token2wav.families.streamflow.config import GuidedFlowConfig, StreamFlowConfig
@@ -44,9 +50,23 @@ def test_defaults_are_the_published_sizes(folder: Path, tmp_path: Path) -> None:
     flow, estimator = config.flow, config.flow.estimator
     assert isinstance(flow, GuidedFlowConfig)
     assert flow.guided == GuidedAttention.assigned(22, (7, 14), (1,))
-    assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (1024, 22, 16, 24)
-    assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (10, 0.5, 80, 4)
-    assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (16000, 640, 25)
+    assert (estimator.dim, estimator.depth, estimator.heads, estimator.static_chunk_size) == (
+        1024,
+        22,
+        16,
+        24,
+    )
+    assert (flow.n_timesteps, flow.inference_cfg_rate, flow.mel_bands, flow.token_mel_ratio) == (
+        10,
+        0.5,
+        80,
+        4,
+    )
+    assert (config.sample_rate, config.samples_per_token, config.token_frame_rate) == (
+        16000,
+        640,
+        25,
+    )
     assert config.hops(StreamConfig()) == (12, 12)
     assert flow.context_tokens == (12, 6)
 
@@ -55,8 +75,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"layers": 3}, "flow: unknown key 'layers'; known are type, vocab_size"),
     "another type": ({"type": "dit"}, "flow.type: 'dit' is not one of streamflow"),
     "no layer": ({"forward_layers": [5]}, "flow.forward_layers: 5 is not one of the layers 1 to 4"),
-    "two masks": ({"forward_layers": [2]}, "flow.forward_layers: layer 2 has a mask already: backward"),
-    "half tokens": ({"block_frames": 26}, "flow.block_frames: 26 frames are not a whole number of tokens of 4 frames"),
+    "two masks": (
+        {"forward_layers": [2]},
+        "flow.forward_layers: layer 2 has a mask already: backward",
+    ),
+    "half tokens": (
+        {"block_frames": 26},
+        "flow.block_frames: 26 frames are not a whole number of tokens of 4 frames",
+    ),
     "no chunk": ({"chunk_blocks": 0}, "flow.chunk_blocks: 0 is not between 1 and 1000"),
     "text": ({"dim": "wide"}, "flow.dim: expected int, got 'wide'"),
     "other hop": ({"input_frame_rate": 50}, "hop_size is 160 instead of 80"),
@@ -87,7 +113,9 @@ def test_streams_of_one_step_are_the_whole(folder: Path) -> None:
     model, voice = Token2Wav.load(folder, stream=StreamConfig(steps=(1,)), runtime=CPU), a_voice()
     assert isinstance(model.pipeline.flow, WindowFlow)
     with model.stream(voice) as stream:
-        chunks = [chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)] + stream.finish()
+        chunks = [
+            chunk for portion in np.array_split(TOKENS, 9) for chunk in stream.push(portion)
+        ] + stream.finish()
     audio = np.concatenate([chunk.audio for chunk in chunks])
     assert len(audio) == len(TOKENS) * SAMPLES_PER_TOKEN
     assert {chunk.sample_rate for chunk in chunks} == {SAMPLE_RATE}
@@ -109,7 +137,9 @@ def test_published_windows_do_not_depend_on_portions(folder: Path) -> None:
     expected = model.synthesize(TOKENS, voice)
     for size in (1, 17):
         with model.stream(voice) as stream:
-            chunks = [chunk for at in range(0, 100, size) for chunk in stream.push(TOKENS[at : at + size])]
+            chunks = [
+                chunk for at in range(0, 100, size) for chunk in stream.push(TOKENS[at : at + size])
+            ]
             chunks += stream.finish()
         assert np.abs(np.concatenate([chunk.audio for chunk in chunks]) - expected).max() <= AUDIO
 
@@ -126,6 +156,7 @@ def test_a_voice_with_a_prompt_is_refused(folder: Path) -> None:
     model = Token2Wav.load(folder, runtime=CPU)
     voice = Voice(np.arange(5), np.zeros((20, 80), np.float32), np.ones(192, np.float32))
     with pytest.raises(
-        InputError, match="prompt_tokens: 5 tokens, expected none: this model takes a speaker embedding"
+        InputError,
+        match="prompt_tokens: 5 tokens, expected none: this model takes a speaker embedding",
     ):
         model.stream(voice)

@@ -1,8 +1,9 @@
-"""Attention of blocks over keys and values that lie in pages, each block with a table of those that it sees.
+"""Attention of blocks over keys and values that lie in pages, each block with a table of those that
+it sees.
 
-A block's own go straight from the projection into their pages: rotated, rounded to the storage type. Tables are read on
-the device, so one captured launch serves every history. A program takes some frames of one head and walks over the
-pages of their block with a running softmax.
+A block's own go straight from the projection into their pages: rotated, rounded to the storage
+type. Tables are read on the device, so one captured launch serves every history. A program takes
+some frames of one head and walks over the pages of their block with a running softmax.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ ABSENT = tl.constexpr(batch.ABSENT)
 VISIBLE = tl.constexpr(batch.VISIBLE)
 HEADER = tl.constexpr(batch.HEADER)
 
-# Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and for multiples of 16;
-# these have not, because no wide load depends on them, and because compiling takes seconds.
+# Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and
+# for multiples of 16; these have not, because no wide load depends on them, and because compiling
+# takes seconds.
 OF_A_BATCH = ("blocks", "width", "pages")
 
 _INT8_MAX = tl.constexpr(127.0)  # as cache/paged_kv_cache.py
@@ -99,10 +101,12 @@ def _store_keys_values(
 def store_keys_values(
     qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
 ) -> None:
-    """Stores the keys, of which head 0 is rotated, and the values of every block's valid frames in its own page.
+    """Stores the keys, of which head 0 is rotated, and the values of every block's valid frames in
+    its own page.
 
     Args:
-        qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous; rows are branch by branch.
+        qkv: (branches * blocks, block_frames, 3 * heads * dim_head) projections, contiguous; rows
+            are branch by branch.
         view: of the cache.
         cos, sin: (blocks, block_frames, dim_head) float32 rotary angles of head 0.
         table: of the batch, see `execution/batch.py`.
@@ -115,17 +119,21 @@ def store_keys_values(
     )
 
 
-# Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep everything in registers.
+# Compiled for compute capability 9.0, the widest tiles of those tried with 4 warps that keep
+# everything in registers.
 _KEYS, _WARPS, _STAGES = 32, 4, 2
 _QUERIES, _FEW_QUERIES = 64, 16
-_ENOUGH_PROGRAMS = 128  # about as many as a large GPU has multiprocessors; below that the tiles are the narrow ones
+# about as many as a large GPU has multiprocessors; below that the tiles are the narrow ones
+_ENOUGH_PROGRAMS = 128
 _LEAST = tl.constexpr(-1.0e30)  # finite, so that a row that has seen nothing yet gives no NaN
 _LOG2_E = 1 / math.log(2)
 
 
 @triton.jit
 def _loaded(data, scales, frame, row, column, visible, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """(keys, dim) of one head at frames of the store; zeros where nothing is visible, whatever a page holds there."""
+    """(keys, dim) of one head at frames of the store; zeros where nothing is visible, whatever a
+    page holds there.
+    """
     offsets = (frame * HEADS + row)[:, None] * DIM + column[None, :]
     values = tl.load(data + offsets, mask=visible[:, None], other=0.0)
     if scales is not None:
@@ -158,7 +166,11 @@ def _paged_attention(
     first, head, row = tl.program_id(0) * QUERIES, tl.program_id(1), tl.program_id(2)
     block, branch = row % blocks, row // blocks
     own = table + block * width
-    valid, visible_pages, start = tl.load(own + VALID), tl.load(own + VISIBLE), tl.load(own + ABSENT)
+    valid, visible_pages, start = (
+        tl.load(own + VALID),
+        tl.load(own + VISIBLE),
+        tl.load(own + ABSENT),
+    )
 
     column = tl.arange(0, DIM)
     frame = first + tl.arange(0, QUERIES)
@@ -166,7 +178,9 @@ def _paged_attention(
     at = (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * (3 * HEADS * DIM) + head * DIM
     query = tl.load(qkv + at + column[None, :], mask=asked[:, None], other=0.0)
     if head == 0:
-        other = tl.load(qkv + at + (column ^ 1)[None, :], mask=asked[:, None], other=0.0).to(tl.float32)
+        other = tl.load(qkv + at + (column ^ 1)[None, :], mask=asked[:, None], other=0.0).to(
+            tl.float32
+        )
         turned = tl.where(column[None, :] % 2 == 0, -other, other)
         angle = (block * BLOCK_FRAMES + frame)[:, None] * DIM + column[None, :]
         c = tl.load(cos + angle, mask=asked[:, None], other=0.0)
@@ -176,7 +190,8 @@ def _paged_attention(
     most = tl.full((QUERIES,), _LEAST, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     result = tl.zeros((QUERIES, DIM), tl.float32)
-    # All frames see the same, from the first that there is to the valid ones of the last page; joined pages are full.
+    # All frames see the same, from the first that there is to the valid ones of the last page;
+    # joined pages are full.
     stop = tl.where(first < valid, (visible_pages - 1) * BLOCK_FRAMES + valid, 0)
     for begin in range(start, stop, KEYS):
         key = begin + tl.arange(0, KEYS)
@@ -188,22 +203,30 @@ def _paged_attention(
         scores = tl.dot(query, tl.trans(k), input_precision="tf32x3") * scale
         scores = tl.where(visible[None, :], scores, _LEAST)
         higher = tl.maximum(most, tl.max(scores, axis=1))
-        weight = tl.exp2(scores - higher[:, None])  # 0 where nothing is visible: the first keys always are
+        # 0 where nothing is visible: the first keys always are
+        weight = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(most - higher)
         total = total * shrink + tl.sum(weight, axis=1)
         v = _loaded(values, value_scales, stored, head, column, visible, HEADS, DIM).to(query.dtype)
-        result = result * shrink[:, None] + tl.dot(weight.to(query.dtype), v, input_precision="tf32x3")
+        result = result * shrink[:, None] + tl.dot(
+            weight.to(query.dtype), v, input_precision="tf32x3"
+        )
         most = higher
 
     result = tl.where(asked, 1.0 / tl.where(total > 0.0, total, 1.0), 0.0)[:, None] * result
-    there = (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * (HEADS * DIM) + head * DIM + column[None, :]
+    there = (
+        (row * BLOCK_FRAMES + frame).to(tl.int64)[:, None] * (HEADS * DIM)
+        + head * DIM
+        + column[None, :]
+    )
     tl.store(out + there, result.to(out.dtype.element_ty), mask=(frame < BLOCK_FRAMES)[:, None])
 
 
 def paged_attention(
     qkv: torch.Tensor, view: LayerView, cos: torch.Tensor, sin: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
-    """Lets every block attend to all that it sees; its own keys and values are in their page already.
+    """Lets every block attend to all that it sees; its own keys and values are in their page
+    already.
 
     Arguments are those of `store_keys_values`; the first third of the projections are the queries.
 
@@ -218,5 +241,7 @@ def paged_attention(
     queries = _QUERIES if wide else _FEW_QUERIES
     grid, scale = (triton.cdiv(block_frames, queries), heads, rows), _LOG2_E / math.sqrt(dim_head)
     tile = {"QUERIES": queries, "KEYS": _KEYS, "num_warps": _WARPS, "num_stages": _STAGES}
-    _paged_attention[grid](qkv, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile)
+    _paged_attention[grid](
+        qkv, out, *view.parts, cos, sin, *rows_of(table), pages, scale, **sizes_of(view), **tile
+    )
     return out

@@ -1,6 +1,8 @@
-"""LayerNorm with the modulation of an ODE time, alone or behind the gate and the sum that come before it in a block.
+"""LayerNorm with the modulation of an ODE time, alone or behind the gate and the sum that come
+before it in a block.
 
-A row stays in registers between the sum and the norm, so the residual stream is read and written once for both.
+A row stays in registers between the sum and the norm, so the residual stream is read and written
+once for both.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def _gated_norm(x, h, gate, shift, scale, out, dim, WIDTH: tl.constexpr):
     _norm(values, dim, shift, scale, out, row, columns, inside)
 
 
-def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def modulated_norm(
+    x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """norm(x) * (1 + scale) + shift.
 
     Args:
@@ -56,7 +60,9 @@ def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, dt
     assert x.is_contiguous()
     out = torch.empty_like(x, dtype=dtype)
     dim = x.shape[-1]
-    _modulated_norm[(x.numel() // dim,)](x, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim))
+    _modulated_norm[(x.numel() // dim,)](
+        x, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim)
+    )
     return out
 
 
@@ -74,5 +80,7 @@ def gated_norm(
     assert h.is_contiguous()
     out = torch.empty_like(h)
     dim = x.shape[-1]
-    _gated_norm[(x.numel() // dim,)](x, h, gate, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim))
+    _gated_norm[(x.numel() // dim,)](
+        x, h, gate, shift, scale, out, dim, WIDTH=triton.next_power_of_2(dim)
+    )
     return out

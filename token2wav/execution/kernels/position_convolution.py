@@ -1,8 +1,10 @@
-"""A causal grouped convolution over blocks that continue what came before them, with its Mish, and what to keep of it.
+"""A causal grouped convolution over blocks that continue what came before them, with its Mish, and
+what to keep of it.
 
-Without TF32, libraries run grouped convolutions in float32 past the tensor cores; with large batches, by count of
-operations and published rates, that is half as long as all matrix products take. Here a tap is a matrix product of its
-own, of three TF32 parts, which together keep float32's precision.
+Without TF32, libraries run grouped convolutions in float32 past the tensor cores; with large
+batches, by count of operations and published rates, that is half as long as all matrix products
+take. Here a tap is a matrix product of its own, of three TF32 parts, which together keep float32's
+precision.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import triton.language as tl
 
 from token2wav.execution.kernels.attention import BEFORE, CHUNK, LAST, OF_A_BATCH, VALID, rows_of
 
-# The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and for 9.0.
+# The widest of the tiles tried that keeps everything in registers for compute capability 8.0 and
+# for 9.0.
 _TILE, _WARPS, _STAGES = 32, 4, 2
 _NARROWEST = 16  # matrix that the units take; narrower groups are padded
 
@@ -44,15 +47,23 @@ def _convolve(
     frame, channel = first + tl.arange(0, TILE), tl.arange(0, WIDTH_UP)
     real = channel < WIDTH
     mine = group * WIDTH + channel
-    kept = state + chunk.to(tl.int64) * chunk_stride + branch * branch_stride + mine[None, :] * (TAPS - 1)
+    kept = (
+        state
+        + chunk.to(tl.int64) * chunk_stride
+        + branch * branch_stride
+        + mine[None, :] * (TAPS - 1)
+    )
     rows = row.to(tl.int64) * BLOCK_FRAMES
     result = tl.zeros((TILE, WIDTH_UP), tl.float32)
     if first < valid:
         result += tl.load(bias + mine, mask=real, other=0.0)[None, :]
         for tap in range(TAPS):
-            at = frame - (TAPS - 1) + tap  # negative in the blocks before, which lie in the rows before
+            # negative in the blocks before, which lie in the rows before
+            at = frame - (TAPS - 1) + tap
             inside = ((at >= -before) & (at < valid))[:, None] & real[None, :]
-            given = tl.load(x + (rows + at)[:, None] * (GROUPS * WIDTH) + mine[None, :], mask=inside, other=0.0)
+            given = tl.load(
+                x + (rows + at)[:, None] * (GROUPS * WIDTH) + mine[None, :], mask=inside, other=0.0
+            )
             early = (at < -before)[:, None] & real[None, :]
             older = tl.load(kept + (at + before + TAPS - 1)[:, None], mask=early, other=0.0)
             place = ((tap * GROUPS + group) * WIDTH + channel)[:, None] * WIDTH + channel[None, :]
@@ -94,7 +105,9 @@ def _keep(
         source = (slot + before + tl.load(own + VALID))[None, :]
         old = tl.load(state + place + source, mask=kept & (source < TAPS - 1), other=0.0)
         at = row.to(tl.int64) * BLOCK_FRAMES - before + source - (TAPS - 1)
-        new = tl.load(x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0)
+        new = tl.load(
+            x + at * channels + channel[:, None], mask=kept & (source >= TAPS - 1), other=0.0
+        )
         tl.debug_barrier()  # all is read before anything is written in its place
         tl.store(state + place + slot[None, :], old + new, mask=kept)
 
@@ -110,7 +123,8 @@ class PositionConvolution:
         assert conv.bias is not None
         self._groups, self._width = conv.groups, conv.in_channels // conv.groups
         self._taps = conv.kernel_size[0]
-        weight = conv.weight.detach().unflatten(0, (self._groups, -1))  # (groups, outputs, inputs, taps)
+        # (groups, outputs, inputs, taps)
+        weight = conv.weight.detach().unflatten(0, (self._groups, -1))
         self._weights = weight.permute(3, 0, 2, 1).contiguous()
         self._bias = conv.bias.detach()
         self._sizes = {
@@ -123,9 +137,10 @@ class PositionConvolution:
         """Mish of the convolution of every block behind what came before it.
 
         Args:
-            x: (branches * blocks, block_frames, channels) float32, contiguous; rows are branch by branch.
-            state: (chunks, branches, channels, taps - 1) last inputs before the chunks, replaced by the last ones of
-                them; the last two axes are contiguous.
+            x: (branches * blocks, block_frames, channels) float32, contiguous; rows are branch by
+                branch.
+            state: (chunks, branches, channels, taps - 1) last inputs before the chunks, replaced by
+                the last ones of them; the last two axes are contiguous.
             table: of the batch, see `execution/batch.py`.
 
         Returns:

@@ -1,4 +1,5 @@
-"""Configuration of a BigVGAN vocoder, typed and frozen, which is read from its public `config.json` as data.
+"""Configuration of a BigVGAN vocoder, typed and frozen, which is read from its public `config.json`
+as data.
 
 It is validated here, once, before any weight is read; the rest of the code trusts it.
 """
@@ -19,12 +20,16 @@ from token2wav.errors import CheckpointError, ConfigError
 from token2wav.networks.configs import Dilations, Kernels, MelSettings, Rates, SampleRate, Width
 
 CONFIG_FILE = "config.json"
-GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")  # in order of preference
+# in order of preference
+GENERATOR_FILES = ("generator.safetensors", "bigvgan_generator.pt", "generator.pt")
 
 
 @dataclass(frozen=True)
 class BigVGANConfig:
-    """Configuration of BigVGAN v1 or v2. Field names, and the defaults where a file may omit them, are public."""
+    """Configuration of BigVGAN v1 or v2.
+
+    Field names, and the defaults where a file may omit them, are public.
+    """
 
     resblock: Literal["1", "2"]
     upsample_rates: Rates
@@ -56,20 +61,29 @@ class BigVGANConfig:
                 raise ConfigError(f"{one}: {found} entries, but {other} has {wanted}")
         for index, kernel in enumerate(self.resblock_kernel_sizes):
             if kernel % 2 == 0:
-                raise ConfigError(f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the length")
-        for index, (kernel, rate) in enumerate(zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)):
+                raise ConfigError(
+                    f"resblock_kernel_sizes[{index}]: {kernel} is even; only odd kernels keep the "
+                    f"length"
+                )
+        for index, (kernel, rate) in enumerate(
+            zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True)
+        ):
             if kernel < rate or (kernel - rate) % 2:
                 raise ConfigError(
-                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by an even number, "
+                    f"upsample_kernel_sizes[{index}]: {kernel} must be the rate {rate} or more by "
+                    f"an even number, "
                     "so that a stage makes that many samples of each"
                 )
         if not self.upsample_initial_channel >> (stages := len(self.upsample_rates)):
             raise ConfigError(
-                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of {stages} stages, "
+                f"upsample_initial_channel: {self.upsample_initial_channel} is halved in each of "
+                f"{stages} stages, "
                 f"which leaves none; at least {1 << stages} are needed"
             )
         if (product := math.prod(self.upsample_rates)) != self.hop_size:
-            raise ConfigError(f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame")
+            raise ConfigError(
+                f"hop_size: {self.hop_size}, but upsample_rates make {product} samples of a frame"
+            )
 
     @property
     def mel(self) -> MelSettings:
@@ -80,7 +94,8 @@ def read_bigvgan(folder: Path) -> BigVGANConfig:
     """Reads `config.json` of a BigVGAN folder; what it says of training is skipped.
 
     Raises:
-        ConfigError: no such file, no JSON, or a key that is missing, of another type or out of range.
+        ConfigError: no such file, no JSON, or a key that is missing, of another type or out of
+            range.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -109,24 +124,29 @@ def generator_file(folder: Path) -> Path:
 def vocoder_from(
     document: HyperYaml, folder: Path, token_frame_rate: float, token_mel_ratio: int, bands: int
 ) -> tuple[BigVGANConfig, str]:
-    """Reads the section `vocoder` of a model file, and the `config.json` of the BigVGAN that it names.
+    """Reads the section `vocoder` of a model file, and the `config.json` of the BigVGAN that it
+    names.
 
     Args:
         document: of the model file.
         folder: of the model.
-        token_frame_rate, token_mel_ratio, bands: tokens per second, frames of a token, and bands of the flow's mel.
+        token_frame_rate, token_mel_ratio, bands: tokens per second, frames of a token, and bands of
+            the flow's mel.
 
     Returns:
         The configuration, and the folder below the model folder.
 
     Raises:
-        ConfigError: the section cannot be used, or the vocoder takes another mel than the flow makes.
+        ConfigError: the section cannot be used, or the vocoder takes another mel than the flow
+            makes.
     """
     section = ModelNode.of(document.resolve("vocoder"), "vocoder")
     if unknown := [str(key) for key in section.data if key not in ("type", "folder")]:
         raise ConfigError(f"vocoder: unknown key {shown(unknown[0])}; known are type, folder")
     if (kind := section.get("type", str)) != "bigvgan":
-        raise ConfigError(f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out")
+        raise ConfigError(
+            f"vocoder.type: {shown(kind)} is not bigvgan; for HiFT leave the section vocoder out"
+        )
     below = section.get_or("folder", str, ".")
     if (path := PurePosixPath(below)).is_absolute() or ".." in path.parts:
         raise ConfigError(f"vocoder.folder: {shown(below)} is not a folder below the model folder")
@@ -135,7 +155,8 @@ def vocoder_from(
     hop = sample_rate / (token_frame_rate * token_mel_ratio)
     if not math.isclose(hop, round(hop), rel_tol=1e-6):
         raise ConfigError(
-            f"sample_rate: {sample_rate} Hz give {hop:.2f} samples to each of {token_frame_rate:g} x "
+            f"sample_rate: {sample_rate} Hz give {hop:.2f} samples to each of "
+            f"{token_frame_rate:g} x "
             f"{token_mel_ratio} mel frames per second, which must be a whole number"
         )
     check_mel(config, MelSettings(sample_rate, round(hop), bands))
@@ -154,7 +175,10 @@ def check_mel(config: BigVGANConfig, flow: MelSettings) -> None:
         for name, ours, wanted in zip(names, config.mel, flow, strict=True)
         if ours != wanted
     ]:
-        raise ConfigError(f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow makes them")
+        raise ConfigError(
+            f"BigVGAN: {', '.join(differing)}; take one that was trained on mels as the flow "
+            f"makes them"
+        )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -174,4 +198,6 @@ def _config_from(document: object) -> BigVGANConfig:
     for field in fields:
         if field.name not in document and field.default is dataclasses.MISSING:
             raise ConfigError(f"{field.name}: missing")
-    return from_mapping(BigVGANConfig, {f.name: document[f.name] for f in fields if f.name in document}, "")
+    return from_mapping(
+        BigVGANConfig, {f.name: document[f.name] for f in fields if f.name in document}, ""
+    )

@@ -1,9 +1,10 @@
 """BigVGAN v1 and v2: mel to audio by transposed convolutions and blocks of periodic activations.
 
-Modules and parameters have the names of public `generator` checkpoints; weight norm is folded into plain weights when
-they are read (`families/bigvgan/weights.py`). Paper: "BigVGAN: A Universal Neural Vocoder with Large-Scale Training".
-The periodic term makes harmonics above half the sample rate, which would fold back into what is heard; so activations
-are computed at twice the rate, between two low-pass filters.
+Modules and parameters have the names of public `generator` checkpoints; weight norm is folded into
+plain weights when they are read (`families/bigvgan/weights.py`). Paper: "BigVGAN: A Universal
+Neural Vocoder with Large-Scale Training". The periodic term makes harmonics above half the sample
+rate, which would fold back into what is heard; so activations are computed at twice the rate,
+between two low-pass filters.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ _EDGE_KERNEL = 7  # of the first and the last convolution; no file says it
 
 
 def kaiser_sinc() -> list[float]:
-    """Low-pass at half the band, `FILTER_TAPS` taps that add up to one: a sinc under a Kaiser window."""
+    """Low-pass at half the band, `FILTER_TAPS` taps that add up to one: a sinc under a Kaiser
+    window.
+    """
     attenuation_db = 2.285 * (FILTER_TAPS // 2 - 1) * math.pi * 4 * _HALF_WIDTH + 7.95
-    window = np.kaiser(FILTER_TAPS, 0.1102 * (attenuation_db - 8.7))  # Kaiser's rule above 50 dB; here 51
+    # Kaiser's rule above 50 dB; here 51
+    window = np.kaiser(FILTER_TAPS, 0.1102 * (attenuation_db - 8.7))
     time = np.arange(FILTER_TAPS) - (FILTER_TAPS - 1) / 2
     taps = window * np.sinc(time / RATIO)
     return [float(tap) for tap in taps / taps.sum()]
@@ -54,7 +58,9 @@ class LowPass(nn.Module):
         self.register_buffer("filter", torch.tensor(kaiser_sinc())[None, None])  # (1, 1, taps)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """As weights of a convolution that filters every channel of x (B, C, T) alike, (C, 1, taps)."""
+        """As weights of a convolution that filters every channel of x (B, C, T) alike, (C, 1,
+        taps).
+        """
         return self.filter.expand(x.shape[1], -1, -1)
 
 
@@ -65,7 +71,9 @@ class Upsample(LowPass):
         super().__init__()
         pad = FILTER_TAPS // RATIO - 1
         cut = pad * RATIO + (FILTER_TAPS - RATIO) // 2
-        self.overlap = Overlap(channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, input_delay=input_delay)
+        self.overlap = Overlap(
+            channels, FILTER_TAPS, RATIO, cut=cut, pad=pad, input_delay=input_delay
+        )
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         x = self.overlap.with_context(x, step)
@@ -78,7 +86,11 @@ class Downsample(Streaming):
 
     def __init__(self, channels: int, input_delay: int) -> None:
         super().__init__()
-        self.left, self.right, self.input_delay = FILTER_TAPS // 2 - 1, FILTER_TAPS // 2, input_delay
+        self.left, self.right, self.input_delay = (
+            FILTER_TAPS // 2 - 1,
+            FILTER_TAPS // 2,
+            input_delay,
+        )
         self.state_shape = (channels, self.left - input_delay + RATIO * self.output_delay)
         self.lowpass = LowPass()
 
@@ -146,7 +158,8 @@ class AntiAliased(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """For each dilation: activation, dilated convolution, with `resblock: "1"` both again undilated; then a sum.
+    """For each dilation: activation, dilated convolution, with `resblock: "1"` both again
+    undilated; then a sum.
 
     Args:
         channels: of input and output.
@@ -160,7 +173,13 @@ class ResBlock(nn.Module):
     """
 
     def __init__(
-        self, channels: int, kernel: int, dilations: tuple[int, ...], config: BigVGANConfig, *, input_delay: int = 0
+        self,
+        channels: int,
+        kernel: int,
+        dilations: tuple[int, ...],
+        config: BigVGANConfig,
+        *,
+        input_delay: int = 0,
     ) -> None:
         super().__init__()
         self.activations, self.waits = nn.ModuleList(), nn.ModuleList()
@@ -170,19 +189,24 @@ class ResBlock(nn.Module):
             convs.append([])
             for each in (dilation, 1) if config.resblock == "1" else (dilation,):
                 self.activations.append(activation := _activation(channels, config, input_delay))
-                conv = centred_conv(channels, channels, kernel, dilation=each, input_delay=activation.output_delay)
+                conv = centred_conv(
+                    channels, channels, kernel, dilation=each, input_delay=activation.output_delay
+                )
                 convs[-1].append(conv)
                 input_delay = conv.output_delay
             self.waits.append(Delay(channels, input_delay - start, input_delay=start))
         self.output_delay = input_delay
-        names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)  # as checkpoints have them
+        # as checkpoints have them
+        names = ("convs1", "convs2") if config.resblock == "1" else ("convs",)
         self._convs = names
         for name, column in zip(names, zip(*convs, strict=True), strict=True):
             self.add_module(name, nn.ModuleList(column))
 
     def forward(self, x: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         activations = iter(self.activations)
-        for *convs, wait in zip(*(getattr(self, name) for name in self._convs), self.waits, strict=True):
+        for *convs, wait in zip(
+            *(getattr(self, name) for name in self._convs), self.waits, strict=True
+        ):
             h = x
             for conv in convs:
                 h = conv(next(activations)(h, step), step)
@@ -213,15 +237,20 @@ class BigVGAN(VocoderNetwork):
             self.ups.append(nn.ModuleList([up]))  # checkpoints have a list of one for each stage
             channels //= 2
             shapes = zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
-            blocks = [ResBlock(channels, *shape, config, input_delay=up.output_delay) for shape in shapes]
+            blocks = [
+                ResBlock(channels, *shape, config, input_delay=up.output_delay) for shape in shapes
+            ]
             delay = max(block.output_delay for block in blocks)
             self.resblocks.extend(blocks)
             self.waits.extend(
-                Delay(channels, delay - block.output_delay, input_delay=block.output_delay) for block in blocks
+                Delay(channels, delay - block.output_delay, input_delay=block.output_delay)
+                for block in blocks
             )
         self.activation_post = _activation(channels, config, delay)
         delay = self.activation_post.output_delay
-        self.conv_post = centred_conv(channels, 1, _EDGE_KERNEL, input_delay=delay, bias=config.use_bias_at_final)
+        self.conv_post = centred_conv(
+            channels, 1, _EDGE_KERNEL, input_delay=delay, bias=config.use_bias_at_final
+        )
         self.output_delay = self.conv_post.output_delay
 
     def freeze(self) -> None:
@@ -231,12 +260,17 @@ class BigVGAN(VocoderNetwork):
                 module.freeze()
 
     def forward(self, mel: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
-        """mel (B, bands, frames) to audio (B, 1, frames * hop_size) within -1 and 1. In a stream it is late."""
+        """mel (B, bands, frames) to audio (B, 1, frames * hop_size) within -1 and 1.
+
+        In a stream it is late.
+        """
         x = self.conv_pre(mel, step)
         width = len(self.config.resblock_kernel_sizes)
         for stage, up in enumerate(self.ups):
             x = up[0](x, step)  # type: ignore[index]
-            blocks = list(zip(self.resblocks, self.waits, strict=True))[stage * width : (stage + 1) * width]
+            blocks = list(zip(self.resblocks, self.waits, strict=True))[
+                stage * width : (stage + 1) * width
+            ]
             total, *others = [wait(block(x, step), step) for block, wait in blocks]
             for other in others:
                 total = total + other

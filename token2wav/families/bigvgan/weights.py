@@ -12,7 +12,10 @@ from token2wav.networks.weights import fitting_weights, floating_tensors, read_s
 
 _KEY = "generator"  # of the state dict in a public pickle
 _LENGTH, _DIRECTION = ".weight_g", ".weight_v"
-_NEWER = {".parametrizations.weight.original0": _LENGTH, ".parametrizations.weight.original1": _DIRECTION}
+_NEWER = {
+    ".parametrizations.weight.original0": _LENGTH,
+    ".parametrizations.weight.original1": _DIRECTION,
+}
 
 
 def read_weights(module: BigVGAN, path: Path) -> dict[str, torch.Tensor]:
@@ -24,7 +27,9 @@ def read_weights(module: BigVGAN, path: Path) -> dict[str, torch.Tensor]:
     state = read_state(path)
     if isinstance(nested := state.get(_KEY), dict):
         state = nested
-    return fitting_weights(module, _folded(floating_tensors(state, path, _current_name), path), path)
+    return fitting_weights(
+        module, _folded(floating_tensors(state, path, _current_name), path), path
+    )
 
 
 def _current_name(name: str) -> str:
@@ -35,7 +40,10 @@ def _current_name(name: str) -> str:
 
 
 def _folded(weights: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Tensor]:
-    """weight = g * v / ||v||, the norm over all axes but the first. What has no partner stays, and will not fit."""
+    """weight = g * v / ||v||, the norm over all axes but the first.
+
+    What has no partner stays, and will not fit.
+    """
     folded = dict(weights)
     for name in weights:
         stem = name.removesuffix(_DIRECTION)
@@ -44,10 +52,13 @@ def _folded(weights: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Ten
         length, direction = folded.pop(stem + _LENGTH).float(), folded.pop(name).float()
         if direction.dim() != 3 or length.shape != (len(direction), 1, 1):
             raise CheckpointError(
-                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not fit '{name}' of "
+                f"{path}: '{stem}{_LENGTH}' has shape {tuple(length.shape)}, which does not fit "
+                f"'{name}' of "
                 f"{tuple(direction.shape)}"
             )
         if stem + ".weight" in folded:
-            raise CheckpointError(f"{path}: '{stem}.weight' is there twice, the second time as '{name}'")
+            raise CheckpointError(
+                f"{path}: '{stem}.weight' is there twice, the second time as '{name}'"
+            )
         folded[stem + ".weight"] = direction * (length / direction.norm(dim=(1, 2), keepdim=True))
     return folded

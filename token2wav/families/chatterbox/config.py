@@ -1,4 +1,6 @@
-"""Configuration of Chatterbox's decoder, S3Gen, whose sizes are in code alone: they are counted in its weights."""
+"""Configuration of Chatterbox's decoder, S3Gen, whose sizes are in code alone: they are counted in
+its weights.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,17 @@ from safetensors import SafetensorError, safe_open
 
 from token2wav.config import StreamConfig
 from token2wav.errors import CheckpointError, ConfigError
-from token2wav.families.cosyvoice2.config import CosyVoice2Config, EncoderConfig, FlowConfig, UNetConfig
+from token2wav.families.cosyvoice2.config import (
+    CosyVoice2Config,
+    EncoderConfig,
+    FlowConfig,
+    UNetConfig,
+)
 from token2wav.model_config import StageName
 from token2wav.networks.configs import HiFTConfig, ScheduleConfig
 
-# The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and tokenizers.
+# The distilled one first, which a folder of Chatterbox Turbo has beside the other's voices and
+# tokenizers.
 MEAN_FLOW_FILES = ("s3gen_meanflow.safetensors",)
 FILES = (*MEAN_FLOW_FILES, "s3gen.safetensors", "s3gen.pt")
 
@@ -46,7 +54,8 @@ class ChatterboxConfig(CosyVoice2Config):
     file: str
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """As that of any model; the public code, which `stream.reference` repeats, computes whole utterances only.
+        """As that of any model; the public code, which `stream.reference` repeats, computes whole
+        utterances only.
 
         With a bound of its hops that becomes streaming in windows.
         """
@@ -54,7 +63,9 @@ class ChatterboxConfig(CosyVoice2Config):
         return (hop, hop) if stream.reference else super().hops(stream)
 
     def under(self, stream: StreamConfig) -> ChatterboxConfig:
-        """Gives windows their look-ahead: far more than the encoder needs, so that frames see what comes after them."""
+        """Gives windows their look-ahead: far more than the encoder needs, so that frames see what
+        comes after them.
+        """
         return replace(self, lookahead_tokens=_WINDOW_LOOKAHEAD) if stream.reference else self
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
@@ -62,7 +73,8 @@ class ChatterboxConfig(CosyVoice2Config):
 
 
 def read(folder: Path) -> ChatterboxConfig:
-    """Reads the sizes of a folder's `s3gen_meanflow.safetensors`, `s3gen.safetensors` or `s3gen.pt`.
+    """Reads the sizes of a folder's `s3gen_meanflow.safetensors`, `s3gen.safetensors` or
+    `s3gen.pt`.
 
     Raises:
         ConfigError: the sizes are of no such decoder.
@@ -84,7 +96,9 @@ def read(folder: Path) -> ChatterboxConfig:
         n_timesteps=_MEAN_FLOW_STEPS if mean_flow else _STEPS,
     )
     schedule = ScheduleConfig("linear" if mean_flow else "cosine")
-    return ChatterboxConfig.of(flow, hift, _TOKEN_RATE, schedule=schedule, mean_flow=mean_flow, file=file)
+    return ChatterboxConfig.of(
+        flow, hift, _TOKEN_RATE, schedule=schedule, mean_flow=mean_flow, file=file
+    )
 
 
 def _shapes(path: Path) -> Shapes:
@@ -93,7 +107,9 @@ def _shapes(path: Path) -> Shapes:
         with safe_open(path, framework="np") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(
+            f"{path}: cannot be read: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiFTConfig]:
@@ -101,12 +117,17 @@ def _counted(shapes: Shapes, path: Path) -> tuple[EncoderConfig, UNetConfig, HiF
         if name not in shapes:
             raise ConfigError(f"{path}: '{name}' is missing, which tells a size of S3Gen")
         if len(shapes[name]) <= axis:
-            raise ConfigError(f"{path}: '{name}' has the shape {shapes[name]}, without the size {axis + 1} of S3Gen")
+            raise ConfigError(
+                f"{path}: '{name}' has the shape {shapes[name]}, without the size {axis + 1} of "
+                f"S3Gen"
+            )
         return shapes[name][axis]
 
     def layers(start: str) -> int:
         """Counts modules that are numbered after the start of their names."""
-        return len({name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)})
+        return len(
+            {name[len(start) :].partition(".")[0] for name in shapes if name.startswith(start)}
+        )
 
     encoder, estimator = "flow.encoder.", "flow.decoder.estimator."
     attention = f"{estimator}down_blocks.0.1.0.attn1."

@@ -12,9 +12,11 @@ from token2wav.networks.streaming import OFFLINE, Streaming, StreamStep
 
 
 class FadeIn(Streaming):
-    """Fade-in of a stream, against what is left of the prompt: 20 ms of silence, then 20 ms of rising volume.
+    """Fade-in of a stream, against what is left of the prompt: 20 ms of silence, then 20 ms of
+    rising volume.
 
-    It stores how many samples of a stream it has faded, because the first piece may be shorter than the fade-in.
+    It stores how many samples of a stream it has faded, because the first piece may be shorter than
+    the fade-in.
 
     Args:
         sample_rate: samples per second.
@@ -28,7 +30,8 @@ class FadeIn(Streaming):
         super().__init__()
         self.input_delay, quiet = input_delay, sample_rate // 50
         rising = (1 - torch.linspace(0, torch.pi, quiet).cos()) / 2
-        gains = torch.cat((torch.zeros(quiet), rising, torch.ones(1)))  # the last one is that of all later samples
+        # the last one is that of all later samples
+        gains = torch.cat((torch.zeros(quiet), rising, torch.ones(1)))
         self.register_buffer("gains", gains, persistent=False)
 
     def forward(self, audio: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:

@@ -17,7 +17,10 @@ from token2wav.model_config import StageName
 
 
 class Chatterbox(CosyVoice2):
-    """Family of Chatterbox and Chatterbox Turbo. Two parts of S3Gen's weights are read; the rest makes voices."""
+    """Family of Chatterbox and Chatterbox Turbo.
+
+    Two parts of S3Gen's weights are read; the rest makes voices.
+    """
 
     reference = ReferenceLoop(windows=True)
 

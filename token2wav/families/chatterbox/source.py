@@ -13,7 +13,8 @@ from token2wav.networks.streaming import OFFLINE, StreamStep
 
 
 class SampleSource(HarmonicSource):
-    """Harmonic source whose phase turns sample by sample, as Chatterbox has it. Harmonics begin anywhere in a cycle.
+    """Harmonic source whose phase turns sample by sample, as Chatterbox has it. Harmonics begin
+    anywhere in a cycle.
 
     The published code draws where they begin anew for every utterance; here that is drawn once.
     """
@@ -22,12 +23,18 @@ class SampleSource(HarmonicSource):
 
     def __init__(self, config: HiFTConfig, input_delay: int) -> None:
         super().__init__(config, input_delay)
-        begins = torch.rand(config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        begins = torch.rand(
+            config.nb_harmonics + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
         begins[0] = 0
         self.register_buffer("begins", begins, persistent=False)
 
     def forward(
-        self, f0: torch.Tensor, noise: torch.Tensor, phase: Phase = "exact", step: StreamStep = OFFLINE
+        self,
+        f0: torch.Tensor,
+        noise: torch.Tensor,
+        phase: Phase = "exact",
+        step: StreamStep = OFFLINE,
     ) -> torch.Tensor:
         """As that of `HarmonicSource`. `phase` changes nothing: its rounding is CosyVoice3's."""
         repeat = self.config.samples_per_frame
@@ -38,7 +45,10 @@ class SampleSource(HarmonicSource):
         ends = before + cycles.cumsum(dim=1)
         step.save_state(self, ends[:, -1] % 1)
         back = torch.arange(1, repeat + 1, device=f0.device, dtype=torch.float64) / repeat - 1
-        angles = torch.addcmul(ends[..., None] % 1, cycles[..., None], back) % 1  # (B, T, harmonics, samples)
+        # (B, T, harmonics, samples)
+        angles = torch.addcmul(ends[..., None] % 1, cycles[..., None], back) % 1
         merged = (self.l_linear.weight @ torch.sin(angles.float() * (2 * math.pi))).flatten(1)
         gain, amplitude = (level.repeat_interleave(repeat, dim=1) for level in self._levels(f0))
-        return torch.tanh(torch.addcmul(amplitude * noise, gain, merged) + self.l_linear.bias)[:, None]
+        return torch.tanh(torch.addcmul(amplitude * noise, gain, merged) + self.l_linear.bias)[
+            :, None
+        ]

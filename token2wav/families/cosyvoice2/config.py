@@ -1,4 +1,6 @@
-"""Configuration of CosyVoice2 models, which is read from `cosyvoice2.yaml`, or the older `cosyvoice.yaml`, as data."""
+"""Configuration of CosyVoice2 models, which is read from `cosyvoice2.yaml`, or the older
+`cosyvoice.yaml`, as data.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from token2wav.networks.configs import (
 )
 
 FILES = ("cosyvoice2.yaml", "cosyvoice.yaml")
-RATIO, LOOKBEHIND = 2, 2  # frames of a token, and tokens that the look-ahead layer reaches back: fixed in public code
+# frames of a token, and tokens that the look-ahead layer reaches back: fixed in public code
+RATIO, LOOKBEHIND = 2, 2
 
 _BLOCK_TOKENS = 25  # where a file does not say it
 _UP_LAYERS = 4  # fixed in public code as well
@@ -59,7 +62,9 @@ class CosyVoiceConfig(ModelConfig):
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
 
     @classmethod
-    def of(cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any) -> ConfigT:
+    def of(
+        cls: type[ConfigT], flow: Any, vocoder: Any, token_frame_rate: float, **own: Any
+    ) -> ConfigT:
         """Makes the configuration of a flow and a vocoder.
 
         Args:
@@ -74,7 +79,8 @@ class CosyVoiceConfig(ModelConfig):
         common = {
             "vocab_size": flow.vocab_size,
             "token_shape": flow.token_shape,
-            # An integer if it is one, so that hashes of configurations do not depend on its spelling.
+            # An integer if it is one, so that hashes of configurations do not depend on its
+            # spelling.
             "token_frame_rate": int(rate) if rate == int(rate) else rate,
             "block_tokens": flow.block_tokens,
             "lookahead_tokens": lookahead,
@@ -92,12 +98,16 @@ class CosyVoiceConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self.mel_bands != self.vocoder.mel.bands:
             raise ConfigError(
-                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes {self.mel_bands}"
+                f"hift.in_channels: {self.vocoder.mel.bands} mel bands, but the flow makes "
+                f"{self.mel_bands}"
             )
         # Rates such as 22050 / 512 have no end as decimals.
-        if not math.isclose(self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6):
+        if not math.isclose(
+            self.token_frame_rate * self.samples_per_token, self.sample_rate, rel_tol=1e-6
+        ):
             raise ConfigError(
-                f"sample_rate: {self.token_frame_rate:g} tokens per second of {self.samples_per_token} samples do not "
+                f"sample_rate: {self.token_frame_rate:g} tokens per second of "
+                f"{self.samples_per_token} samples do not "
                 f"make {self.sample_rate} Hz"
             )
 
@@ -107,7 +117,9 @@ class CosyVoiceConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Configuration of the conformer encoder: channels, heads, channels of feed-forward, layers before and after x2."""
+    """Configuration of the conformer encoder: channels, heads, channels of feed-forward, layers
+    before and after x2.
+    """
 
     size: Width
     heads: Heads
@@ -119,13 +131,16 @@ class EncoderConfig:
         check_bounds(self, "flow.encoder")
         if self.size % (2 * self.heads):
             raise ConfigError(
-                f"flow.encoder.output_size: {self.size} is not a multiple of 2 x {self.heads}, the attention heads"
+                f"flow.encoder.output_size: {self.size} is not a multiple of 2 x {self.heads}, "
+                f"the attention heads"
             )
 
 
 @dataclass(frozen=True)
 class UNetConfig:
-    """Configuration of the estimator: channels, attention, blocks in the middle, transformer layers of each block."""
+    """Configuration of the estimator: channels, attention, blocks in the middle, transformer layers
+    of each block.
+    """
 
     channels: Width
     heads: Heads
@@ -139,7 +154,9 @@ class UNetConfig:
 
 @dataclass(frozen=True)
 class FlowConfig(Generic[EstimatorT]):
-    """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another estimator."""
+    """Configuration of the flow, which turns tokens into mel; relatives of CosyVoice2 have another
+    estimator.
+    """
 
     vocab_size: Vocabulary
     spk_embed_dim: Width
@@ -160,7 +177,9 @@ class FlowConfig(Generic[EstimatorT]):
 
     @property
     def context_tokens(self) -> tuple[int, int]:
-        """Tokens before a chunk that it is given along, and those after it that must be there before it can run."""
+        """Tokens before a chunk that it is given along, and those after it that must be there
+        before it can run.
+        """
         return LOOKBEHIND, self.pre_lookahead_len
 
 
@@ -219,19 +238,29 @@ def _encoder_from(flow: ModelNode) -> tuple[EncoderConfig, int]:
         encoder.get("num_blocks", Layers),
         encoder.get_or("num_up_blocks", Layers, _UP_LAYERS),
     )
-    return config, encoder.get_or("static_chunk_size", Annotated[int, Bounds(0, 1000)], 0) or _BLOCK_TOKENS
+    return config, encoder.get_or(
+        "static_chunk_size", Annotated[int, Bounds(0, 1000)], 0
+    ) or _BLOCK_TOKENS
 
 
 def _estimator_from(decoder: ModelNode, bands: int, block_frames: int) -> UNetConfig:
     found = decoder.data.get("estimator")
     older = isinstance(found, Tagged) and found.target.rpartition(".")[2] == "ConditionalDecoder"
-    estimator = decoder.child("estimator", "ConditionalDecoder" if older else "CausalConditionalDecoder")
+    estimator = decoder.child(
+        "estimator", "ConditionalDecoder" if older else "CausalConditionalDecoder"
+    )
     if older and not estimator.get("causal", bool):
-        raise ConfigError(f"{estimator.name}.causal: false; only causal convolutions can be streamed")
-    estimator.only({"in_channels": 4 * bands, "out_channels": bands, "static_chunk_size": block_frames})
+        raise ConfigError(
+            f"{estimator.name}.causal: false; only causal convolutions can be streamed"
+        )
+    estimator.only(
+        {"in_channels": 4 * bands, "out_channels": bands, "static_chunk_size": block_frames}
+    )
     estimator.only({"act_fn": "gelu"}, omitted=False)
     if len(channels := estimator.get("channels", tuple[Width, ...])) != 1:
-        raise ConfigError(f"{estimator.name}.channels: {len(channels)} of them; only one resolution is known")
+        raise ConfigError(
+            f"{estimator.name}.channels: {len(channels)} of them; only one resolution is known"
+        )
     return UNetConfig(
         channels[0],
         estimator.get("num_heads", Heads),

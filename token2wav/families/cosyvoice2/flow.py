@@ -1,4 +1,6 @@
-"""The flow of CosyVoice2 and its relatives as one module, with the parameter names of public `flow.pt` files."""
+"""The flow of CosyVoice2 and its relatives as one module, with the parameter names of public
+`flow.pt` files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ EstimatorT = TypeVar("EstimatorT", bound=Estimator)
 
 
 class FlowNetwork(nn.Module, Generic[EstimatorT]):
-    """Base of the flows of CosyVoice's kind, which project speakers alike and keep their estimator below `decoder.`."""
+    """Base of the flows of CosyVoice's kind, which project speakers alike and keep their estimator
+    below `decoder.`.
+    """
 
     spk_embed_affine_layer: nn.Linear
     decoder: nn.ModuleDict
@@ -55,7 +59,8 @@ class EncoderState:
 
 
 class Flow(FlowNetwork[EstimatorT]):
-    """Token embedding, conformer encoder, speaker projection and an estimator (CausalMaskedDiffWithXvec).
+    """Token embedding, conformer encoder, speaker projection and an estimator
+    (CausalMaskedDiffWithXvec).
 
     Args:
         config: sizes of all but the estimator.
@@ -68,7 +73,12 @@ class Flow(FlowNetwork[EstimatorT]):
         self.input_embedding = nn.Embedding(config.vocab_size, sizes.size)
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
         self.encoder = Conformer(
-            sizes.size, sizes.heads, sizes.units, sizes.layers, sizes.up_layers, lookahead=config.pre_lookahead_len
+            sizes.size,
+            sizes.heads,
+            sizes.units,
+            sizes.layers,
+            sizes.up_layers,
+            lookahead=config.pre_lookahead_len,
         )
         self.encoder_proj = nn.Linear(sizes.size, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": estimator})
@@ -79,18 +89,23 @@ class Flow(FlowNetwork[EstimatorT]):
 
         Args:
             voice: that it speaks with.
-            mask: who sees whom, in frames; None for full attention, under which there is one chunk only.
+            mask: who sees whom, in frames; None for full attention, under which there is one chunk
+                only.
         """
         return EncoderState(ConformerState(self.encoder), in_tokens(mask))
 
     def fork(self, state: EncoderState, mask: BlockMask | None) -> EncoderState:
-        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask of its own."""
+        """Copy of a state, for a stream that goes on from a prefix which others share, under a mask
+        of its own.
+        """
         return EncoderState(state.state.fork(), in_tokens(mask))
 
     def encode(self, batch: Sequence[tuple[EncoderState, TokenChunk]]) -> list[torch.Tensor]:
-        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken on to their ends.
+        """Conditions (bands, frames) of chunks behind the states of their streams, which are taken
+        on to their ends.
 
-        Chunks go one by one: their pasts have different lengths, and the ten steps of the estimator cost much more.
+        Chunks go one by one: their pasts have different lengths, and the ten steps of the estimator
+        cost much more.
         """
         return [self._encoded(state, chunk) for state, chunk in batch]
 

@@ -26,7 +26,11 @@ class CosyVoice2(Family):
         return read_weights(network, path)
 
     def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise:
-        return FlowNoise(config.mel_bands) if stage == "flow" else NormalNoise(config.vocoder.nb_harmonics + 1)
+        return (
+            FlowNoise(config.mel_bands)
+            if stage == "flow"
+            else NormalNoise(config.vocoder.nb_harmonics + 1)
+        )
 
 
 FAMILY = CosyVoice2()

@@ -1,4 +1,6 @@
-"""Weights of CosyVoice models and their relatives: names that checkpoints have, and those of the parameters here."""
+"""Weights of CosyVoice models and their relatives: names that checkpoints have, and those of the
+parameters here.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ _BOOKKEEPING = {"epoch", "step"}  # what CosyVoice's trainer stores beside the w
 
 
 def read_weights(module: nn.Module, path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Reads the weights of a module from a file in float32; those whose names have another prefix are left out.
+    """Reads the weights of a module from a file in float32; those whose names have another prefix
+    are left out.
 
     Raises:
         CheckpointError: unreadable, or their names and shapes are not those of the module.
     """
-    state = {name: value for name, value in read_state(path).items() if str(name).startswith(prefix)}
+    state = {
+        name: value for name, value in read_state(path).items() if str(name).startswith(prefix)
+    }
     for name in _BOOKKEEPING:
         state.pop(name, None)
     return fitting_weights(module, floating_tensors(state, path, _current_name), path)

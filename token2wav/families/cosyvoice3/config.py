@@ -51,24 +51,33 @@ class FlowConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "flow")
-        if self.codebooks and self.codebooks.merge == "concat" and self.input_size % self.codebooks.count:
+        if (
+            self.codebooks
+            and self.codebooks.merge == "concat"
+            and self.input_size % self.codebooks.count
+        ):
             raise ConfigError(
-                f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, the codebooks whose "
+                f"flow.input_size: {self.input_size} is not a multiple of {self.codebooks.count}, "
+                f"the codebooks whose "
                 "embeddings are concatenated"
             )
         if self.input_size != self.estimator.mu_dim:
             raise ConfigError(
-                f"flow.input_size: {self.input_size} is not the estimator's mu_dim {self.estimator.mu_dim}"
+                f"flow.input_size: {self.input_size} is not the estimator's mu_dim "
+                f"{self.estimator.mu_dim}"
             )
         if self.estimator.static_chunk_size % self.token_mel_ratio:
             raise ConfigError(
-                f"flow.decoder.estimator.static_chunk_size: {self.estimator.static_chunk_size} frames are not a "
+                f"flow.decoder.estimator.static_chunk_size: {self.estimator.static_chunk_size} "
+                f"frames are not a "
                 f"whole number of tokens of {self.token_mel_ratio} frames"
             )
 
     @property
     def context_tokens(self) -> tuple[int, int]:
-        """Tokens before a chunk that it is given along, and those after it that must be there before it can run."""
+        """Tokens before a chunk that it is given along, and those after it that must be there
+        before it can run.
+        """
         return self.lookbehind_len, self.pre_lookahead_len
 
     @property
@@ -118,7 +127,9 @@ class CosyVoice3Config(CosyVoiceConfig):
             own: dict[str, Any] = {"schedule": schedule, "fixed_steps": bool(schedule.times)}
             if "vocoder" not in document:
                 return cls.of(flow, hift_from(document, causal=True), rate, **own)
-            vocoder, below = vocoder_from(document, folder, rate, flow.token_mel_ratio, flow.mel_bands)
+            vocoder, below = vocoder_from(
+                document, folder, rate, flow.token_mel_ratio, flow.mel_bands
+            )
             return cls.of(flow, vocoder, rate, vocoder_folder=below, **own)
 
     @classmethod
@@ -126,8 +137,13 @@ class CosyVoice3Config(CosyVoiceConfig):
         """Reads the flow, the tokens per second that it takes, and the times of its ODE."""
         flow = ModelNode.of(document.resolve("flow"), "flow", "CausalMaskedDiffWithDiT")
         lookahead = flow.child("pre_lookahead_layer", "PreLookaheadLayer")
-        if (length := lookahead.get("pre_lookahead_len", Tokens)) != (outer := flow.get("pre_lookahead_len", Tokens)):
-            raise ConfigError(f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is {outer}")
+        if (length := lookahead.get("pre_lookahead_len", Tokens)) != (
+            outer := flow.get("pre_lookahead_len", Tokens)
+        ):
+            raise ConfigError(
+                f"{lookahead.name}.pre_lookahead_len: {length}, but flow.pre_lookahead_len is "
+                f"{outer}"
+            )
         decoder = flow.child("decoder", "CausalConditionalCFM")
         solver = decoder.child("cfm_params", "DictConfig").child("content")
         solver.only({"solver": "euler"}, omitted=False)
@@ -139,13 +155,24 @@ class CosyVoice3Config(CosyVoiceConfig):
             codebooks.get("count", int)  # it has no default
         config = FlowConfig(
             **flow.fields(
-                FlowConfig, "vocab_size", "input_size", "spk_embed_dim", "token_mel_ratio", "pre_lookahead_len"
+                FlowConfig,
+                "vocab_size",
+                "input_size",
+                "spk_embed_dim",
+                "token_mel_ratio",
+                "pre_lookahead_len",
             ),
             pre_lookahead_channels=lookahead.get("channels", Width),
             inference_cfg_rate=solver.get("inference_cfg_rate", Guidance),
-            estimator=EstimatorConfig(**decoder.child("estimator", "DiT").fields(EstimatorConfig, but=("guided",))),
-            n_timesteps=len(times) - 1 if times else solver.get_or("n_timesteps", Steps, FlowConfig.n_timesteps),
-            codebooks=from_mapping(CodebookConfig, codebooks.data, codebooks.name) if codebooks else None,
+            estimator=EstimatorConfig(
+                **decoder.child("estimator", "DiT").fields(EstimatorConfig, but=("guided",))
+            ),
+            n_timesteps=len(times) - 1
+            if times
+            else solver.get_or("n_timesteps", Steps, FlowConfig.n_timesteps),
+            codebooks=from_mapping(CodebookConfig, codebooks.data, codebooks.name)
+            if codebooks
+            else None,
         )
         return config, flow.get("input_frame_rate", TokenRate), schedule
 

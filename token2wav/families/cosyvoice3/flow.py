@@ -19,9 +19,11 @@ from token2wav.voice import Voice
 
 
 class Flow(FlowNetwork[DiT]):
-    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's CausalMaskedDiffWithDiT).
+    """Token embedding, look-ahead, speaker projection and estimator (CosyVoice3's
+    CausalMaskedDiffWithDiT).
 
-    It is the `Encoder` of its stage. Where attention looks ahead (StreamFlow), tokens are embedded and repeated only.
+    It is the `Encoder` of its stage. Where attention looks ahead (StreamFlow), tokens are embedded
+    and repeated only.
     """
 
     def __init__(self, config: FlowConfig) -> None:
@@ -31,7 +33,10 @@ class Flow(FlowNetwork[DiT]):
         self.spk_embed_affine_layer = nn.Linear(config.spk_embed_dim, config.mel_bands)
         self.pre_lookahead_layer = (
             PreLookahead(
-                config.input_size, config.pre_lookahead_channels, config.pre_lookahead_len, config.lookbehind_len
+                config.input_size,
+                config.pre_lookahead_channels,
+                config.pre_lookahead_len,
+                config.lookbehind_len,
             )
             if config.pre_lookahead_len
             else None
@@ -48,9 +53,12 @@ class Flow(FlowNetwork[DiT]):
         """Conditions (bands, frames) that the tokens of every chunk make."""
         chunks = [chunk for _, chunk in batch]
         if self.device.type == "cpu":
-            # One by one, which costs no more here: so the rounding does not depend on who else is in the batch.
+            # One by one, which costs no more here: so the rounding does not depend on who else is
+            # in the batch.
             return [self._encode_alike([chunk])[0] for chunk in chunks]
-        return map_grouped(chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike)
+        return map_grouped(
+            chunks, lambda chunk: (len(chunk.tokens), chunk.left, chunk.last), self._encode_alike
+        )
 
     def _encode_alike(self, alike: Sequence[TokenChunk]) -> list[torch.Tensor]:
         tokens = torch.tensor(np.stack([chunk.tokens for chunk in alike]), device=self.device)
@@ -60,8 +68,8 @@ class Flow(FlowNetwork[DiT]):
         """Conditioning of windows of tokens, equal to those parts of the whole utterances'.
 
         Args:
-            tokens: (B, left + n + right) integers, or (B, left + n + right, codebooks); `right` is the look-ahead, or 0
-                if `last`.
+            tokens: (B, left + n + right) integers, or (B, left + n + right, codebooks); `right` is
+                the look-ahead, or 0 if `last`.
             left: leading tokens that are context only (see `PreLookahead`).
             last: whether the utterances end with these windows.
 
@@ -81,11 +89,14 @@ def token_embedding(config: FlowConfig) -> nn.Embedding:
     books = config.codebooks
     if books is None:
         return nn.Embedding(config.vocab_size, config.input_size)
-    return CodebookEmbedding(books.count, config.vocab_size, config.input_size, concat=books.merge == "concat")
+    return CodebookEmbedding(
+        books.count, config.vocab_size, config.input_size, concat=books.merge == "concat"
+    )
 
 
 class CodebookEmbedding(nn.Embedding):
-    """Tokens of several codes: one table, in which the vocabularies stand one below the other, codebook by codebook.
+    """Tokens of several codes: one table, in which the vocabularies stand one below the other,
+    codebook by codebook.
 
     Args:
         codebooks: codes of a token.
@@ -101,5 +112,7 @@ class CodebookEmbedding(nn.Embedding):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(..., codebooks) integers to (..., size)."""
-        each = super().forward(tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device))
+        each = super().forward(
+            tokens + torch.tensor(self._first, dtype=tokens.dtype, device=tokens.device)
+        )
         return each.flatten(-2) if self._concat else each.sum(dim=-2)

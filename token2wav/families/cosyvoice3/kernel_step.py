@@ -1,8 +1,10 @@
-"""Estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four matrix products.
+"""Estimator on Triton-language kernels, for CUDA graphs: five launches a layer beside its four
+matrix products.
 
-The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read again: gate, sum, norm
-and modulation; rotation, rounding and storing of keys and values; all that attention would copy to find its past. What
-conditions add to the first layer's input is computed once for all ODE steps.
+The arithmetic is that of `DiT.velocity`. What is fused is what torch would write out and read
+again: gate, sum, norm and modulation; rotation, rounding and storing of keys and values; all that
+attention would copy to find its past. What conditions add to the first layer's input is computed
+once for all ODE steps.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from token2wav.networks.ode import OdeTables
 
 
 class KernelStep(StepFunction):
-    """Step function of a DiT on Triton-language kernels. The weights of the position convolutions are copied."""
+    """Step function of a DiT on Triton-language kernels.
+
+    The weights of the position convolutions are copied.
+    """
 
     estimator: DiT
 
@@ -31,7 +36,10 @@ class KernelStep(StepFunction):
         self._blocks: list[DiTBlock] = list(estimator.transformer_blocks)  # type: ignore[arg-type]
         self._projections = [block.attn.projections() for block in self._blocks]
         positions = estimator.input_embed.conv_pos_embed
-        self._convolutions = [PositionConvolution(conv[0]) for conv in (positions.conv1, positions.conv2)]  # type: ignore[arg-type]
+        self._convolutions = [
+            PositionConvolution(conv[0])  # type: ignore[arg-type]
+            for conv in (positions.conv1, positions.conv2)
+        ]
 
     def __call__(self, batch: Batch) -> Velocity:
         conditional = self.estimator.prepare_conditions(batch.mu, batch.speakers, batch.cond)
@@ -44,7 +52,8 @@ class KernelStep(StepFunction):
     def _velocity(self, batch: Batch, step: int, given: torch.Tensor, rope: Rope) -> torch.Tensor:
         blocks, out = self.tables.modulation[step]
         x = self._embedded(batch, step, given)
-        # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and shift of the output.
+        # Shift, scale and gate of attention, then of the feed-forward, of every layer; scale and
+        # shift of the output.
         vectors = [row[0].unbind() for row in blocks]
         out_scale, out_shift = out[0].unbind()
         following = [(shift, scale) for shift, scale, *_ in vectors[1:]] + [(out_shift, out_scale)]
@@ -52,21 +61,27 @@ class KernelStep(StepFunction):
         h = modulated_norm(x, vectors[0][0], vectors[0][1], self.estimator.proj_out.weight.dtype)
         for layer, block in enumerate(self._blocks):
             _, _, gate_att, shift_ff, scale_ff, gate_ff = vectors[layer]
-            h = gated_norm(x, self._attended(batch, step, layer, h, rope), gate_att, shift_ff, scale_ff)
+            h = gated_norm(
+                x, self._attended(batch, step, layer, h, rope), gate_att, shift_ff, scale_ff
+            )
             h = gated_norm(x, block.ff(h), gate_ff, *following[layer])
         return self.estimator.proj_out(h).float().transpose(1, 2)
 
     def _embedded(self, batch: Batch, step: int, given: torch.Tensor) -> torch.Tensor:
         """(branches * blocks, block_frames, dim) what goes into the first layer."""
         # Guided and unguided rows have one state.
-        h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(0, 1)
+        h = (given + self.estimator.input_embed.project_state(batch.x.transpose(1, 2))).flatten(
+            0, 1
+        )
         placed = h
         tails = self.estimator.tails(batch.conv_state[:, step])
         for convolution, tail in zip(self._convolutions, tails, strict=True):
             placed = convolution(placed, tail, batch.table)
         return h.add_(placed)
 
-    def _attended(self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope) -> torch.Tensor:
+    def _attended(
+        self, batch: Batch, step: int, layer: int, h: torch.Tensor, rope: Rope
+    ) -> torch.Tensor:
         """(branches * blocks, block_frames, dim) what attention adds to the residual stream."""
         view, (cos, sin) = self.cache.layer(step, layer), rope
         qkv = F.linear(h, *self._projections[layer])

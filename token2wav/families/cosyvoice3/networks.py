@@ -31,7 +31,11 @@ class CosyVoice3(Family):
     def network(self, config: Any, stage: StageName) -> nn.Module:
         if stage == "flow":
             return Flow(config.flow)
-        return BigVGAN(config.vocoder) if isinstance(config.vocoder, BigVGANConfig) else HiFT(config.vocoder)
+        return (
+            BigVGAN(config.vocoder)
+            if isinstance(config.vocoder, BigVGANConfig)
+            else HiFT(config.vocoder)
+        )
 
     def weights(self, network: Any, path: Path, stage: StageName) -> dict[str, torch.Tensor]:
         read = read_bigvgan_weights if isinstance(network, BigVGAN) else read_weights
@@ -40,7 +44,9 @@ class CosyVoice3(Family):
     def noise(self, config: Any, folder: Path, stage: StageName) -> FlowNoise | SourceNoise | None:
         if stage == "flow":
             return load_flow_noise(folder, config)
-        return None if isinstance(config.vocoder, BigVGANConfig) else load_source_noise(folder, config)
+        return (
+            None if isinstance(config.vocoder, BigVGANConfig) else load_source_noise(folder, config)
+        )
 
     def kernel_step(self) -> StepMaker | None:
         return _kernel_step

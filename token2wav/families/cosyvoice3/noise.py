@@ -1,4 +1,6 @@
-"""Noise of a model: what a stock deployment draws, or what `noise.safetensors` in its folder has instead."""
+"""Noise of a model: what a stock deployment draws, or what `noise.safetensors` in its folder has
+instead.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ NOISE_FILE = "noise.safetensors"
 
 
 def load_flow_noise(folder: Path, config: CosyVoice3Config) -> FlowNoise:
-    """Loads the flow's noise: `noise.safetensors` where the folder has it, then what a stock model draws.
+    """Loads the flow's noise: `noise.safetensors` where the folder has it, then what a stock model
+    draws.
 
     Raises:
         CheckpointError: the file is unreadable or its tensors have other shapes than the model's.
@@ -30,14 +33,24 @@ def load_source_noise(folder: Path, config: CosyVoice3Config) -> SourceNoise:
     """Loads the noise of HiFT's source, as `load_flow_noise` does."""
     harmonics = config.vocoder.nb_harmonics + 1
     buffer = _noise(folder, "sinegen.sine_waves", (1, -1, harmonics))
-    packed = None if buffer is not None else _noise(folder, "sinegen.sine_waves_u24", (-1, harmonics, 3), torch.uint8)
+    packed = (
+        None
+        if buffer is not None
+        else _noise(folder, "sinegen.sine_waves_u24", (-1, harmonics, 3), torch.uint8)
+    )
     return SourceNoise(
-        harmonics, draws_before_source(config.flow, config.vocoder), packed if buffer is None else buffer[0]
+        harmonics,
+        draws_before_source(config.flow, config.vocoder),
+        packed if buffer is None else buffer[0],
     )
 
 
-def _noise(folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor | None:
-    """Reads a tensor of a folder's noise, None where there is none; -1 in its shape stands for any size."""
+def _noise(
+    folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> torch.Tensor | None:
+    """Reads a tensor of a folder's noise, None where there is none; -1 in its shape stands for any
+    size.
+    """
     path = folder / NOISE_FILE
     tensor = read_tensor(path, name) if path.is_file() else None
     if tensor is None:
@@ -56,11 +69,13 @@ def _noise(folder: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype =
 def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
     """Random numbers that a stock deployment has drawn when it comes to the source's noise.
 
-    The public code seeds all generators with 0 while it builds the flow and draws the flow's noise; every layer that
-    is built after it then consumes as many numbers as it has parameters, in the order of `cosyvoice3.yaml`.
+    The public code seeds all generators with 0 while it builds the flow and draws the flow's noise;
+    every layer that is built after it then consumes as many numbers as it has parameters, in the
+    order of `cosyvoice3.yaml`.
     """
     channels = hift.f0_channels
-    f0_layers = [(hift.in_channels, 4)] + [(channels, 3)] * 4  # (input channels, kernel) of the F0 predictor
+    # (input channels, kernel) of the F0 predictor
+    f0_layers = [(hift.in_channels, 4)] + [(channels, 3)] * 4
     return (
         _normal_draws(flow.mel_bands * PAGE_FRAMES)
         + _normal_draws(flow.vocab_size * flow.input_size)
@@ -72,5 +87,7 @@ def draws_before_source(flow: FlowConfig, hift: HiFTConfig) -> int:
 
 
 def _normal_draws(count: int) -> int:
-    """torch fills a normal tensor 16 values at a time and draws the last 16 again if they don't come out even."""
+    """torch fills a normal tensor 16 values at a time and draws the last 16 again if they don't
+    come out even.
+    """
     return count + (16 if count % 16 else 0)

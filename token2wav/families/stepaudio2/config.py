@@ -48,7 +48,8 @@ class StepAudio2Config(CosyVoice2Config):
 
 
 def read(folder: Path) -> StepAudio2Config:
-    """Reads `flow.yaml` of a folder. HiFT's published sizes are in code; other ones stand there as CosyVoice2 has them.
+    """Reads `flow.yaml` of a folder. HiFT's published sizes are in code; other ones stand there as
+    CosyVoice2 has them.
 
     Raises:
         ConfigError: a key that is missing, of another class or out of range.

@@ -36,8 +36,8 @@ class StepAudioState(EncoderState):
 class StepAudioFlow(Flow[StepAudioDiT]):
     """Token embedding, conformer encoder, speaker projection and a DiT.
 
-    In streams, silence is what follows a prompt, so that its encoding depends on the voice alone; the whole under full
-    attention is encoded in one piece, as published.
+    In streams, silence is what follows a prompt, so that its encoding depends on the voice alone;
+    the whole under full attention is encoded in one piece, as published.
     """
 
     def start(self, voice: Voice, mask: BlockMask | None) -> EncoderState:
@@ -45,7 +45,9 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         if own is None:
             return super().start(voice, mask)
         conv = self.encoder.pre_lookahead_layer.conv2
-        tail = conv.weight.new_zeros(1, conv.in_channels, self.encoder.pre_lookahead_layer.lookbehind)
+        tail = conv.weight.new_zeros(
+            1, conv.in_channels, self.encoder.pre_lookahead_layer.lookbehind
+        )
         state = ConformerState(self.encoder, start=-prompt % own.block_frames)
         return StepAudioState(state, own, prompt, tail)
 
@@ -60,15 +62,21 @@ class StepAudioFlow(Flow[StepAudioDiT]):
         tokens, parts = chunk.tokens[chunk.left :], []
         if (prompt := state.prompt - chunk.start) > 0:
             silence = np.full(self.encoder.pre_lookahead_layer.lookahead, SILENCE, np.int32)
-            parts.append(self._seen_ahead(state, np.concatenate((tokens[:prompt], silence)), last=False))
+            parts.append(
+                self._seen_ahead(state, np.concatenate((tokens[:prompt], silence)), last=False)
+            )
             tokens = tokens[prompt:]
         if chunk.stop > state.prompt:
             parts.append(self._seen_ahead(state, tokens, last=chunk.last))
         hidden = self.encoder.encode(torch.cat(parts, dim=1), state.mask, state.state)
         return self.encoder_proj(hidden)[0].T
 
-    def _seen_ahead(self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool) -> torch.Tensor:
-        """(1, n, C) what the look-ahead layer makes of the next tokens; it goes on from what its second part saw."""
+    def _seen_ahead(
+        self, state: StepAudioState, tokens: NDArray[np.int32], *, last: bool
+    ) -> torch.Tensor:
+        """(1, n, C) what the look-ahead layer makes of the next tokens; it goes on from what its
+        second part saw.
+        """
         layer = self.encoder.pre_lookahead_layer
         x = self.encoder.embed(self.input_embedding(torch.tensor(tokens, device=self.device))[None])
         h = F.pad(x.transpose(1, 2), (0, layer.lookahead if last else 0))
@@ -82,5 +90,6 @@ def stepaudio2_flow(config: FlowConfig[DiTConfig]) -> StepAudioFlow:
     """Flow of Step-Audio2, without weights."""
     dit = config.estimator
     return StepAudioFlow(
-        config, StepAudioDiT(config.mel_bands, dit.hidden_size, dit.num_heads, dit.head_dim, dit.depth)
+        config,
+        StepAudioDiT(config.mel_bands, dit.hidden_size, dit.num_heads, dit.head_dim, dit.depth),
     )

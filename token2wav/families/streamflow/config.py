@@ -1,4 +1,6 @@
-"""Configuration of StreamFlow models, which is read from `streamflow.yaml`: the published sizes are its defaults."""
+"""Configuration of StreamFlow models, which is read from `streamflow.yaml`: the published sizes are
+its defaults.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ Absent = Annotated[int, Bounds(0, 0)]
 
 @dataclass(frozen=True)
 class StreamFlowSection:
-    """Section that describes a DiT under block-wise guided attention. The defaults are those of StreamFlow-SR.
+    """Section that describes a DiT under block-wise guided attention. The defaults are those of
+    StreamFlow-SR.
 
     Attributes:
         type: name of the kind of flow.
@@ -44,12 +47,14 @@ class StreamFlowSection:
         mel_bands: width of mel, token embedding and projected speaker.
         n_timesteps: number of ODE steps.
         inference_cfg_rate: strength of classifier-free guidance.
-        t_scheduler, times: kind and times of `ScheduleConfig`; a list of times sets the number of steps too.
+        t_scheduler, times: kind and times of `ScheduleConfig`; a list of times sets the number of
+            steps too.
         dim, depth, heads, dim_head, ff_mult: sizes of the DiT; `depth` layers.
         block_frames: mel frames of an attention block.
         chunk_blocks: blocks of a chunk, where the service doesn't set another hop.
         backward_layers: layers, counted from 1, in which a block sees the one before it too.
-        forward_layers: layers in which it sees the one after it too. In all others it sees itself only.
+        forward_layers: layers in which it sees the one after it too. In all others it sees itself
+            only.
     """
 
     type: Literal["streamflow"] = "streamflow"
@@ -76,7 +81,8 @@ class StreamFlowSection:
         check_bounds(self, "flow")
         if self.block_frames % self.token_mel_ratio:
             raise ConfigError(
-                f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens of "
+                f"flow.block_frames: {self.block_frames} frames are not a whole number of tokens "
+                f"of "
                 f"{self.token_mel_ratio} frames"
             )
 
@@ -119,7 +125,10 @@ class GuidedFlowConfig(FlowConfig):
 
     @property
     def context_tokens(self) -> tuple[int, int]:
-        return self.guided.past_blocks * self.block_tokens, self.guided.future_blocks * self.block_tokens
+        return (
+            self.guided.past_blocks * self.block_tokens,
+            self.guided.future_blocks * self.block_tokens,
+        )
 
     @property
     def hop_blocks(self) -> tuple[int, int]:
@@ -151,7 +160,10 @@ class StreamFlowConfig(CosyVoice3Config):
             pre_lookahead_channels=0,
             inference_cfg_rate=section.inference_cfg_rate,
             estimator=EstimatorConfig(
-                **{name: getattr(section, name) for name in ("dim", "depth", "heads", "dim_head", "ff_mult")},
+                **{
+                    name: getattr(section, name)
+                    for name in ("dim", "depth", "heads", "dim_head", "ff_mult")
+                },
                 **dict.fromkeys(("mel_dim", "mu_dim", "spk_dim", "out_channels"), bands),
                 static_chunk_size=section.block_frames,
                 guided=section.attention(),
@@ -167,5 +179,6 @@ class StreamFlowConfig(CosyVoice3Config):
         for key in ("left_blocks", "reference"):
             if (value := getattr(stream, key)) != getattr(default, key):
                 raise ConfigError(
-                    f"stream.{key}: {value} does not go with guided attention, whose layers say who sees whom"
+                    f"stream.{key}: {value} does not go with guided attention, whose layers say "
+                    f"who sees whom"
                 )

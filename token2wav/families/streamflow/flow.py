@@ -1,9 +1,11 @@
-"""Flow stage of models whose attention is bounded on both sides: every chunk in a window of its own, and nothing kept.
+"""Flow stage of models whose attention is bounded on both sides: every chunk in a window of its
+own, and nothing kept.
 
-One evaluation of the estimator at a block depends on as many blocks before it as there are backward layers, and on as
-many after it as there are forward layers. The ODE evaluates it again and again, each time on what the time before gave:
-its solution depends on that many blocks times the number of steps. A chunk's window, cut by the chunker, holds one
-evaluation's reach. Cost and memory of a chunk are the same wherever it is.
+One evaluation of the estimator at a block depends on as many blocks before it as there are backward
+layers, and on as many after it as there are forward layers. The ODE evaluates it again and again,
+each time on what the time before gave: its solution depends on that many blocks times the number of
+steps. A chunk's window, cut by the chunker, holds one evaluation's reach. Cost and memory of a
+chunk are the same wherever it is.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from token2wav.voice import Voice
 
 
 class GuidedSolver:
-    """Integrates windows of utterances under the masks of their estimator. It has no state: threads may share it.
+    """Integrates windows of utterances under the masks of their estimator. It has no state: threads
+    may share it.
 
     Args:
         estimator: a DiT with guided attention.
@@ -42,16 +45,23 @@ class GuidedSolver:
 
     @torch.inference_mode()
     def solve(
-        self, noise: torch.Tensor, mu: torch.Tensor, speaker: torch.Tensor, start: torch.Tensor, first: int, last: int
+        self,
+        noise: torch.Tensor,
+        mu: torch.Tensor,
+        speaker: torch.Tensor,
+        start: torch.Tensor,
+        first: int,
+        last: int,
     ) -> torch.Tensor:
         """Noise to the mel of some frames of a window.
 
-        What no later step can make a difference with is left out of every step. In a window that holds the reach of all
-        steps the result is that of the whole utterance. In a narrower one the frames at its edges go through all steps
-        as if nothing were beyond them.
+        What no later step can make a difference with is left out of every step. In a window that
+        holds the reach of all steps the result is that of the whole utterance. In a narrower one
+        the frames at its edges go through all steps as if nothing were beyond them.
 
         Args:
-            noise, mu: (B, bands, T) of windows that start with a block and end with one, or with their utterance.
+            noise, mu: (B, bands, T) of windows that start with a block and end with one, or with
+                their utterance.
             speaker: (B, bands).
             start: (B,) position of each window's first frame in its utterance.
             first, last: frames of the windows that are asked for, `last` exclusive.
@@ -65,13 +75,21 @@ class GuidedSolver:
         conditions = self._estimator.prepare_conditions(mu, speaker, None)
         for step, modulation in enumerate(self._tables.modulation):
             rope = self._estimator.rope(self._tables.rows(positions))
-            biases = guided_biases(self._attention, x.shape[2], self._estimator.block_frames, x.device)
-            velocity = self._estimator.velocity(self._tables.rows(x), conditions, modulation, biases, rope=rope)
+            biases = guided_biases(
+                self._attention, x.shape[2], self._estimator.block_frames, x.device
+            )
+            velocity = self._estimator.velocity(
+                self._tables.rows(x), conditions, modulation, biases, rope=rope
+            )
             x = self._tables.advance(step, x, velocity)
             rest = steps - 1 - step  # evaluations that are still to come
             begin = max(0, first - rest * self._past - left)
             end = min(x.shape[2], last + rest * self._future - left)
-            x, conditions, positions = x[:, :, begin:end], conditions[:, begin:end], positions[:, begin:end]
+            x, conditions, positions = (
+                x[:, :, begin:end],
+                conditions[:, begin:end],
+                positions[:, begin:end],
+            )
             left += begin
         return x
 
@@ -87,7 +105,11 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
     """
 
     def __init__(
-        self, config: ModelConfig, encoder: Encoder, noise: FlowNoise, solvers: Mapping[int, GuidedSolver]
+        self,
+        config: ModelConfig,
+        encoder: Encoder,
+        noise: FlowNoise,
+        solvers: Mapping[int, GuidedSolver],
     ) -> None:
         super().__init__()  # of each stream steps and speaker are kept
         self._encoder = encoder
@@ -104,11 +126,17 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
     @torch.inference_mode()
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         """Computes chunks; windows of one shape with as many steps run together."""
-        return map_grouped(batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve)
+        return map_grouped(
+            batch, lambda each: (self.state(each[0])[0], *_shape(each[1])), self._solve
+        )
 
     @torch.inference_mode()
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
-        """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in either case."""
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
+        """Mel of a whole utterance in one call, (bands, ratio * tokens); under the layers' masks in
+        either case.
+        """
         handle = self.open(voice, steps)
         try:
             chunk = TokenChunk(tokens, left=0, start=0, stop=len(tokens), last=True)
@@ -125,7 +153,10 @@ class WindowFlow(StatefulStage[tuple[int, torch.Tensor]], FlowStage):
         first, last = self._ratio * left, self._ratio * (left + tokens)
         starts = [self._ratio * (chunk.start - chunk.left) for _, chunk in batch]
         # What stands around a chunk in its window has conditions too.
-        windows = [(None, TokenChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True)) for _, chunk in batch]
+        windows = [
+            (None, TokenChunk(chunk.tokens, 0, 0, len(chunk.tokens), last=True))
+            for _, chunk in batch
+        ]
         mu = torch.stack(self._encoder.encode(windows))
         width = mu.shape[2]
         noise = torch.stack([self._noise.window(start, start + width) for start in starts])

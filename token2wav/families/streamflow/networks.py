@@ -18,11 +18,19 @@ class StreamFlow(CosyVoice3):
     torch_only = "guided attention"
 
     def own_stage(
-        self, config: Any, stage: StageName, network: Any, noise: Any, solvers: Mapping[int, EulerSolver]
+        self,
+        config: Any,
+        stage: StageName,
+        network: Any,
+        noise: Any,
+        solvers: Mapping[int, EulerSolver],
     ) -> Stage | None:
         if stage != "flow":
             return None
-        windows = {steps: GuidedSolver(network.estimator, solver.tables) for steps, solver in solvers.items()}
+        windows = {
+            steps: GuidedSolver(network.estimator, solver.tables)
+            for steps, solver in solvers.items()
+        }
         return WindowFlow(config, network, noise, windows)
 
 

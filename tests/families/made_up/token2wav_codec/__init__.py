@@ -1,4 +1,6 @@
-"""Codec, a made-up family with one stage: frames of two codes become audio, without a prompt, mel or noise."""
+"""Codec, a made-up family with one stage: frames of two codes become audio, without a prompt, mel
+or noise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Network of a codec: codes are embedded, and causal, centred and transposed convolutions turn them into audio."""
+"""Network of a codec: codes are embedded, and causal, centred and transposed convolutions turn them
+into audio.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ class Decoder(VocoderNetwork):
         self.before = causal_conv(_CHANNELS, _CHANNELS, 3)
         self.around = centred_conv(_CHANNELS, _CHANNELS, 5, input_delay=self.before.output_delay)
         self.up = StreamConvTranspose(_CHANNELS, 4, 16, 8, input_delay=self.around.output_delay)
-        self.out = StreamConvTranspose(4, 1, frame_samples // 8, frame_samples // 8, input_delay=self.up.output_delay)
+        self.out = StreamConvTranspose(
+            4, 1, frame_samples // 8, frame_samples // 8, input_delay=self.up.output_delay
+        )
         self.output_delay = self.out.output_delay
 
     def forward(self, frames: torch.Tensor, step: StreamStep = OFFLINE) -> torch.Tensor:
         """Codes (B, codebooks, T) as float32 to audio (B, 1, frame_samples * T)."""
         codes = frames.long()
-        embedded = sum(table(codes[:, index]) for index, table in enumerate(self.tables)).transpose(1, 2)
+        embedded = sum(table(codes[:, index]) for index, table in enumerate(self.tables)).transpose(
+            1, 2
+        )
         hidden = self.around(self.before(embedded, step).tanh(), step).tanh()
         return self.out(self.up(hidden, step).tanh(), step)
 

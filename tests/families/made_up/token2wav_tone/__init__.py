@@ -1,4 +1,6 @@
-"""Tone, a made-up family of another distribution: tokens are pitches, and the model file says how loud they are."""
+"""Tone, a made-up family of another distribution: tokens are pitches, and the model file says how
+loud they are.
+"""
 
 from __future__ import annotations
 

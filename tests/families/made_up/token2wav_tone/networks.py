@@ -1,4 +1,7 @@
-"""Networks of a tone: pitches slide from token to token, and a sine follows them. It brings both stages itself."""
+"""Networks of a tone: pitches slide from token to token, and a sine follows them.
+
+It brings both stages itself.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,17 @@ class Tone(Family):
     def own_stage(
         self, config: Any, stage: StageName, network: Any, noise: Any, solvers: Mapping[int, Any]
     ) -> Stage | None:
-        return ToneVocoder(float(network.loudness), config.sample_rate) if stage == "vocoder" else ToneFlow()
+        return (
+            ToneVocoder(float(network.loudness), config.sample_rate)
+            if stage == "vocoder"
+            else ToneFlow()
+        )
 
 
 class ToneFlow(StatefulStage[Voice], Stage):
-    """Tokens to pitches (1, frames) in Hz: of the token, then of the middle between it and the next one."""
+    """Tokens to pitches (1, frames) in Hz: of the token, then of the middle between it and the next
+    one.
+    """
 
     def open(self, voice: Voice, steps: int = 0) -> int:
         return self.register(voice)
@@ -54,7 +63,9 @@ class ToneFlow(StatefulStage[Voice], Stage):
     def advance(self, batch: Sequence[tuple[int, TokenChunk]]) -> list[torch.Tensor]:
         return [self._pitches(chunk) for handle, chunk in batch if self.state(handle)]
 
-    def whole(self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0) -> torch.Tensor:
+    def whole(
+        self, tokens: NDArray[np.int32], voice: Voice, *, streaming: bool, steps: int = 0
+    ) -> torch.Tensor:
         return self._pitches(TokenChunk(tokens, 0, 0, len(tokens), last=True))
 
     @staticmethod
@@ -82,7 +93,9 @@ class ToneVocoder(StatefulStage[list[float]], Stage):
         return self._sine(mel, [0.0])
 
     def _sine(self, mel: torch.Tensor, phase: list[float]) -> torch.Tensor:
-        cycles = phase[0] + (mel[0].double().repeat_interleave(_FRAME_SAMPLES) / self._rate).cumsum(0)
+        cycles = phase[0] + (mel[0].double().repeat_interleave(_FRAME_SAMPLES) / self._rate).cumsum(
+            0
+        )
         phase[0] = float(cycles[-1]) if len(cycles) else phase[0]
         return (self._loudness * torch.sin(2 * math.pi * cycles)).float()
 
