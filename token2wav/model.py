@@ -192,7 +192,7 @@ def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
     """Reads the configuration of a model folder under settings of streams, and refuses settings
     that do not fit.
     """
-    config = read_config(folder).under(stream)
+    config = read_config(folder).with_stream_settings(stream)
     config.check(stream)
     HopSchedule.of(stream, config)
     config.allowed_steps(stream.steps)

@@ -46,7 +46,7 @@ class ModelConfig:
     # results depend on where chunks end, so that this must not depend on time
     fixed_hops: bool = False
     # attention takes a prompt of any length as one block, and blocks begin at its end
-    joined_prompt: bool = False
+    full_prompt_attention: bool = False
     # of the past that stay visible beside the prompt's, where settings do not say it
     left_blocks: int = -1
 
@@ -59,17 +59,17 @@ class ModelConfig:
         """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the
         voice alone.
         """
-        if self.joined_prompt:
+        if self.full_prompt_attention:
             return prompt_tokens
         return (
             max(0, prompt_tokens - self.lookahead_tokens) // self.block_tokens * self.block_tokens
         )
 
-    def absent_tokens(self, prompt_tokens: int) -> int:
+    def prompt_padding_tokens(self, prompt_tokens: int) -> int:
         """Counts the tokens that are missing before a prompt, where blocks are counted from its
         end.
         """
-        return -prompt_tokens % self.block_tokens if self.joined_prompt else 0
+        return -prompt_tokens % self.block_tokens if self.full_prompt_attention else 0
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
         """Returns the tokens of the first and of the longest hop, which settings may bound."""
@@ -86,7 +86,7 @@ class ModelConfig:
         """Raises ConfigError if settings of streams do not go with the model."""
         self.allowed_steps(stream.steps)
 
-    def under(self, stream: StreamConfig) -> ModelConfig:
+    def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
         """Returns the configuration of streams with some settings, on which what their chunks need
         may depend.
         """

@@ -18,7 +18,7 @@ DEVICE_LOST_STATUS = 70
 SUMMARY = "token2wav: "
 
 
-def given() -> tuple[Path, ServerConfig]:
+def read_environment() -> tuple[Path, ServerConfig]:
     """Returns the model folder in TOKEN2WAV_MODEL, and the settings in the file TOKEN2WAV_CONFIG or
     the defaults.
 

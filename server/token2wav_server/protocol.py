@@ -224,18 +224,18 @@ class TritonReply:
                 self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def finish(self) -> None:
-        self._last_word()
+        self._send_final()
 
     def fail(self, error: Token2WavError) -> None:
         name = next((name for kind, name in STATUS.items() if isinstance(error, kind)), "INTERNAL")
         status = getattr(pb_utils.TritonError, name)
-        self._last_word(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)))
+        self._send_final(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), status)))
 
     def is_cancelled(self) -> bool:
         with self._lock:
             return not self._over and self._sender.is_cancelled()
 
-    def _last_word(self, *response: Any) -> None:
+    def _send_final(self, *response: Any) -> None:
         with self._lock:
             if not self._over:
                 self._over = True

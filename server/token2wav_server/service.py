@@ -17,10 +17,10 @@ from token2wav.config import LimitConfig, ServerConfig
 from token2wav.errors import InputError, LimitError
 from token2wav.model import Token2Wav
 from token2wav.serving.request import Request
-from token2wav.serving.worker import WorkerPool, as_told, default_workers
+from token2wav.serving.worker import WorkerPool, default_workers, to_public_error
 from token2wav.voice import Voice
 from token2wav_server.metrics import ServerMetrics
-from token2wav_server.model_process import SUMMARY, end_process, given
+from token2wav_server.model_process import SUMMARY, end_process, read_environment
 from token2wav_server.protocol import (
     Options,
     Parameters,
@@ -71,7 +71,7 @@ class Service:
         Token2WavError if it cannot.
         """
         log_to_triton()
-        folder, config = given()
+        folder, config = read_environment()
         model = Token2Wav.load(folder, stream=config.stream, runtime=config.runtime)
         model.probe()
         service = cls(model, config)
@@ -89,7 +89,7 @@ class Service:
             # Not under another name, which would outlive this clause: error, traceback and this
             # frame would hold one another, and with them the request and its shared memory, until
             # Python looks for cycles.
-            error = as_told(error)
+            error = to_public_error(error)
             self._metrics.refused(error)
             reply.fail(error)
 

@@ -17,7 +17,7 @@ from tests.docs.markdown import ROOT
 PAGE = ROOT / "docs" / "troubleshooting.md"
 SOURCES = ("token2wav", "client", "exporters", "server")
 SCRIPTS = ("scripts/setup.sh",)
-SEEN = ("tests/server/test_faults_shm.py",)
+NUM_CAUSAL_PAGES = ("tests/server/test_faults_shm.py",)
 VALUE = "\0"  # in place of what a message is formatted with
 
 
@@ -42,7 +42,7 @@ def test_there_are_messages() -> None:
 @cache
 def texts() -> frozenset[str]:
     files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")] + [
-        ROOT / name for name in SEEN
+        ROOT / name for name in NUM_CAUSAL_PAGES
     ]
     found = {text for file in files for text in _strings(file)}
     found.update(

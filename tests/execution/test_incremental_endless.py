@@ -39,7 +39,7 @@ def test_nothing_grows_in_40_seconds(parts: Parts) -> None:
                 len(flow.tokens),
                 flow.conv_state.untyped_storage().nbytes(),
                 vocoder.store.used,
-                vocoder._streams[handles[1]].held.numel(),
+                vocoder._streams[handles[1]].pending_mel.numel(),
                 len(chunker._tokens),
             )
         )

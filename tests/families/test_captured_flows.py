@@ -22,9 +22,16 @@ from tests.support.family_golden import FamilyGolden
 from tests.support.utterances import a_voice, off, some_tokens, streamed_mels
 from token2wav import RuntimeConfig, Token2Wav
 from token2wav.cache.paged_kv_cache import LayerView
-from token2wav.execution.batch import ABSENT, HEADER, SEEN, VALID, VISIBLE, BatchSize
+from token2wav.execution.batch import (
+    HEADER,
+    NUM_CAUSAL_PAGES,
+    NUM_PAGES,
+    PROMPT_PADDING,
+    VALID,
+    BatchSize,
+)
 from token2wav.execution.runner import GraphRunner
-from token2wav.execution.step import KernelMemory, TorchStep
+from token2wav.execution.step import KernelContext, TorchStep
 
 MEL = 2e-5  # of float32 on one device
 DEVICES = 2e-4  # between devices, which sum in another order
@@ -54,7 +61,9 @@ def store(
             for block, row in zip(blocks, table.tolist(), strict=True):
                 if row[VALID]:
                     values = block[: row[VALID]].unflatten(-1, view.data.shape[-2:])
-                    view.data[which, branch, row[HEADER + row[SEEN] - 1], : row[VALID]] = values
+                    view.data[
+                        which, branch, row[HEADER + row[NUM_CAUSAL_PAGES] - 1], : row[VALID]
+                    ] = values
 
 
 def attend(
@@ -65,8 +74,8 @@ def attend(
     for index, query in enumerate(qkv.chunk(3, dim=-1)[0]):
         branch, row = index // len(table), table[index % len(table)].tolist()
         if row[VALID]:
-            pages = view.data[:, branch, row[HEADER : HEADER + row[VISIBLE]]].flatten(1, 2)
-            seen = pages[:, row[ABSENT] : (row[VISIBLE] - 1) * len(query) + row[VALID]]
+            pages = view.data[:, branch, row[HEADER : HEADER + row[NUM_PAGES]]].flatten(1, 2)
+            seen = pages[:, row[PROMPT_PADDING] : (row[NUM_PAGES] - 1) * len(query) + row[VALID]]
             k, v = seen.to(query.dtype).transpose(1, 2)  # (heads, keys, dim)
             q = query[: row[VALID]].unflatten(-1, (heads, -1)).transpose(0, 1)
             out[index, : row[VALID]] = (
@@ -106,7 +115,7 @@ def test_captured_graphs_equal_the_cpu(folder: Path, precision: str) -> None:
     [runner] = model.pipeline.flow._runners.values()
     assert isinstance(runner, GraphRunner)
     step: Any = runner.step
-    assert step.memory is KernelMemory
+    assert step.context is KernelContext
     for prompt, count in ((0, 30), (41, 60), (75, 260)):
         utterance = some_tokens(count), a_voice(prompt)
         [mel], wanted = streamed_mels(model, utterance), reference.mel(*utterance)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kept_memory import KeptMemory
+from tests.support.kept_context import KeptContext
 from tests.support.random_weights import fill
 from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.step_audio_dit import StepAudioDiT
@@ -24,11 +24,11 @@ def test_chunks_give_the_whole(estimator: StepAudioDiT) -> None:
     speaker, modulation = torch.randn(2, BANDS), estimator.modulation(torch.tensor([0.3]))
     bias = attention_bias(BlockMask(BLOCK).whole(FRAMES))
     whole = estimator.velocity(x, estimator.prepare_conditions(mu, speaker, cond), modulation, bias)
-    memory, pieces = KeptMemory(estimator.convolutions, rows=2), []
+    context, pieces = KeptContext(estimator.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         piece, own_mu, own_cond = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         conditions = estimator.prepare_conditions(own_mu, speaker, own_cond)
-        pieces.append(estimator.velocity(piece, conditions, modulation, None, memory))
+        pieces.append(estimator.velocity(piece, conditions, modulation, None, context))
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
-    assert len(memory.keys) == 3
-    assert len(memory.tails) == 2 * 3
+    assert len(context.keys) == 3
+    assert len(context.tails) == 2 * 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.kept_memory import KeptMemory
+from tests.support.kept_context import KeptContext
 from token2wav.networks.masks import BlockMask, attention_bias
 from token2wav.networks.unet import UNet
 
@@ -32,15 +32,15 @@ def test_chunks_give_the_whole(unet: UNet) -> None:
     whole = unet.velocity(
         x, unet.prepare_conditions(mu, speaker, cond), modulation, attention_bias(allowed)
     )
-    memory, pieces = KeptMemory(unet.convolutions, rows=2), []
+    context, pieces = KeptContext(unet.convolutions, rows=2), []
     for start in range(0, FRAMES, BLOCK):
         part = (value[:, :, start : start + BLOCK] for value in (x, mu, cond))
         piece, own_mu, own_cond = part
         conditions = unet.prepare_conditions(own_mu, speaker, own_cond)
-        pieces.append(unet.velocity(piece, conditions, modulation, None, memory))
+        pieces.append(unet.velocity(piece, conditions, modulation, None, context))
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=ROUNDING, rtol=0)
-    assert len(memory.keys) == 8
-    assert len(memory.tails) == 2 * 4 + 3
+    assert len(context.keys) == 8
+    assert len(context.tails) == 2 * 4 + 3
 
 
 def test_the_time_enters_every_block(unet: UNet) -> None:

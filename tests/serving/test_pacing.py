@@ -146,7 +146,7 @@ def test_as_many_speak_early_as_the_workers_compute_in_time(
         stream.push(tokens(15))
     assert sum(stream.next_chunk is not None for stream in streams) == most
     del streams
-    assert load.may_speak_early(chunker_of(Clock(), load=load)[0])  # the others are gone
+    assert load.try_admit_early(chunker_of(Clock(), load=load)[0])  # the others are gone
 
 
 def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
@@ -159,9 +159,9 @@ def test_who_speaks_of_whole_blocks_makes_room_for_another() -> None:
     chunker.computed()  # 8 of them
     chunker.push(tokens(100))
     chunker.computed()  # up to the first block's end
-    assert not load.may_speak_early(other)
+    assert not load.try_admit_early(other)
     chunker.computed()  # the next block as a whole
-    assert load.may_speak_early(other)
+    assert load.try_admit_early(other)
 
 
 def test_a_first_chunk_that_nothing_is_sent_of_is_followed_by_another_soon() -> None:

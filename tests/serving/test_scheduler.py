@@ -55,7 +55,7 @@ class Rig:
         assert self.scheduler.next_batch(WORKER, 1) == [request]
         assert (request.status, request.owner) == (Status.RUNNING, WORKER)
         self.scheduler.sent(request)
-        finished = self.scheduler.settle(request)
+        finished = self.scheduler.finish_consumed_messages(request)
         self.scheduler.release(request)
         return len(finished)
 
@@ -114,7 +114,7 @@ def test_a_worker_answers_what_comes_while_it_computes() -> None:
     assert rig.scheduler.next_batch(WORKER, 1) == [request]
     assert rig.push(request, 1) == []
     rig.scheduler.sent(request)
-    assert len(rig.scheduler.settle(request)) == 2
+    assert len(rig.scheduler.finish_consumed_messages(request)) == 2
 
 
 def test_only_who_waits_for_tokens_is_idle() -> None:
@@ -144,7 +144,7 @@ def test_a_listener_who_runs_dry_gets_what_is_there_if_a_reply_is_left_to_take_i
     rig.push(request, 30)  # a block and more, but not the next hop
     assert (request.status, len(request.messages)) == (Status.WAITING, 0)
     rig.clock.now += 0.85
-    rig.scheduler.look_at_listeners()
+    rig.scheduler.recheck_waiting()
     assert request.status is (Status.READY if keep_open else Status.WAITING)
     assert request.chunker.next_tokens == (25 if keep_open else 0)
 

@@ -147,7 +147,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
     workers, reply = make(model), RecordingReply()
     utterance, settle, faults = (
         workers.open(voice),
-        workers._scheduler.settle,
+        workers._scheduler.finish_consumed_messages,
         [ValueError("a bug")] * 2,
     )
 
@@ -161,7 +161,7 @@ def test_a_fault_of_ours_frees_what_a_stream_cancelled_meanwhile_held(
         elsewhere.start()
         elsewhere.join()
 
-    monkeypatch.setattr(workers._scheduler, "settle", failing)
+    monkeypatch.setattr(workers._scheduler, "finish_consumed_messages", failing)
     vocoder.meanwhile["advance"] = cancel
     workers.push(utterance, demo_tokens(FIRST), reply, end=True)
     assert isinstance(reply.failed(), StreamClosedError)
@@ -245,7 +245,9 @@ def test_an_observer_that_raises_at_every_call_harms_nobody(
     assert model.pipeline.open_streams == 0
 
 
-@pytest.mark.parametrize("call", ["next_to_open", "next_batch", "computed", "settle", "overdue"])
+@pytest.mark.parametrize(
+    "call", ["next_to_open", "next_batch", "computed", "finish_consumed_messages", "overdue"]
+)
 def test_a_worker_outlives_a_fault_of_ours(
     make: Make, voice: Voice, expected: Expected, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

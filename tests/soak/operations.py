@@ -221,7 +221,7 @@ class Round:
         random, mine = Random(f"{self._name} thread {number}"), list[Utterance]()
         operations: list[tuple[Callable[[Random, list[Utterance]], None], int]] = [
             (self._begin, 4),
-            (self._go_on, 12),
+            (self._extrapolate, 12),
             (self._end, 4),
             (self._cancel, 1),
             (self._drop, 1),
@@ -284,7 +284,7 @@ class Round:
             with self._lock:
                 self._open.append(utterance)
 
-    def _go_on(self, random: Random, mine: list[Utterance]) -> None:
+    def _extrapolate(self, random: Random, mine: list[Utterance]) -> None:
         if not mine:
             return
         utterance = random.choice(mine)
@@ -363,7 +363,7 @@ class Round:
         if utterance is not None:
             self._stop(utterance)
             self._begin(random, mine)
-            self._go_on(random, mine)
+            self._extrapolate(random, mine)
 
     def _synthesize(self, random: Random, mine: list[Utterance]) -> None:
         voice, tokens = (

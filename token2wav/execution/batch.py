@@ -17,12 +17,12 @@ from token2wav.cache.paged_kv_cache import CacheLayout
 # own last but in joined chunks; what follows is not read. A row of zeros stands for no block.
 START = 0  # position of the block's first frame
 VALID = 1  # frames of the block; what follows them is padding
-SEEN = 2  # pages that it sees up to its own
+NUM_CAUSAL_PAGES = 2  # pages that it sees up to its own
 BEFORE = 3  # frames of the same chunk that come before the block; they are in the rows above it
 CHUNK = 4  # number of its chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
-ABSENT = 6  # frames at the stream's start that there are not; they are in the first page
-VISIBLE = 7  # pages that it sees, with those after its own in a joined chunk
+PROMPT_PADDING = 6  # frames at the stream's start that there are not; they are in the first page
+NUM_PAGES = 7  # pages that it sees, with those after its own in a joined chunk
 HEADER = 8
 
 
@@ -41,9 +41,9 @@ class ChunkInput:
     # by that at the end.
     conv_state: torch.Tensor
     # frames at the stream's start that there are not; they are in the first page of every table
-    absent: int = 0
+    prompt_padding: int = 0
     # its blocks see those that follow them too, as if the chunk were one block
-    joined: bool = False
+    full_prompt_attention: bool = False
 
     @property
     def frames(self) -> int:
@@ -60,14 +60,14 @@ class Block:
     chunk: int
     last: bool
     pages: list[int]  # that it sees, its own last
-    absent: int = 0
-    # pages of the last block of a joined chunk, which all of its blocks see
-    joined: list[int] | None = None
+    prompt_padding: int = 0
+    # pages that every block of a chunk sees under full prompt attention: the pages of its last block
+    chunk_pages: list[int] | None = None
 
     @property
     def row(self) -> list[int]:
         """Of the table."""
-        seen, visible = len(self.pages), self.joined or self.pages
+        seen, visible = len(self.pages), self.chunk_pages or self.pages
         header = [
             self.start,
             self.valid,
@@ -75,7 +75,7 @@ class Block:
             self.before,
             self.chunk,
             int(self.last),
-            self.absent,
+            self.prompt_padding,
             len(visible),
         ]
         return header + visible
@@ -88,8 +88,10 @@ class BatchSize:
     # chunks, if all have room for as many blocks; else blocks, of which chunks have as many as they
     # need
     rows: int
-    each: int  # blocks that a chunk has room for; 1 if it takes as many rows as it needs
-    past: int  # pages that a block sees before the blocks of its chunk, or before itself
+    blocks_per_chunk: (
+        int  # blocks that a chunk has room for; 1 if it takes as many rows as it needs
+    )
+    past_pages: int  # pages that a block sees before the blocks of its chunk, or before itself
 
     @classmethod
     def of(cls, chunks: Sequence[ChunkInput], *, aligned: bool) -> BatchSize:
@@ -102,21 +104,25 @@ class BatchSize:
 
     def fits(self, other: BatchSize) -> bool:
         """Whether a batch of this size can run in another."""
-        return self.rows <= other.rows and self.each <= other.each and self.past <= other.past
+        return (
+            self.rows <= other.rows
+            and self.blocks_per_chunk <= other.blocks_per_chunk
+            and self.past_pages <= other.past_pages
+        )
 
     @property
     def blocks(self) -> int:
-        return self.rows * self.each
+        return self.rows * self.blocks_per_chunk
 
     @property
-    def volume(self) -> int:
+    def cost(self) -> int:
         """Cost of attention in it, in arbitrary units."""
         return self.blocks * self.pages
 
     @property
     def pages(self) -> int:
         """That a block's table has room for."""
-        return self.past + self.each
+        return self.past_pages + self.blocks_per_chunk
 
 
 def frame_positions(table: torch.Tensor, frames: int) -> torch.Tensor:
@@ -193,11 +199,11 @@ class Batch:
         return mels
 
     def _room(self, chunk: ChunkInput) -> int:
-        return max(self.size.each, len(chunk.tables))
+        return max(self.size.blocks_per_chunk, len(chunk.tables))
 
     def _spread(self, rows: torch.Tensor, parts: list[torch.Tensor]) -> None:
         """Writes (bands, frames) of every chunk into its rows, and zeros behind it."""
-        size, least = self.block_frames, self.size.each * self.block_frames
+        size, least = self.block_frames, self.size.blocks_per_chunk * self.block_frames
         padded = [
             F.pad(part, (0, max(least - part.shape[1], -part.shape[1] % size))) for part in parts
         ]
@@ -215,8 +221,8 @@ def blocks_of(chunk: ChunkInput, number: int, block_frames: int) -> list[Block]:
             chunk=number,
             last=index == len(chunk.tables) - 1,
             pages=pages,
-            absent=chunk.absent,
-            joined=chunk.tables[-1] if chunk.joined else None,
+            prompt_padding=chunk.prompt_padding,
+            chunk_pages=chunk.tables[-1] if chunk.full_prompt_attention else None,
         )
         for index, (before, pages) in enumerate(
             zip(range(0, chunk.frames, block_frames), chunk.tables, strict=True)

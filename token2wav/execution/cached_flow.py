@@ -47,7 +47,7 @@ class _Prompt:
     encoder_state: Any
     prompt_mel: torch.Tensor  # (bands, 2 P)
     speaker: torch.Tensor  # (bands,)
-    absent: int = 0  # frames that are missing before the prompt, see `ChunkInput`
+    prompt_padding: int = 0  # frames that are missing before the prompt, see `ChunkInput`
     pages: list[int] = field(default_factory=list)
 
 
@@ -273,14 +273,27 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         cond[:, : given.shape[1]] = given
         noise = self._noise.window(start, start + frames)
         # so that its blocks are complete, whose last one ends with the prompt
-        if prompt.absent and not start:
-            noise, mu, cond = (F.pad(value, (prompt.absent, 0)) for value in (noise, mu, cond))
+        if prompt.prompt_padding and not start:
+            noise, mu, cond = (
+                F.pad(value, (prompt.prompt_padding, 0)) for value in (noise, mu, cond)
+            )
         else:
-            start += prompt.absent
+            start += prompt.prompt_padding
         tables = blocks.extend(-(-mu.shape[1] // self._layout.block_frames))
-        joined = self._config.joined_prompt and start < prompt.absent + prompt.prompt_mel.shape[1]
+        joined = (
+            self._config.full_prompt_attention
+            and start < prompt.prompt_padding + prompt.prompt_mel.shape[1]
+        )
         return ChunkInput(
-            noise, mu, cond, prompt.speaker, start, tables, conv_state, prompt.absent, joined
+            noise,
+            mu,
+            cond,
+            prompt.speaker,
+            start,
+            tables,
+            conv_state,
+            prompt.prompt_padding,
+            joined,
         )
 
     def _prefill(self, voice: Voice, steps: int) -> _Prompt:
@@ -296,13 +309,13 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
             speaker=self._encoder.speaker(
                 torch.tensor(voice.speaker_embedding, device=self._device)
             ),
-            absent=config.token_mel_ratio * config.absent_tokens(count),
+            prompt_padding=config.token_mel_ratio * config.prompt_padding_tokens(count),
         )
         prefix = config.prefix_tokens(count)
         blocks = StreamBlocks(
             self.prefixes, [], BlockMask(self._layout.block_frames), mask.prefix_blocks
         )
-        hop = max(1, prefix) if config.joined_prompt else _PREFILL_BLOCKS * size
+        hop = max(1, prefix) if config.full_prompt_attention else _PREFILL_BLOCKS * size
         try:
             for start in range(0, prefix, hop):
                 stop, left = min(prefix, start + hop), min(config.lookbehind_tokens, start)

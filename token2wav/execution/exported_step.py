@@ -14,7 +14,15 @@ from collections.abc import Mapping
 import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
-from token2wav.execution.batch import ABSENT, HEADER, SEEN, START, VALID, VISIBLE, Batch
+from token2wav.execution.batch import (
+    HEADER,
+    NUM_CAUSAL_PAGES,
+    NUM_PAGES,
+    PROMPT_PADDING,
+    START,
+    VALID,
+    Batch,
+)
 from token2wav.execution.step import ExportedModule, StepFunction, Velocity
 from token2wav.networks.estimator import (
     MODULATION,
@@ -66,7 +74,10 @@ class ExportedStep(StepFunction):
 
     def __call__(self, batch: Batch) -> Velocity:
         size, layout = batch.size, self.cache.layout
-        frames, past = size.each * layout.block_frames, size.past * layout.block_frames
+        frames, past = (
+            size.blocks_per_chunk * layout.block_frames,
+            size.past_pages * layout.block_frames,
+        )
         rows, inner = layout.branches * size.rows, layout.heads * layout.dim_head
         taken = self._graph.takes(
             {"x": (rows, layout.bands, frames), "past_key_0": (rows, past, inner)}
@@ -83,7 +94,7 @@ class ExportedStep(StepFunction):
             for pages in (past_pages, new_pages)
         )
         given |= self._by_layer("past", old, rows)
-        x = self.tables.rows(self._dense(batch.x, size.each))
+        x = self.tables.rows(self._dense(batch.x, size.blocks_per_chunk))
         outputs = {
             "velocity": torch.empty_like(x),
             "new_conv_state": torch.empty(
@@ -96,14 +107,19 @@ class ExportedStep(StepFunction):
             kept = batch.conv_state[:, step].transpose(0, 1)  # (branches, chunks, width)
             self.cache.gather(step, past_pages, old)
             of_step = {
-                "x": self.tables.rows(self._dense(batch.x, size.each)),
+                "x": self.tables.rows(self._dense(batch.x, size.blocks_per_chunk)),
                 "conv_state": kept.flatten(0, 1).contiguous(),
                 **dict(zip(MODULATION, self.tables.modulation[step], strict=False)),
             }
             graph.run(given | of_step, outputs)
             self.cache.scatter(step, new_pages, new)
             kept.copy_(outputs["new_conv_state"].view(kept.shape))
-            return outputs["velocity"].unflatten(2, (size.each, -1)).transpose(1, 2).flatten(0, 1)
+            return (
+                outputs["velocity"]
+                .unflatten(2, (size.blocks_per_chunk, -1))
+                .transpose(1, 2)
+                .flatten(0, 1)
+            )
 
         return velocity
 
@@ -114,38 +130,43 @@ class ExportedStep(StepFunction):
         A frame sees a key if the key's page is in the table of its block and the key is no padding.
         """
         size, table, frames = batch.size, batch.table.long(), batch.block_frames
-        count = torch.arange(max(size.pages, size.each * frames), device=table.device)
+        count = torch.arange(max(size.pages, size.blocks_per_chunk * frames), device=table.device)
         valid, seen, visible = (
-            table[:, column].view(size.rows, size.each) for column in (VALID, SEEN, VISIBLE)
+            table[:, column].view(size.rows, size.blocks_per_chunk)
+            for column in (VALID, NUM_CAUSAL_PAGES, NUM_PAGES)
         )
-        pages = table[:, HEADER:].view(size.rows, size.each, size.pages)
+        pages = table[:, HEADER:].view(size.rows, size.blocks_per_chunk, size.pages)
         # (chunks, 1)
-        starts, absent = (table[:: size.each, column, None] for column in (START, ABSENT))
+        starts, prompt_padding = (
+            table[:: size.blocks_per_chunk, column, None] for column in (START, PROMPT_PADDING)
+        )
         own = pages.gather(2, (seen - 1).clamp(min=0)[..., None]).squeeze(2)
         own = torch.where(valid > 0, own, self.cache.scratch)  # (chunks, each)
         # All that the first block of a chunk sees but itself is of the past.
         past = torch.where(
-            count[: size.past] < seen[:, :1] - 1, pages[:, 0, : size.past], self.cache.null
+            count[: size.past_pages] < seen[:, :1] - 1,
+            pages[:, 0, : size.past_pages],
+            self.cache.null,
         )
         keys = torch.cat((past, own), dim=1)  # (chunks, past + each)
         listed = torch.where(count[: size.pages] < visible[..., None], pages, -1)
         sees = (listed[:, :, None] == keys[:, None, :, None]).any(3)  # (chunks, each, past + each)
         # Frames of each page that there are: from the first that is not absent to the padding.
-        first = torch.where(keys == pages[:, 0, :1], absent, 0)
+        first = torch.where(keys == pages[:, 0, :1], prompt_padding, 0)
         filled = torch.cat((torch.full_like(past, frames), valid), dim=1)
         there = (count[:frames] >= first[..., None]) & (count[:frames] < filled[..., None])
         allowed = sees[..., None] & there[:, None]
         bias = attention_bias(allowed.flatten(2)).repeat_interleave(frames, dim=1)[:, None]
         mu, spks, cond = self.tables.guided(
-            self._dense(batch.mu, size.each),
-            batch.speakers[:: size.each],
-            self._dense(batch.cond, size.each),
+            self._dense(batch.mu, size.blocks_per_chunk),
+            batch.speakers[:: size.blocks_per_chunk],
+            self._dense(batch.cond, size.blocks_per_chunk),
         )
-        positions = starts + count[: size.each * frames]
+        positions = starts + count[: size.blocks_per_chunk * frames]
         of_branches = {"bias": bias, "frames": valid.sum(1)}
         of_branches |= zip(ROPE, self.estimator.rope(positions), strict=False)
-        if self.estimator.joined_prompts:
-            of_branches[PRESENT] = (positions >= absent).float()[:, None]
+        if self.estimator.full_prompt_attention:
+            of_branches[PRESENT] = (positions >= prompt_padding).float()[:, None]
         inputs = {
             name: torch.cat([value] * self.cache.layout.branches)
             for name, value in of_branches.items()
@@ -154,9 +175,9 @@ class ExportedStep(StepFunction):
         return inputs, past.flatten(), own.flatten()
 
     @staticmethod
-    def _dense(rows: torch.Tensor, each: int) -> torch.Tensor:
-        """(chunks * each, bands, block_frames) to (chunks, bands, each * block_frames), contiguous."""
-        return rows.unflatten(0, (-1, each)).transpose(1, 2).flatten(2).contiguous()
+    def _dense(rows: torch.Tensor, blocks_per_chunk: int) -> torch.Tensor:
+        """(chunks * blocks, bands, block_frames) to (chunks, bands, blocks * block_frames), contiguous."""
+        return rows.unflatten(0, (-1, blocks_per_chunk)).transpose(1, 2).flatten(2).contiguous()
 
     def _by_layer(self, prefix: str, values: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
         """Views (rows, frames, inner) of (layers, 2, branches, pages, block_frames, heads,

@@ -43,7 +43,7 @@ def stream_mask(config: ModelConfig, voice: Voice, left_blocks: int = -1) -> Blo
     block.
     """
     prefix = -(-config.prefix_tokens(len(voice.prompt_tokens)) // config.block_tokens)
-    joined = prefix if config.joined_prompt else 0
+    joined = prefix if config.full_prompt_attention else 0
     return BlockMask(config.block_tokens * config.token_mel_ratio, left_blocks, prefix, joined)
 
 
@@ -140,10 +140,10 @@ class RecomputeFlow(StatefulStage[_History], FlowStage):
         speaker = self.encoder.speaker(torch.tensor(voice.speaker_embedding, device=self.device))
         allowed = None
         if mask is not None:
-            absent = self.config.token_mel_ratio * self.config.absent_tokens(
+            prompt_padding = self.config.token_mel_ratio * self.config.prompt_padding_tokens(
                 len(voice.prompt_tokens)
             )
-            positions = torch.arange(absent, absent + frames, device=self.device)
+            positions = torch.arange(prompt_padding, prompt_padding + frames, device=self.device)
             allowed = mask.allows(positions, positions)
         noise = self.noise.window(0, frames)
         return self._solvers[steps].solve(

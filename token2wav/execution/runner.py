@@ -131,7 +131,7 @@ class GraphRunner(Runner):
         fitting = [bucket for bucket in self._buckets if size.fits(bucket)]
         if not fitting:
             return super()._run(chunks)
-        batch, work = self._buckets[min(fitting, key=lambda bucket: bucket.volume)]
+        batch, work = self._buckets[min(fitting, key=lambda bucket: bucket.cost)]
         batch.fill(chunks)
         work()
         return batch.take(chunks)

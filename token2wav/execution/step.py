@@ -12,10 +12,10 @@ import torch
 
 from token2wav.cache.paged_kv_cache import PagedKVCache
 from token2wav.execution.batch import (
-    ABSENT,
     BEFORE,
     CHUNK,
     LAST,
+    PROMPT_PADDING,
     VALID,
     Batch,
     Block,
@@ -88,7 +88,9 @@ class TorchStep(StepFunction):
         self, estimator: Estimator, tables: OdeTables, cache: PagedKVCache, *, kernels: bool = False
     ) -> None:
         super().__init__(estimator, tables, cache)
-        self.memory: type[BlockMemory | KernelMemory] = KernelMemory if kernels else BlockMemory
+        self.context: type[EagerContext | KernelContext] = (
+            KernelContext if kernels else EagerContext
+        )
 
     def __call__(self, batch: Batch) -> Velocity:
         conditions = self.estimator.prepare_conditions(
@@ -97,17 +99,17 @@ class TorchStep(StepFunction):
         rope = self.estimator.rope(
             self.tables.rows(frame_positions(batch.table, batch.block_frames))
         )
-        memory = self.memory(batch, self.cache, self.estimator)
+        context = self.context(batch, self.cache, self.estimator)
 
         def velocity(step: int) -> torch.Tensor:
-            memory.step = step
+            context.step = step
             x, modulation = self.tables.rows(batch.x), self.tables.modulation[step]
-            return self.estimator.velocity(x, conditions, modulation, None, memory, rope=rope)
+            return self.estimator.velocity(x, conditions, modulation, None, context, rope=rope)
 
         return velocity
 
 
-class BlockMemory:
+class EagerContext:
     """The estimator's `Memory` on torch, where attention goes block by block over keys and values
     where they lie.
 
@@ -136,7 +138,7 @@ class BlockMemory:
                 estimator.tails(state),  # each (steps, branches, channels, positions)
                 slice(row - block.before // self._frames, row + 1),
                 block.before + block.valid,
-                max(0, block.absent - block.start + block.before),
+                max(0, block.prompt_padding - block.start + block.before),
             )
             for state, (row, block) in zip(batch.conv_state, ends, strict=True)
         ]
@@ -144,12 +146,12 @@ class BlockMemory:
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(0, (self._branches, -1))  # (branches, blocks, channels, block_frames)
         windows = []
-        for tails, blocks, frames, absent in self._chunks:
+        for tails, blocks, frames, prompt_padding in self._chunks:
             state = tails[index][self.step]
             reach = state.shape[2]
             extended = torch.cat((state, x[:, blocks].transpose(1, 2).flatten(2)), dim=2)
-            if absent:
-                extended[..., reach : reach + absent] = 0
+            if prompt_padding:
+                extended[..., reach : reach + prompt_padding] = 0
             state.copy_(extended[..., frames : frames + reach])
             windows.append(extended.unfold(2, reach + self._frames, self._frames).transpose(1, 2))
         return conv(torch.cat(windows, dim=1).flatten(0, 1))
@@ -179,7 +181,7 @@ class BlockMemory:
         return torch.stack(rows, dim=1).flatten(0, 1)
 
 
-class KernelMemory:
+class KernelContext:
     """The estimator's `Memory` on the device alone, to be captured: a Triton-language kernel
     attends through the pages.
 
@@ -203,10 +205,10 @@ class KernelMemory:
         self._follows = table[:, BEFORE, None, None] > 0
         # (rows, 1, block_frames), where frames can be missing
         self._present: torch.Tensor | None = None
-        if estimator.joined_prompts:
-            self._present = (frame_positions(table, batch.block_frames) >= table[:, ABSENT, None])[
-                :, None
-            ]
+        if estimator.full_prompt_attention:
+            self._present = (
+                frame_positions(table, batch.block_frames) >= table[:, PROMPT_PADDING, None]
+            )[:, None]
         # Of every chunk the row of its last block. Other rows write theirs to one place more, which
         # is cut off.
         rows = len(table)
@@ -260,8 +262,8 @@ def _read_together(
     """
     reads: list[tuple[list[int], list[slice]]] = []
     for block in blocks:
-        pages = block.joined or block.pages  # joined ones are complete
-        span = slice(block.absent, (len(pages) - 1) * block_frames + block.valid)
+        pages = block.chunk_pages or block.pages  # joined ones are complete
+        span = slice(block.prompt_padding, (len(pages) - 1) * block_frames + block.valid)
         if block.before and reads[-1][0] in (pages, pages[:-1]):
             reads[-1] = pages, [*reads[-1][1], span]
         else:

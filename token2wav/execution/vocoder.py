@@ -45,7 +45,7 @@ class PieceShape:
         same = (self.first, self.inside, self.frames) == (other.first, other.inside, other.frames)
         return same and self.streams <= other.streams
 
-    def volume(self) -> int:
+    def cost(self) -> int:
         """Cost of a batch of it, in arbitrary units."""
         return self.streams * self.frames
 
@@ -83,13 +83,13 @@ class _Stream:
     """One utterance."""
 
     slot: int  # of its state
-    held: torch.Tensor  # (bands, n) mel of its start, until there is more than is held back
+    pending_mel: torch.Tensor  # (bands, n) mel of its start, until there is more than is held back
     frames: int = 0  # that were computed
-    ahead: int = 0  # samples that were given before they were exact
+    early_samples: int = 0  # samples that were given before they were exact
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class PieceInput:
     """New mel (bands, n) of a stream as a piece of some shape, `start` frames after the stream's
     start.
     """
@@ -126,7 +126,7 @@ class _Batch:
         self.slots, self.noise_rows = self._numbers[:streams], self._numbers[streams:]
         self._frames, self._compute = frames, compute
 
-    def fill(self, parts: Sequence[_Part], noise: NoiseTable | None) -> None:
+    def fill(self, parts: Sequence[PieceInput], noise: NoiseTable | None) -> None:
         """Puts mel, slots and noise of at most as many parts in as there is room for."""
         streams, count = len(self.slots), parts[0].mel.shape[1]
         if count:
@@ -222,8 +222,8 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
 
     def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         # first, as nothing gives a slot back if it fails
-        held = torch.empty(self._net.bands, 0, device=self._device)
-        return self.register(_Stream(self.store.take(), held))
+        nothing = torch.empty(self._net.bands, 0, device=self._device)
+        return self.register(_Stream(self.store.take(), nothing))
 
     def close(self, handle: int) -> None:
         if (stream := self._streams.pop(handle, None)) is not None:
@@ -247,30 +247,31 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 for index, new in zip(indices, samples, strict=True):
                     audio[index].append(new)
             if self._early:
-                for index, new in self._go_on(streams, [chunk for _, chunk in batch]).items():
+                for index, new in self._extrapolate(streams, [chunk for _, chunk in batch]).items():
                     audio[index].append(new)
         joined = self._joined(audio)
         if self._early:
             joined = [
-                samples[stream.ahead :] for samples, stream in zip(joined, streams, strict=True)
+                samples[stream.early_samples :]
+                for samples, stream in zip(joined, streams, strict=True)
             ]
             for stream, (_, chunk) in zip(streams, batch, strict=True):
-                stream.ahead = self._early if stream.frames and not chunk.last else 0
+                stream.early_samples = self._early if stream.frames and not chunk.last else 0
         return joined
 
-    def _go_on(
+    def _extrapolate(
         self, streams: Sequence[_Stream], chunks: Sequence[FrameChunk]
     ) -> dict[int, torch.Tensor]:
         """Samples after the exact ones, by their place in a batch, if the last frame of each stream
         went on.
         """
-        held = self._net.lookahead_frames
+        holdback = self._net.lookahead_frames
         parts = {
-            index: _Part(
+            index: PieceInput(
                 stream,
                 stream.frames,
-                chunk.frames[:, -1:].expand(-1, held),
-                PieceShape(False, True, held),
+                chunk.frames[:, -1:].expand(-1, holdback),
+                PieceShape(False, True, holdback),
             )
             for index, (stream, chunk) in enumerate(zip(streams, chunks, strict=True))
             if stream.frames and chunk.frames.shape[1] and not chunk.last
@@ -278,26 +279,26 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
         samples = self._together(list(parts.values()), keep=False) if parts else []
         return {index: new[: self._early] for index, new in zip(parts, samples, strict=True)}
 
-    def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[_Part]:
+    def _parts(self, stream: _Stream, chunk: FrameChunk) -> list[PieceInput]:
         """A chunk as pieces of shapes that are prepared, or as one; none as long as a start is too
         short.
         """
         mel = chunk.frames.to(self._device)
         if not stream.frames:
-            stream.held = mel = (
-                torch.cat((stream.held, mel), dim=1) if stream.held.shape[1] else mel
+            stream.pending_mel = mel = (
+                torch.cat((stream.pending_mel, mel), dim=1) if stream.pending_mel.shape[1] else mel
             )
             if mel.shape[1] <= self._net.lookahead_frames and not chunk.last:
                 return []
-            stream.held = mel[:, :0]
-        count, held, parts = mel.shape[1], self._net.lookahead_frames, []
+            stream.pending_mel = mel[:, :0]
+        count, holdback, parts = mel.shape[1], self._net.lookahead_frames, []
         if not stream.frames + count:
             return []
         at = 0
         for first, frames in self._lengths:
             while frames <= count - at and first == (stream.frames + at == 0):
                 parts.append(
-                    _Part(
+                    PieceInput(
                         stream,
                         stream.frames + at,
                         mel[:, at : at + frames],
@@ -306,22 +307,22 @@ class StreamingVocoder(StatefulStage[_Stream], VocoderStage):
                 )
                 at += frames
         if at < count or chunk.last:
-            rest = count - at + (held if chunk.last else 0)
+            rest = count - at + (holdback if chunk.last else 0)
             shape = PieceShape(stream.frames + at == 0, not chunk.last, rest)
-            parts.append(_Part(stream, stream.frames + at, mel[:, at:], shape))
+            parts.append(PieceInput(stream, stream.frames + at, mel[:, at:], shape))
         stream.frames += count
         return parts
 
-    def _together(self, parts: Sequence[_Part], *, keep: bool = True) -> list[torch.Tensor]:
+    def _together(self, parts: Sequence[PieceInput], *, keep: bool = True) -> list[torch.Tensor]:
         most = self._most_streams or len(parts)
         groups = (parts[first : first + most] for first in range(0, len(parts), most))
         return [audio for group in groups for audio in self._run_group(group, keep)]
 
-    def _run_group(self, parts: Sequence[_Part], keep: bool) -> list[torch.Tensor]:
+    def _run_group(self, parts: Sequence[PieceInput], keep: bool) -> list[torch.Tensor]:
         place = parts[0].shape
         shape = PieceShape(place.first, place.inside, place.frames, len(parts))
         if fitting := [other for other in self._prepared if shape.fits(other)]:
-            batch, compute = self._prepared[min(fitting, key=PieceShape.volume)]
+            batch, compute = self._prepared[min(fitting, key=PieceShape.cost)]
         else:
             batch = self._batch(shape)
             compute = batch.compute

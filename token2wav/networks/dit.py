@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.configs import EstimatorConfig
-from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import BlockMask, attention_bias
 
 _CONV_KERNEL = 31
@@ -70,7 +70,7 @@ class ConvPositionEmbedding(nn.Module):
             nn.Conv1d(dim, dim, _CONV_KERNEL, groups=_CONV_GROUPS), nn.Mish()
         )
 
-    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
         """(B, T, dim) to (B, T, dim).
 
         Without a memory, zeros come before x, or before each of its blocks.
@@ -81,15 +81,15 @@ class ConvPositionEmbedding(nn.Module):
             )
             h = self._convolved(blocks.flatten(0, 1), None)
             return h.unflatten(0, blocks.shape[:2]).flatten(1, 2)[:, : x.shape[1]]
-        return self._convolved(x, memory)
+        return self._convolved(x, context)
 
-    def _convolved(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
+    def _convolved(self, x: torch.Tensor, context: AttentionContext | None) -> torch.Tensor:
         h = x.transpose(1, 2)
         for index, conv in enumerate((self.conv1, self.conv2)):
             h = (
                 conv(F.pad(h, (CONTEXT_FRAMES, 0)))
-                if memory is None
-                else memory.convolve(index, conv, h)
+                if context is None
+                else context.convolve(index, conv, h)
             )
         return h.transpose(1, 2)
 
@@ -109,11 +109,11 @@ class InputEmbedding(nn.Module):
         self.conv_pos_embed = ConvPositionEmbedding(config.dim, block_frames)
 
     def forward(
-        self, x: torch.Tensor, conditions: torch.Tensor, memory: Memory | None = None
+        self, x: torch.Tensor, conditions: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
         """State x (B, T, bands) and projected conditions (B, T, dim) to (B, T, dim)."""
         h = self.project_state(x) + conditions
-        return self.conv_pos_embed(h, memory) + h
+        return self.conv_pos_embed(h, context) + h
 
     def project_state(self, x: torch.Tensor) -> torch.Tensor:
         """Projects the state, (B, T, bands) to (B, T, dim).
@@ -180,7 +180,11 @@ class Attention(nn.Module):
         self._joined: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
-        self, x: torch.Tensor, rope: Rope, bias: torch.Tensor | None, memory: Memory | None = None
+        self,
+        x: torch.Tensor,
+        rope: Rope,
+        bias: torch.Tensor | None,
+        context: AttentionContext | None = None,
     ) -> torch.Tensor:
         """x (B, T, dim), bias broadcastable to (B, heads, T, keys) or None for full attention; to
         (B, T, dim).
@@ -191,8 +195,8 @@ class Attention(nn.Module):
         v = self.to_v(x)
         h = (
             self._attend(q, k, v, bias)
-            if memory is None
-            else memory.attend(self.layer, self._attend, q, k, v, bias)
+            if context is None
+            else context.attend(self.layer, self._attend, q, k, v, bias)
         )
         return self.to_out[0](h)
 
@@ -273,11 +277,11 @@ class DiTBlock(nn.Module):
         modulation: torch.Tensor,
         rope: Rope,
         bias: torch.Tensor | None,
-        memory: Memory | None = None,
+        context: AttentionContext | None = None,
     ) -> torch.Tensor:
         """x (B, T, dim), modulation (B, 6, dim); to (B, T, dim)."""
         shift_att, scale_att, gate_att, shift_ff, scale_ff, gate_ff = modulation.unbind(1)
-        h = self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, memory)
+        h = self.attn(modulated_norm(x, shift_att, scale_att), rope, bias, context)
         x = torch.addcmul(x, gate_att[:, None], h.to(x.dtype))
         h = self.ff(modulated_norm(x, shift_ff, scale_ff))
         return torch.addcmul(x, gate_ff[:, None], h.to(x.dtype))
@@ -333,7 +337,7 @@ class DiT(Estimator):
         conditions: torch.Tensor,
         modulation: Modulation,
         bias: Bias | LayerBiases,
-        memory: Memory | None = None,
+        context: AttentionContext | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
@@ -341,10 +345,10 @@ class DiT(Estimator):
 
         With guided attention bias is a tuple of one for each layer.
         """
-        h = self.input_embed(x.transpose(1, 2), conditions, memory)
+        h = self.input_embed(x.transpose(1, 2), conditions, context)
         blocks, out = modulation
         for block, row, own in zip(self._blocks(), blocks, self._layer_biases(bias), strict=True):
-            h = block(h, row, rope, own, memory)
+            h = block(h, row, rope, own, context)
         scale, shift = out.unbind(1)
         h = modulated_norm(h, shift, scale).to(self.proj_out.weight.dtype)
         return self.proj_out(h).float().transpose(1, 2)

@@ -28,7 +28,7 @@ Rope = tuple[torch.Tensor, ...]
 MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "present"
 
 
-class Memory(Protocol):
+class AttentionContext(Protocol):
     """State of the frames before those that the estimator is given (`execution/step.py`)."""
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Estimator(nn.Module, ABC):
     # channels and positions of the state of each convolution
     conv_state_shapes: list[tuple[int, int]]
     # prompts may begin with frames that there are not (`ModelConfig.absent_tokens`)
-    joined_prompts = False
+    full_prompt_attention = False
 
     @abstractmethod
     def modulation(self, t: torch.Tensor, end: torch.Tensor | None = None) -> Modulation:
@@ -98,7 +98,7 @@ class Estimator(nn.Module, ABC):
         conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
-        memory: Memory | None = None,
+        context: AttentionContext | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Estimator(nn.Module, ABC):
         )
 
 
-class DenseMemory:
+class DenseContext:
     """The estimator's `Memory` for rows whose pasts have different lengths, padded.
 
     Args:
@@ -229,16 +229,16 @@ class CachedStep(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         past = [inputs[f"past_{name}"] for name in self.cache_names]
         tails = self.estimator.tails(inputs["conv_state"])
-        memory = DenseMemory(tails, inputs["frames"], past, inputs.get(PRESENT))
+        context = DenseContext(tails, inputs["frames"], past, inputs.get(PRESENT))
         modulation, rope = (
             tuple(inputs[name] for name in names if name in inputs) for names in (MODULATION, ROPE)
         )
         x, mu, spks, cond, bias = (inputs[name] for name in ("x", "mu", "spks", "cond", "bias"))
         conditions = self.estimator.prepare_conditions(mu, spks, cond)
-        velocity = self.estimator.velocity(x, conditions, modulation, bias, memory, rope=rope)
-        after = torch.cat([tail.flatten(1) for tail in memory.after], dim=1)
+        velocity = self.estimator.velocity(x, conditions, modulation, bias, context, rope=rope)
+        after = torch.cat([tail.flatten(1) for tail in context.after], dim=1)
         new = {
-            f"new_{name}": value for name, value in zip(self.cache_names, memory.new, strict=True)
+            f"new_{name}": value for name, value in zip(self.cache_names, context.new, strict=True)
         }
         return {"velocity": velocity, "new_conv_state": after, **new}
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from token2wav.networks.dit import modulated_norm
-from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.unet import CausalConv, attended
 
 _TIME_DIM = 256
@@ -40,7 +40,7 @@ class StepAudioDiT(Estimator):
         convolutions: two of each layer, in the order of their `index`.
     """
 
-    joined_prompts = True
+    full_prompt_attention = True
 
     def __init__(self, bands: int, channels: int, heads: int, dim_head: int, layers: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class StepAudioDiT(Estimator):
         conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
-        memory: Memory | None = None,
+        context: AttentionContext | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
@@ -93,7 +93,7 @@ class StepAudioDiT(Estimator):
         h = F.linear(x.transpose(1, 2), self.in_proj.weight[:, : x.shape[1]]) + conditions
         blocks, out = modulation
         for block, vectors in zip(self.blocks, blocks, strict=True):
-            h = block(h, vectors, bias, memory)
+            h = block(h, vectors, bias, context)
         shift, scale = out.unbind(1)
         return self.final_layer["linear"](modulated_norm(h, shift, scale)).transpose(1, 2)
 
@@ -125,17 +125,17 @@ class _Layer(nn.Module):
         x: torch.Tensor,
         vectors: torch.Tensor,
         bias: torch.Tensor | None,
-        memory: Memory | None,
+        context: AttentionContext | None,
     ) -> torch.Tensor:
         """x (B, T, channels), vectors (B or 1, 9, channels): shift, scale, gate of attention,
         feed-forward, conv.
         """
         attend, feed, convolve = vectors.unflatten(1, (3, 3)).unbind(1)
         x = x + attend[:, 2:] * self.attn(
-            modulated_norm(x, attend[:, 0], attend[:, 1]), bias, memory
+            modulated_norm(x, attend[:, 0], attend[:, 1]), bias, context
         )
         x = x + convolve[:, 2:] * self.conv(
-            modulated_norm(x, convolve[:, 0], convolve[:, 1]), memory
+            modulated_norm(x, convolve[:, 0], convolve[:, 1]), context
         )
         return x + feed[:, 2:] * self.mlp(modulated_norm(x, feed[:, 0], feed[:, 1]))
 
@@ -156,7 +156,7 @@ class _Attention(nn.Module):
         self._attend = partial(attended, heads)
 
     def forward(
-        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+        self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None
     ) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
         half = x.to(self.to_q.weight.dtype)
@@ -168,8 +168,8 @@ class _Attention(nn.Module):
         bias = None if bias is None else bias.to(q.dtype)
         h = (
             self._attend(q, k, v, bias)
-            if memory is None
-            else memory.attend(self.index, self._attend, q, k, v, bias)
+            if context is None
+            else context.attend(self.index, self._attend, q, k, v, bias)
         )
         return self.proj(h).to(x.dtype)
 
@@ -186,8 +186,8 @@ class _Convolutions(nn.Module):
         first, second = CausalConv(channels, channels), CausalConv(channels, channels)
         self.block = nn.ModuleDict({"1": first, "3": nn.LayerNorm(channels), "6": second})
 
-    def forward(self, x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
-        return self.block["6"](F.mish(self.block["3"](self.block["1"](x, memory))), memory)
+    def forward(self, x: torch.Tensor, context: AttentionContext | None) -> torch.Tensor:
+        return self.block["6"](F.mish(self.block["3"](self.block["1"](x, context))), context)
 
 
 class _FeedForward(nn.Module):

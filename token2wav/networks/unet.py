@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from token2wav.networks.estimator import Estimator, Memory, Modulation, Rope
+from token2wav.networks.estimator import AttentionContext, Estimator, Modulation, Rope
 from token2wav.networks.masks import BlockMask, attention_bias
 
 _KERNEL = 3
@@ -111,19 +111,19 @@ class UNet(Estimator):
         conditions: torch.Tensor,
         modulation: Modulation,
         bias: torch.Tensor | None,
-        memory: Memory | None = None,
+        context: AttentionContext | None = None,
         *,
         rope: Rope = (),
     ) -> torch.Tensor:
         h = torch.cat((x.transpose(1, 2), conditions), dim=2)  # (B, T, 4 * bands)
         down, *middle, up = self._blocks()
         [(first, *between, last)] = modulation
-        skip = down(h, first, bias, memory)
-        h = down[2](skip, memory)
+        skip = down(h, first, bias, context)
+        h = down[2](skip, context)
         for block, time in zip(middle, between, strict=True):
-            h = block(h, time, bias, memory)
-        h = up(torch.cat((h, skip), dim=-1), last, bias, memory)
-        h = self.final_block(up[2](h, memory), memory)
+            h = block(h, time, bias, context)
+        h = up(torch.cat((h, skip), dim=-1), last, bias, context)
+        h = self.final_block(up[2](h, context), context)
         return self.final_proj(h.transpose(1, 2))
 
     def forward(
@@ -174,12 +174,16 @@ class UNetBlock(nn.ModuleList):
         return self.get_submodule("0.mlp.1")(F.mish(time))
 
     def forward(
-        self, x: torch.Tensor, time: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None
+        self,
+        x: torch.Tensor,
+        time: torch.Tensor,
+        bias: torch.Tensor | None,
+        context: AttentionContext | None,
     ) -> torch.Tensor:
         """x (B, T, inputs), time (B or 1, channels) to (B, T, channels), before the convolution."""
-        h = self[0](x, time, memory)
+        h = self[0](x, time, context)
         for layer in self.get_submodule("1").children():
-            h = layer(h, bias, memory)
+            h = layer(h, bias, context)
         return h
 
 
@@ -196,13 +200,13 @@ class CausalConv(nn.Conv1d):
         self.index = 0
         self.state_shape = inputs, _KERNEL - 1
 
-    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
         """(B, T, inputs) to (B, T, outputs)."""
         x, conv = x.transpose(1, 2), super().forward
         y = (
             conv(F.pad(x, (_KERNEL - 1, 0)))
-            if memory is None
-            else memory.convolve(self.index, conv, x)
+            if context is None
+            else context.convolve(self.index, conv, x)
         )
         return y.transpose(1, 2)
 
@@ -215,8 +219,8 @@ class ConvolutionBlock(nn.Module):
         # The numbers are the names in checkpoints; what is missing has no weights.
         self.block = nn.ModuleDict({"0": CausalConv(inputs, outputs), "2": nn.LayerNorm(outputs)})
 
-    def forward(self, x: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
-        return F.mish(self.block["2"](self.block["0"](x, memory)))
+    def forward(self, x: torch.Tensor, context: AttentionContext | None = None) -> torch.Tensor:
+        return F.mish(self.block["2"](self.block["0"](x, context)))
 
 
 class ResidualBlock(nn.Module):
@@ -230,10 +234,10 @@ class ResidualBlock(nn.Module):
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
     def forward(
-        self, x: torch.Tensor, time: torch.Tensor, memory: Memory | None = None
+        self, x: torch.Tensor, time: torch.Tensor, context: AttentionContext | None = None
     ) -> torch.Tensor:
         """x (B, T, inputs), time (B or 1, outputs) to (B, T, outputs)."""
-        h = self.block2(self.block1(x, memory) + time[:, None], memory)
+        h = self.block2(self.block1(x, context) + time[:, None], context)
         return h + F.linear(x, self.res_conv.weight[:, :, 0], self.res_conv.bias)
 
 
@@ -248,9 +252,9 @@ class TransformerLayer(nn.Module):
         self.ff = _FeedForward(channels)
 
     def forward(
-        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None
+        self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None = None
     ) -> torch.Tensor:
-        x = x + self.attn1(self.norm1(x), bias, memory)
+        x = x + self.attn1(self.norm1(x), bias, context)
         return x + self.ff(self.norm3(x))
 
 
@@ -272,7 +276,7 @@ class Attention(nn.Module):
         self._attend = partial(attended, heads)
 
     def forward(
-        self, x: torch.Tensor, bias: torch.Tensor | None, memory: Memory | None = None
+        self, x: torch.Tensor, bias: torch.Tensor | None, context: AttentionContext | None = None
     ) -> torch.Tensor:
         """x (B, T, channels) to the same, float32."""
         half = x.to(self.to_q.weight.dtype)
@@ -281,8 +285,8 @@ class Attention(nn.Module):
             bias = bias.to(q.dtype)
         h = (
             self._attend(q, k, v, bias)
-            if memory is None
-            else memory.attend(self.index, self._attend, q, k, v, bias)
+            if context is None
+            else context.attend(self.index, self._attend, q, k, v, bias)
         )
         return self.to_out[0](h).to(x.dtype)
 

@@ -42,7 +42,7 @@ class HopSchedule:
     block: int
     first_tokens: int = 0
     adaptive: bool = True
-    joined_prompt: bool = False
+    full_prompt_attention: bool = False
 
     def __post_init__(self) -> None:
         if self.longest % self.block:
@@ -60,14 +60,18 @@ class HopSchedule:
         adaptive = not config.fixed_hops and not stream.reference
         first_tokens = stream.first_tokens if adaptive and config.speaks_early else 0
         return cls(
-            *config.hops(stream), config.block_tokens, first_tokens, adaptive, config.joined_prompt
+            *config.hops(stream),
+            config.block_tokens,
+            first_tokens,
+            adaptive,
+            config.full_prompt_attention,
         )
 
     def first_stop(self, prompt_tokens: int) -> int:
         """Returns the end of the first chunk, from the first prompt token on: a hop past the
         prompt's last block.
         """
-        if self.joined_prompt:
+        if self.full_prompt_attention:
             return prompt_tokens + self.first
         return -(-prompt_tokens // self.block) * self.block + self.first
 
@@ -172,7 +176,7 @@ class Chunker:
             self._start = chunk.stop
             self._hops += 1
         if not (chunk.provisional or self._in_pieces) or chunk.last:
-            self._load.leave(self)
+            self._load.remove(self)
         self._in_pieces = chunk.provisional
         if not self.done:
             self.decide()
@@ -212,7 +216,7 @@ class Chunker:
             if (
                 not schedule.first_tokens
                 or available < first
-                or not self._load.may_speak_early(self)
+                or not self._load.try_admit_early(self)
             ):
                 return None
             return blocks if blocks >= first else piece
@@ -234,11 +238,11 @@ class Chunker:
         soon = min(
             self._seconds_until(complete), self._arrivals.seconds_until_next(self._playback.now())
         )
-        return piece if spare < soon and self._load.may_speak_early(self) else None
+        return piece if spare < soon and self._load.try_admit_early(self) else None
 
     def _whole_blocks(self, stop: int) -> int:
         """Returns the end of the last block that is complete at a position."""
-        origin = self.prompt_tokens if self._schedule.joined_prompt else 0
+        origin = self.prompt_tokens if self._schedule.full_prompt_attention else 0
         return stop - (stop - origin) % self._schedule.block
 
     def _seconds_until(self, stop: int) -> float:

@@ -140,7 +140,7 @@ class Load:
             batch = np.array([chunks, seconds, chunks * chunks, chunks * seconds])
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
-    def may_speak_early(self, stream: object) -> bool:
+    def try_admit_early(self, stream: object) -> bool:
         """Says whether a stream may speak of an incomplete block; if so, it counts until `leave`."""
         if self.delay_seconds > SLOW_SECONDS:
             return False
@@ -154,7 +154,7 @@ class Load:
         self._early.add(stream)
         return True
 
-    def leave(self, stream: object) -> None:
+    def remove(self, stream: object) -> None:
         """Notes that a stream speaks of whole blocks only, or no more."""
         self._early.discard(stream)
 

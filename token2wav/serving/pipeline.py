@@ -99,7 +99,7 @@ class Pipeline:
 
     def close(self, request: Request) -> None:
         """Frees all that a request holds; doing so twice is harmless."""
-        self.load.leave(request.chunker)
+        self.load.remove(request.chunker)
         if request.handles is not None:
             for stage, handle in zip(self.stages.values(), request.handles, strict=True):
                 stage.close(handle)

@@ -89,11 +89,11 @@ class Scheduler:
             request.last_progress = self._clock()
         if request.owner is not None:  # who answers, in order
             return []
-        finished = self.settle(request)
+        finished = self.finish_consumed_messages(request)
         self.release(request)
         return finished
 
-    def settle(self, request: Request) -> list[Reply]:
+    def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Returns the replies to messages that are consumed: their tokens have made no chunk
         possible, or it was sent.
 
@@ -123,7 +123,7 @@ class Scheduler:
         elif request.status is not Status.READY:
             request.status, request.ready_since = Status.READY, self._clock()
 
-    def look_at_listeners(self) -> None:
+    def recheck_waiting(self) -> None:
         """Decides again for requests that wait for tokens, whose listeners may not be able to wait
         any longer.
 

@@ -235,7 +235,7 @@ class WorkerPool:
         except StreamClosedError:
             raise
         except Exception as error:
-            self.cancel(request, as_told(error))
+            self.cancel(request, to_public_error(error))
             raise
         _finish(finished)
 
@@ -279,7 +279,7 @@ class WorkerPool:
                 going = self._turn(worker)
             # a fault of ours: the requests of this worker are lost, others are not
             except Exception as error:
-                self._give_up(worker, as_told(error))
+                self._give_up(worker, to_public_error(error))
                 time.sleep(_POLL_SECONDS)
             finally:
                 with self._wake:
@@ -298,7 +298,7 @@ class WorkerPool:
         """
         scheduler, owner = self._scheduler, threading.get_ident()
         with self._wake:
-            scheduler.look_at_listeners()
+            scheduler.recheck_waiting()
             unopened = scheduler.next_to_open(owner)
             taken = [unopened] if unopened else scheduler.next_batch(owner, self._idle_workers)
             if not taken:
@@ -393,7 +393,7 @@ class WorkerPool:
                 batch, partial(_attempt, self._observer.computed, waited)
             )
         except Exception as error:  # of the engines as a whole: nobody can go on
-            results = [as_told(error)] * len(batch)
+            results = [to_public_error(error)] * len(batch)
         took = self._clock() - start
         for request, result in zip(batch, results, strict=True):
             request.compute_seconds += took
@@ -424,7 +424,7 @@ class WorkerPool:
             work(request)
             self._release(request)
         except Exception as error:
-            self.cancel(request, as_told(error))
+            self.cancel(request, to_public_error(error))
             self._release(request)
 
     def _release(self, request: Request) -> None:
@@ -435,7 +435,7 @@ class WorkerPool:
         while finished is None or finished:
             with self._wake:
                 cancelled, held = request.over, request.handles is not None
-                finished = self._scheduler.settle(request)
+                finished = self._scheduler.finish_consumed_messages(request)
                 over = request.over
                 if over:
                     _attempt(self._pipeline.close, request)
@@ -459,7 +459,7 @@ class WorkerPool:
             _attempt(self._observer.changed, self.open_requests)
 
 
-def as_told(error: Exception) -> Token2WavError:
+def to_public_error(error: Exception) -> Token2WavError:
     """Returns an error as clients are told it; one that is not ours is logged."""
     if isinstance(error, Token2WavError):
         return error

@@ -6,14 +6,14 @@ from typing import Any
 
 from token2wav_server.ensemble.stages import load_flow
 from token2wav_server.ensemble.wire import StageModel, flow_part
-from token2wav_server.model_process import given
+from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
     """Decoupled Python-backend model; while it computes, Triton gathers the next batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = given()
+        folder, server = read_environment()
         self._model = StageModel(
             args["model_name"], load_flow(folder, server), flow_part, server.limits
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from token2wav_server.ensemble.accumulator import Accumulator
-from token2wav_server.model_process import given
+from token2wav_server.model_process import read_environment
 from token2wav_server.protocol import admitted
 
 
@@ -13,7 +13,7 @@ class TritonPythonModel:
     """Decoupled Python-backend model; it answers at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._accumulator = Accumulator(*given())
+        self._accumulator = Accumulator(*read_environment())
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

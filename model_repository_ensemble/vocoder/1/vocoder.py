@@ -8,14 +8,14 @@ from typing import Any
 
 from token2wav_server.ensemble.stages import load_vocoder
 from token2wav_server.ensemble.wire import StageModel, vocoder_part
-from token2wav_server.model_process import given
+from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
     """Decoupled Python-backend model; while it computes, Triton gathers the next batch."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        folder, server = given()
+        folder, server = read_environment()
         self._model = StageModel(
             args["model_name"], load_vocoder(folder, server), vocoder_part, server.limits
         )

@@ -68,7 +68,7 @@ class Accumulator:
     """Accumulator behind the Triton model `token_accumulator`."""
 
     def __init__(self, folder: Path, server: ServerConfig) -> None:
-        self._config = read_config(folder).under(server.stream)
+        self._config = read_config(folder).with_stream_settings(server.stream)
         self._config.check(server.stream)
         self._limits = server.limits
         self._schedule = HopSchedule.of(server.stream, self._config)

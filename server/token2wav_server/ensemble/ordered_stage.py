@@ -192,7 +192,7 @@ class OrderedStage:
                     stream.state = self._stage.open(part.label, part.content)
                 runnable.append((stream, part))
             except Exception as error:
-                self._fail(stream, _told(error), part)
+                self._fail(stream, _public_error(error), part)
         self._changed(self.open_streams)
         results = self._advance([(stream.state, part.content) for stream, part in runnable])
         for (stream, part), result in zip(runnable, results, strict=True):
@@ -215,7 +215,7 @@ class OrderedStage:
         except Exception as error:
             log.exception("a batch failed")
             return [
-                error if isinstance(error, EngineError) else EngineError(str(_told(error)))
+                error if isinstance(error, EngineError) else EngineError(str(_public_error(error)))
             ] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
@@ -271,7 +271,7 @@ def _answer(part: Part, what: Any) -> None:
         log.warning("a chunk could not be answered", exc_info=True)
 
 
-def _told(error: Exception) -> Token2WavError:
+def _public_error(error: Exception) -> Token2WavError:
     if isinstance(error, Token2WavError):
         return error
     return EngineError(f"engine: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -60,11 +60,11 @@ class Front(HttpPorts):
         self._utterances = asyncio.Semaphore(_UTTERANCES)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._told(request, _METRICS, self._inner.metrics)
+        return await self._answer_question(request, _METRICS, self._inner.metrics)
 
     async def _http(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _SPOKEN.fullmatch(request.raw_path):
-            return await self._told(request, _TOLD, self._inner.http)
+            return await self._answer_question(request, _TOLD, self._inner.http)
         if request.method != "POST":
             return refusal(405, "only POST is open here")
         key = request.headers.get(KEY_NAME, "").encode(errors="replace")
@@ -104,7 +104,7 @@ class Front(HttpPorts):
         async with self._utterances:
             return await _relay(request, self._inner.http, headers, body)
 
-    async def _told(
+    async def _answer_question(
         self, request: web.BaseRequest, paths: re.Pattern[str], port: int
     ) -> web.StreamResponse:
         """Answers a question: a GET without a body."""

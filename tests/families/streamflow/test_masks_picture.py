@@ -13,7 +13,7 @@ from tests.support.golden import TINY
 from token2wav.families import read_config
 
 # Blocks (first, last) that a frame of block q sees, of which there are n.
-SEEN = {
+NUM_CAUSAL_PAGES = {
     "full attention: not streaming": lambda q, n: (0, n - 1),
     "static chunks": lambda q, n: (0, q),
     "2 left chunks": lambda q, n: (max(0, q - 2), q),
@@ -36,11 +36,11 @@ def by_hand(seen: object, blocks: int, size: int) -> torch.Tensor:
 
 def test_every_mask_frame_by_frame() -> None:
     pictures, size = masks.every_mask(8), masks.SIZE
-    for title, seen in SEEN.items():
+    for title, seen in NUM_CAUSAL_PAGES.items():
         assert torch.equal(pictures.pop(title), by_hand(seen, 8, size)), title
     [(title, mask)] = pictures.items()
     assert title == "2 left chunks and a prompt of 2"
-    expected = by_hand(SEEN["2 left chunks"], 8, size)
+    expected = by_hand(NUM_CAUSAL_PAGES["2 left chunks"], 8, size)
     for row in range(2 * size, 8 * size):
         expected[row, : 2 * size] = True
     assert torch.equal(mask, expected)

@@ -19,12 +19,12 @@ from token2wav.execution import batch
 
 # Columns of block tables as kernels know them.
 VALID = tl.constexpr(batch.VALID)
-SEEN = tl.constexpr(batch.SEEN)
+NUM_CAUSAL_PAGES = tl.constexpr(batch.NUM_CAUSAL_PAGES)
 BEFORE = tl.constexpr(batch.BEFORE)
 CHUNK = tl.constexpr(batch.CHUNK)
 LAST = tl.constexpr(batch.LAST)
-ABSENT = tl.constexpr(batch.ABSENT)
-VISIBLE = tl.constexpr(batch.VISIBLE)
+PROMPT_PADDING = tl.constexpr(batch.PROMPT_PADDING)
+NUM_PAGES = tl.constexpr(batch.NUM_PAGES)
 HEADER = tl.constexpr(batch.HEADER)
 
 # Arguments that differ from batch to batch. Other arguments have a binary of their own for 1 and
@@ -78,7 +78,7 @@ def _store_keys_values(
     block, branch = row % blocks, row // blocks
     own = table + block * width
     if frame < tl.load(own + VALID):
-        page = tl.load(own + HEADER + tl.load(own + SEEN) - 1).to(tl.int64)
+        page = tl.load(own + HEADER + tl.load(own + NUM_CAUSAL_PAGES) - 1).to(tl.int64)
         at = (branch * pages + page) * BLOCK_FRAMES + frame
 
         head, column = tl.arange(0, HEADS_UP), tl.arange(0, DIM)
@@ -168,8 +168,8 @@ def _paged_attention(
     own = table + block * width
     valid, visible_pages, start = (
         tl.load(own + VALID),
-        tl.load(own + VISIBLE),
-        tl.load(own + ABSENT),
+        tl.load(own + NUM_PAGES),
+        tl.load(own + PROMPT_PADDING),
     )
 
     column = tl.arange(0, DIM)

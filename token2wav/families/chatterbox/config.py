@@ -62,7 +62,7 @@ class ChatterboxConfig(CosyVoice2Config):
         hop = stream.max_hop_tokens or _WHOLE_TOKENS
         return (hop, hop) if stream.reference else super().hops(stream)
 
-    def under(self, stream: StreamConfig) -> ChatterboxConfig:
+    def with_stream_settings(self, stream: StreamConfig) -> ChatterboxConfig:
         """Gives windows their look-ahead: far more than the encoder needs, so that frames see what
         comes after them.
         """

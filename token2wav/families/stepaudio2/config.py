@@ -42,7 +42,7 @@ class DiTConfig:
 class StepAudio2Config(CosyVoice2Config):
     """Configuration of a model in Step-Audio2's format."""
 
-    joined_prompt: bool = True
+    full_prompt_attention: bool = True
     left_blocks: int = _WINDOW_BLOCKS
     flow: FlowConfig[DiTConfig]
 

@@ -10,7 +10,7 @@ from token2wav.networks.estimator import Attend, Convolution
 from token2wav.networks.unet import CausalConv
 
 
-class KeptMemory:
+class KeptContext:
     """Keys, values and ends of convolutions' inputs of some rows (see `Memory`).
 
     Args:

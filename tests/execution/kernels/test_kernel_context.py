@@ -76,10 +76,12 @@ def batches(estimator: Estimator, states: list[torch.Tensor]) -> list[list[Chunk
         )
         speaker, joined = (
             torch.randn(BANDS, generator=random).to(DEVICE),
-            prompt and estimator.joined_prompts,
+            prompt and estimator.full_prompt_attention,
         )
-        absent = 3 if estimator.joined_prompts and not stream else 0
-        return ChunkInput(noise, mu, cond, speaker, start, tables, states[stream], absent, joined)
+        prompt_padding = 3 if estimator.full_prompt_attention and not stream else 0
+        return ChunkInput(
+            noise, mu, cond, speaker, start, tables, states[stream], prompt_padding, joined
+        )
 
     return [
         [
