@@ -13,7 +13,6 @@ from pathlib import Path
 
 from token2wav.config import load_server_config
 from token2wav.errors import ConfigError, Token2WavError
-from token2wav.execution.assemble import check_folder
 from token2wav.families import read_config
 from token2wav_server.voices import voices_in
 
@@ -44,7 +43,9 @@ def check(model: Path, config: Path | None) -> None:
 
 def main() -> None:
     """Checks, in that process, what its arguments name, and prints what is wrong."""
-    from token2wav.model import check_settings  # imports torch
+    # These import torch.
+    from token2wav.execution.assemble import check_folder
+    from token2wav.model import check_settings
 
     model, *config = map(Path, sys.argv[1:])
     try:

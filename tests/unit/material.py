@@ -98,7 +98,7 @@ class FaultyVocoder:
         self.open_fault: BaseException | None = None
         self.meanwhile: dict[str, Callable[[], None]] = {}
 
-    def open(self) -> int:
+    def open(self, voice: Voice | None = None, steps: int = 0) -> int:
         self._happen("open")
         if self.open_fault is not None:
             raise self.open_fault
