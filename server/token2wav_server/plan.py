@@ -225,8 +225,8 @@ def _mib(size: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or "
-        "compute, by what was measured.",
+        description="How many streams a GPU holds, and what binds: memory, by the engine's own "
+        "accounting, or compute, by what was measured.",
     )
     parser.add_argument(
         "--model", metavar="FOLDER", required=True, help="its weights are not needed"

@@ -55,7 +55,7 @@ class Sequences(Generic[StreamT]):
 
     def __init__(self) -> None:
         self._open: dict[SequenceId, tuple[Owner, StreamT]] = {}
-        # Reason why a stream was closed, by sequence id; the stream that was closed last comes last.
+        # Reason why a stream was closed, by sequence id, in the order of closing.
         self._closed: OrderedDict[SequenceId, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -112,8 +112,8 @@ class Sequences(Generic[StreamT]):
         if found is None:
             raise StreamClosedError(
                 reason
-                or f"sequence_id: '{sequence_id}' is no open stream; it was closed long ago, or its "
-                "first request had no sequence_start"
+                or f"sequence_id: '{sequence_id}' is no open stream; it was closed long ago, or "
+                "its first request had no sequence_start"
             )
         if not owner.owns(found[0]):
             raise InputError(
