@@ -335,7 +335,7 @@ class TritonServer:
         return True
 
     def _reserve(self) -> int:
-        """Reserves a free port of the loopback interface for tritonserver until the server stops."""
+        """Reserves a free port of the loopback for tritonserver until the server is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
         return self._reserve() if port in astuple(self.ports) else port
 

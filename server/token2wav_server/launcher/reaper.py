@@ -1,8 +1,9 @@
 """Reaper of a server: a small process that runs tritonserver as its child, and cleans up after it.
 
 A launcher that is killed cannot clean up. A parent-death signal alone would end the server, but
-leave its shared memory behind; besides, the signal is sent when the parent's thread ends, not when
-the parent process ends. So the reaper runs between launcher and server, and outlives both.
+leave its shared memory behind. Besides, the kernel sends the signal when the thread that started
+the child ends, even if the parent process goes on. So the reaper runs between launcher and server,
+and outlives both.
 
 The launcher starts this file by its path with ``python -I -S``. So it uses only the standard
 library, and imports nothing of the project.
@@ -45,10 +46,10 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
-    # A Python backend that was killed leaves an empty folder in /tmp, even if TMPDIR is set. The name
-    # of the folder does not identify the server, and a running server whose folder is missing
-    # aborts when it stops. So only the last server on a machine removes these folders, all that its
-    # user owns.
+    # A Python backend that was killed leaves an empty folder in /tmp, even if TMPDIR is set. The
+    # name of the folder does not identify the server, and a running server whose folder is missing
+    # aborts when it stops. So only the last server on a machine removes the folders, all
+    # that its user owns.
     if not running_servers():
         for empty in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
@@ -120,8 +121,8 @@ def run(
     # arrives later.
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     prctl = ctypes.CDLL(None).prctl
-    # A model process whose server has ended becomes a child of this process, which can then read the
-    # exit status of the model process.
+    # A model process whose server has ended becomes a child of this process. So this process can
+    # read its exit status.
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def in_child() -> None:
