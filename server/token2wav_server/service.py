@@ -173,7 +173,7 @@ def _limits(limits: LimitConfig) -> str:
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
-    """Computes the prompts of voices, so that their first listeners need not wait for it.
+    """Computes the prompts of voices in advance, so that the first listeners need not wait.
 
     It stops after 20 s, or when the cache is full.
     """

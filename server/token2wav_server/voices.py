@@ -57,7 +57,8 @@ class VoiceRegistry:
     def register(self, voice: Voice) -> str:
         """Adds a voice without a name, and returns its id.
 
-        If the registry has the voice already, it becomes the most recently used one.
+        A voice that the registry has already is not added again, but becomes the most recently used
+        one.
         """
         voice_id = voice.content_hash
         with self._lock:

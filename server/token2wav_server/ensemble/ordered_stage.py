@@ -22,8 +22,9 @@ from token2wav.serving.audio_output import AudioFormat
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
-# A batch of eight chunks of 100 tokens takes 130 s on a slow CPU. The limit grows in proportion to
-# the number of streams in larger batches.
+# A batch that runs longer than this time is taken to hang. A batch of eight chunks of 100 tokens
+# takes 130 s on a slow CPU. If the limits allow more than eight streams in a batch, the time grows
+# in proportion.
 _HANG_SECONDS = 180.0
 _HANG_STREAMS = 8
 

@@ -67,7 +67,7 @@ class StageModel:
             ),
         )
         # `expire` and `watch` have a thread each. `expire` waits for the lock that a running batch
-        # holds, so a batch that hangs would block `watch` for ever in a common thread.
+        # holds, so a batch that hangs would block `watch` for ever if both shared a thread.
         self._tickers = [
             ticker(look, limits.idle_seconds)
             for look in (self._ordered.expire, self._ordered.watch)

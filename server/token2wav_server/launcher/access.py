@@ -65,7 +65,7 @@ class Certificates:
     def for_canary(self) -> Tls:
         """Returns the TLS settings with which the canary connects to the server.
 
-        The canary trusts exactly the certificate of the server. If clients need a certificate, the
+        The canary trusts only the server's own certificate file. If clients need a certificate, the
         canary presents the certificate of the server as its own.
 
         Raises:

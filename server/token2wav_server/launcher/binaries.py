@@ -3,7 +3,8 @@
 There are two sources. The first is an installation of Triton; the NGC image has one in
 /opt/tritonserver. An installation is complete, but its Python backend works with one Python version
 only. The second source is the PyPI wheel nvidia-pytriton, from which only files are used. Its
-Python backend has to be assembled from a library and the stub for this Python version.
+Python backend has to be assembled from a library and the stub for this Python version. The stub is
+the program that runs a Python model in a process of its own.
 """
 
 from __future__ import annotations

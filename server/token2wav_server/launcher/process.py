@@ -53,7 +53,7 @@ class TritonServer:
     Args:
         model: model folder. The models of Triton read its path from the variable TOKEN2WAV_MODEL.
         config: settings file of the server, which the models read from TOKEN2WAV_CONFIG; None for
-            the default settings, where the variable is not set.
+            the default settings. Then the variable is not set.
         model_repository: model repository of Triton; by default the repository in the checkout that
             contains this package.
         ports: ports to listen on; use ``Ports.free()`` if the numbers do not matter.

@@ -48,8 +48,8 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
         segment.unlink(missing_ok=True)
     # A Python backend that was killed leaves an empty folder in /tmp, even if TMPDIR is set. The
     # name of the folder does not identify the server, and a running server whose folder is missing
-    # aborts when it stops. So only the last server on a machine removes the folders, all
-    # that its user owns.
+    # aborts when it stops. So the folders are removed when the last server on a machine ends: all
+    # folders of its user.
     if not running_servers():
         for empty in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def run(
                 _wait_for_end(server, grace_s)
         finally:
             # Ends the processes that are left in the group of the server: the server itself, or
-            # stubs that have outlived it.
+            # model processes that have outlived it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             status = server.wait()
@@ -186,8 +186,8 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
     """Returns the wait status, by process id, of model processes that died while their server runs.
 
     Triton never notices their death. It still reports that it is ready, and fails each request
-    after a second, or never answers. If Triton itself ends a stub, it waits for the stub: such a
-    stub is a zombie for a short time only, and its status is 0.
+    after a second, or never answers. If Triton itself ends a model process, it also reads the
+    exit status. Such a process is a zombie for a short time only, and its status is 0.
     """
     dead = {}
     with contextlib.suppress(OSError):  # a process that has just ended

@@ -37,12 +37,12 @@ class Canary:
     is imported only here, so that the launcher starts fast, and also without the library.
 
     Args:
-        interval_s: value of the attribute.
+        interval_s: seconds between two syntheses, and the longest time of one synthesis.
         model_repository: model repository of the server.
         certificates: certificates of the server; None for gRPC without TLS.
 
     Attributes:
-        interval_s: seconds between two syntheses, and the longest time of one synthesis.
+        interval_s: the argument of this name.
         why_none: reason why the canary cannot run; empty if it can.
 
     Raises:
@@ -97,7 +97,7 @@ class _Failure:
 
 @dataclass
 class Supervisor:
-    """Supervisor of one server, which runs until KeyboardInterrupt.
+    """Supervisor of one server; `serve` runs the server until KeyboardInterrupt.
 
     Attributes:
         server: server process, not started yet.
