@@ -1,5 +1,6 @@
-"""Server package: it starts a real NVIDIA tritonserver, without docker, and stops it with nothing
-left behind.
+"""Server package, which starts and stops a real NVIDIA tritonserver without docker.
+
+Stopping the server removes all its processes, shared memory and temporary files.
 """
 
 from token2wav_server.launcher.errors import (

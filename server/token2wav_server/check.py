@@ -1,8 +1,8 @@
-"""Check of a server before its start: model folder, settings, the device and engine that they name,
-and voices.
+"""Check of the model folder and the settings before a server starts.
 
-Reading weights and choosing an engine import torch, which the launcher would hold as long as it
-serves. So the check runs in a process of its own.
+It covers the model folder, the settings, the device and the backend that the settings name, and
+the voices. Reading weights and choosing a backend import torch. The launcher would keep torch in
+memory for as long as it serves, so the check runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,26 @@ from token2wav.errors import ConfigError, Token2WavError
 from token2wav.families import read_config
 from token2wav_server.voices import voices_in
 
-# Without the working directory, which may be a model folder: nothing in there is ever executed.
-_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path); from token2wav_server.check import main; main()"
+# Removes the working directory from `sys.path`. It may be a model folder, and no file of a model
+# folder is ever executed.
+_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); "
+    "from token2wav_server.check import main; main()"
+)
 
 
 def check(model: Path, config: Path | None) -> None:
-    """Raises ConfigError if a model folder cannot be served with the settings in a file."""
-    # here too: this and the next need no torch, so that a wrong value is reported at once
+    """Checks that a model folder can be served with the settings in a file.
+
+    Args:
+        model: model folder.
+        config: settings file of the server; None for the default settings.
+
+    Raises:
+        ConfigError: the folder or a setting cannot be used. The message gives the reason.
+    """
+    # These two calls need no torch. They repeat a part of the check here, so that a wrong value is
+    # reported at once.
     load_server_config(config)
     read_config(model)
     command = [
@@ -42,7 +55,11 @@ def check(model: Path, config: Path | None) -> None:
 
 
 def main() -> None:
-    """Checks, in that process, what its arguments name, and prints what is wrong."""
+    """Runs the check in the child process, and prints the error if there is one.
+
+    The command line holds the model folder, and optionally the settings file. The exit status is 1
+    after an error.
+    """
     # These import torch.
     from token2wav.execution.assemble import check_folder
     from token2wav.model import check_settings

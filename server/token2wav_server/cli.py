@@ -1,4 +1,4 @@
-"""Command ``token2wav-serve``: it runs a Triton server for one model folder, in the foreground."""
+"""Command ``token2wav-serve``: runs a Triton server for one model folder in the foreground."""
 
 from __future__ import annotations
 
@@ -38,7 +38,15 @@ exit codes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then drains; returns its exit code (see ``--help``)."""
+    """Serves until SIGINT, SIGTERM or SIGHUP, and then drains the server.
+
+    Args:
+        arguments: command-line arguments without the name of the program; by default
+            ``sys.argv[1:]``.
+
+    Returns:
+        The exit code of the command, one of the codes that ``--help`` lists.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     own = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:own])
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if (
         signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ):  # nohup ignores it, so that a closed terminal ends nothing
+    ):  # `nohup` ignores SIGHUP, so that closing the terminal does not stop the server
         signal.signal(signal.SIGHUP, _interrupt)
     try:
         return _serve(options, given[own + 1 :])
@@ -90,8 +98,10 @@ def _serve(options: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def _check_addresses(options: argparse.Namespace) -> None:
-    """Raises ConfigError if two services have the same port, or the host is no address of this
-    machine.
+    """Checks the ports and the host of the command line.
+
+    Raises:
+        ConfigError: two services have the same port, or this machine cannot listen on the host.
     """
     services: dict[int, str] = {}
     for service in ("http", "grpc", "metrics", "status"):
@@ -191,7 +201,8 @@ def _parser() -> argparse.ArgumentParser:
         "--status-port",
         type=_PORT,
         metavar="PORT",
-        help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining (default: nowhere)",
+        help="where to tell load balancers over HTTP: 200 ready, 503 not ready, 404 draining "
+        "(default: nowhere)",
     )
     for option, seconds, text in (
         (
@@ -221,20 +232,23 @@ def _parser() -> argparse.ArgumentParser:
         "--memory-mib",
         type=number(int),
         metavar="MIB",
-        help="resident memory that tritonserver and its models may take together before they are drained and restarted "
+        help="resident memory that tritonserver and its models may take together before they "
+        "are drained and restarted "
         "(default: 80%% of the machine's or the container's, 0: any)",
     )
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show all of Triton's log and the model's whole configuration; by default warnings, errors, a summary of "
+        help="show all of Triton's log and the model's whole configuration; by default warnings, "
+        "errors, a summary of "
         "five lines (model, device, backend, limits, ports) and other lines that the models print",
     )
     return parser
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    # Only a second Ctrl-C may cut the drain short, and nothing what follows it.
+    # The first signal starts the drain. After it only Ctrl-C (SIGINT) is handled, so that a second
+    # Ctrl-C ends the drain early. Then SIGINT is ignored too: nothing may interrupt the clean-up.
     first = signal.getsignal(signal.SIGTERM) is _interrupt
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -253,8 +267,10 @@ def _failed(error: object, status: int) -> int:
 
 
 def _discard_unwritten_output() -> None:
-    """Lets the exit code stand: Python ends with 120 if it cannot write its output to a terminal
-    that was closed.
+    """Flushes stdout and stderr, and discards output that cannot be written.
+
+    Python replaces the exit code by 120 if it cannot flush its output at the end, for example to
+    a terminal that was closed.
     """
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,11 +1,10 @@
-"""Metrics of the models on Triton's own metrics port: they count what the scheduler and the
-ensemble's stages do.
+"""Metrics of the scheduler and of the stages of the ensemble, on Triton's own metrics port.
 
 A metric of `triton_python_backend_utils` passes each value through a piece of shared memory that
-belongs to the object, and releases the interpreter meanwhile. Two threads that touch one at the
-same time read each other's memory: values get lost, requests fail with
-`TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process dies (seen with servers
-up to 2.51). So one lock guards them all.
+belongs to the metric object, and releases Python's global lock meanwhile. If two threads use a
+metric at the same time, each thread reads the memory of the other. Then values are lost, requests
+fail with `TRITONSERVER_METRIC_KIND_COUNTER does not support Observe`, or the process crashes (seen
+with servers up to 2.51). So one lock guards all metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
 _STREAMS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]
 _FACTORS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0]
-# Families that the one-process model and the stages of the ensemble have.
+# Arguments of the families that both the one-process model and the stages of the ensemble have.
 _OPEN_STREAMS = (
     "open_streams",
     "Utterances that are open, by who holds something for them",
@@ -41,15 +40,15 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class Family:
-    """Family of metrics that differ in their labels; several threads may change them.
+    """Family of metrics that have the same name and differ in their labels. It is thread-safe.
 
     Args:
-        name: name on the metrics port, without `token2wav_`. That of a counter ends with `_total`;
-            until the next release the counter is published a second time without that ending, its
-            earlier name.
+        name: name on the metrics port, without `token2wav_`. The name of a counter ends with
+            `_total`. Until the next release, each counter is also published under its earlier name,
+            which lacks this ending.
         description: help text on the metrics port.
         kind: GAUGE, COUNTER or HISTOGRAM.
-        buckets: upper bounds of a histogram.
+        buckets: upper bounds of the buckets of a histogram.
     """
 
     def __init__(
@@ -59,19 +58,23 @@ class Family:
         self._method = {"GAUGE": "set", "COUNTER": "increment", "HISTOGRAM": "observe"}[kind]
         self._metrics: dict[tuple[str, ...], list[Any]] = {}
         names = {name: (description, kind)}
-        # a gauge under the old name: `promtool check metrics` refuses such a name of a counter
+        # The earlier name belongs to a gauge, because `promtool check metrics` rejects counters
+        # whose names do not end with `_total`.
         if kind == "COUNTER":
             names[name.removesuffix("_total")] = (f"Deprecated: use token2wav_{name}", "GAUGE")
         kinds = pb_utils.MetricFamily
-        with _ONE_AT_A_TIME:  # kept, because Triton forgets a metric whose family is not referenced
+        # The families are stored, because Triton drops a metric whose family is not referenced.
+        with _ONE_AT_A_TIME:
             self._families = [
                 kinds(name=f"token2wav_{name}", description=description, kind=getattr(kinds, kind))
                 for name, (description, kind) in names.items()
             ]
 
     def record(self, value: float, **labels: str) -> None:
-        """Sets the gauge, adds to the counter or counts in the histogram with these labels, made at
-        its first value.
+        """Records a value in the metric with these labels.
+
+        The value sets a gauge, is added to a counter, or is counted in a histogram. The metric is
+        created with its first value.
         """
         key = tuple(labels.values())
         try:
@@ -82,13 +85,14 @@ class Family:
                     ]
                 for metric in self._metrics[key]:
                     getattr(metric, self._method)(value)
-        except Exception:  # no request may suffer from it
+        except Exception:  # a failure of metrics must not fail a request
             log.warning("a metric could not be changed", exc_info=True)
 
 
 class ServerMetrics(Observer):
-    """Metrics of the one-process model and its cache; a line is logged for every utterance that
-    ends.
+    """Metrics of the one-process model and its cache.
+
+    It also logs one line for each utterance that ends.
     """
 
     def __init__(self, model: Token2Wav) -> None:
@@ -149,7 +153,8 @@ class ServerMetrics(Observer):
         for result, count in (("hit", usage.prompt_hits), ("miss", usage.prompt_misses)):
             self._voices.record(count - self._prompts_told[result], result=result)
             self._prompts_told[result] = count
-        # Last: who reads that nothing is open reads all the rest of it too.
+        # These gauges are set last. Once a reader of the metrics port sees that no stream is open,
+        # all other values are up to date.
         self._open.record(self._model.pipeline.open_streams, holder="engine")
         self._open.record(open_requests, holder="scheduler")
 
@@ -200,11 +205,14 @@ class ServerMetrics(Observer):
 
 
 def open_streams(holder: str) -> Callable[[int], None]:
-    """Makes the gauge of the streams that a stage holds something for, and returns what sets it.
+    """Creates the gauge of the streams that are open in a stage.
 
     Args:
         holder: label of the stage: `flow`, `vocoder`, or `scheduler` for the accumulator, which
             admits streams as the scheduler of the one-process model does.
+
+    Returns:
+        A function that sets the gauge.
     """
     change = partial(Family(*_OPEN_STREAMS).record, holder=holder)
     change(0)
@@ -212,15 +220,24 @@ def open_streams(holder: str) -> Callable[[int], None]:
 
 
 def batch_streams(model: str) -> Callable[[int], None]:
-    """Makes the histogram of how many streams a stage computed together, and returns what counts
-    there.
+    """Creates the histogram of the number of streams in the batches of a stage.
+
+    Args:
+        model: name of the stage's model in Triton, a label of the metric.
+
+    Returns:
+        A function that records the number of streams of one batch.
     """
     return partial(Family(*_BATCH_STREAMS).record, model=model)
 
 
 def refusals() -> Callable[[Token2WavError], None]:
-    """Makes the counter of requests that were answered with an error; messages begin with the field
-    or limit.
+    """Creates the counter of requests that were answered with an error.
+
+    Errors are counted by the field or limit with which their message begins.
+
+    Returns:
+        A function that counts an error.
     """
     family = Family(*_REFUSED)
     return lambda error: family.record(1, what=str(error).partition(":")[0][:40])

@@ -1,4 +1,7 @@
-"""Process of a model, from inside: it reads what it is to serve, and ends itself."""
+"""Environment and end of a model process.
+
+Triton runs each Python model in a process of its own. These functions run inside that process.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,20 @@ log = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.5
 DEVICE_LOST_STATUS = 70
-# before a line of a model's summary in Triton's log: the launcher shows it without its head
+# Prefix of the summary lines of a model in Triton's log. The launcher finds these lines by it, and
+# shows them without the header that Triton adds.
 SUMMARY = "token2wav: "
 
 
 def read_environment() -> tuple[Path, ServerConfig]:
-    """Returns the model folder in TOKEN2WAV_MODEL, and the settings in the file TOKEN2WAV_CONFIG or
-    the defaults.
+    """Reads the model folder and the settings of the server from environment variables.
+
+    Returns:
+        The folder in TOKEN2WAV_MODEL, and the settings of the file in TOKEN2WAV_CONFIG. Without
+        this variable the settings have their defaults.
 
     Raises:
-        ConfigError: there is no folder, or the file cannot be used.
+        ConfigError: TOKEN2WAV_MODEL is not set, or the settings file cannot be used.
     """
     folder, file = os.environ.get("TOKEN2WAV_MODEL"), os.environ.get("TOKEN2WAV_CONFIG")
     if not folder:
@@ -32,12 +39,14 @@ def read_environment() -> tuple[Path, ServerConfig]:
 
 
 def end_process(reason: str = "has lost its GPU") -> None:
-    """Ends this process, soon but not before answers that are on their way have left; `reason` goes
-    to the log.
+    """Ends this process after half a second, in which pending responses are sent.
 
     A GPU that reports an illegal access refuses all further work of the process. The launcher
-    starts the server anew as soon as a model process is gone; without this, it would take two
-    failed canaries to notice.
+    restarts the server as soon as a model process has ended. If the process went on, the launcher
+    would notice only after two failed canary syntheses.
+
+    Args:
+        reason: reason of the end for the log, as a predicate: "has lost its GPU".
     """
     log.error("this process %s; it ends with status %d", reason, DEVICE_LOST_STATUS)
     threading.Timer(_LAST_WORDS_SECONDS, os._exit, (DEVICE_LOST_STATUS,)).start()

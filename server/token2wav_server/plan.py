@@ -1,5 +1,6 @@
-"""Command `token2wav-plan`: it tells how many streams a GPU holds, and what binds. docs/scaling.md
-works an example.
+"""Command `token2wav-plan`: computes how many streams a GPU can serve, and the limiting resource.
+
+docs/scaling.md has an example.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from token2wav_server.plan_memory import share_out, stream_needs, weight_bytes
 PROGRAM = "token2wav-plan"
 _MIB = 1 << 20
 _SECONDS = number(float, 0, 86400, "a number of seconds")
-# MiB, as nvidia-smi shows them.
+# Memory of each GPU in MiB, as `nvidia-smi` shows it.
 GPU_MIB = {
     "T4": 15360,
     "A10": 23028,
@@ -40,7 +41,7 @@ GPU_MIB = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the plan; 2 if an argument cannot be used."""
+    """Prints the plan, and returns the exit code: 2 if an argument cannot be used, else 0."""
     options = _parser().parse_args(arguments)
     try:
         plan = make_plan(options)
@@ -52,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_plan(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns all figures, for JSON.
+    """Computes all figures of the plan, as a dictionary for JSON.
 
     Raises:
-        ConfigError: the model folder, a setting or the file of costs cannot be used.
+        ConfigError: the model folder, a setting or the file given with `--costs` cannot be used.
     """
     stream = StreamConfig(left_blocks=options.left_blocks, max_hop_tokens=options.max_hop_tokens)
     model = read_config(Path(options.model))
@@ -81,7 +82,10 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
     if options.costs is not None:
         compute = measured_streams(options.costs, rate)
         if not _is_of(compute["gpu"], options.gpu):
-            unmeasured = f"not measured on this GPU: {options.costs} is of {compute['gpu'] or 'a computer without one'}"
+            unmeasured = (
+                f"not measured on this GPU: {options.costs} is of "
+                f"{compute['gpu'] or 'a computer without one'}"
+            )
             compute = None
     best = memory.streams if compute is None else max(compute["streams"].values())
     return {
@@ -104,13 +108,22 @@ def make_plan(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
-    """Reads a GPU's report: how many streams run in real time there, by streams in a batch, if
-    nothing else takes time.
+    """Reads from a GPU's report how many streams the GPU serves in real time.
 
-    Nothing is estimated. The longest chunks count, after the longest history that was measured.
+    The figures are measured, not estimated. They come from the rows of the report with the longest
+    chunks, and among these with the longest history. They assume that the GPU spends no time on
+    anything else.
+
+    Args:
+        report: `report.json` of `make gpu-check`.
+        token_rate: tokens per second of audio.
+
+    Returns:
+        The GPU, the model, the chunk length and the history of the measurement. `streams` maps the
+        number of streams in a batch to the number of streams that run in real time.
 
     Raises:
-        ConfigError: the file is no such report.
+        ConfigError: the file is not such a report.
     """
     try:
         content = json.loads(report.read_bytes())
@@ -138,7 +151,10 @@ def measured_streams(report: Path, token_rate: float) -> dict[str, Any]:
 
 
 def _is_of(measured: str, gpu: str | None) -> bool:
-    """Whether a report's GPU is the one that is planned for, by whole words: NVIDIA L40S is no L4."""
+    """Returns whether the GPU of a report is the GPU of the plan.
+
+    The names are compared by whole words, so that "NVIDIA L40S" does not match "L4".
+    """
     words = re.findall(r"\w+", measured)
     return bool(words) and set((gpu or "").split()) <= set(words)
 
@@ -170,7 +186,8 @@ def as_table(plan: dict[str, Any]) -> str:
         ("a voice", f"{stream['prompt_pages']} pages, shared; {plan['voices']} voices"),
         (
             "GPU",
-            f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take {_mib(memory['taken'])}".strip(),
+            f"{plan['gpu'] or ''} {_mib(memory['total'])}, of which others take "
+            f"{_mib(memory['taken'])}".strip(),
         ),
         ("  weights", f"{_mib(memory['weights'])} in {plan['precision']}"),
         ("  cache", _mib(memory["cache"])),
@@ -186,7 +203,10 @@ def as_table(plan: dict[str, Any]) -> str:
     if compute is None:
         lines.append(("compute", plan["unmeasured"]))
     else:
-        what = f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after {compute['history_s']:g} s"
+        what = (
+            f"{compute['model']}, chunks of {compute['hop_tokens']} tokens after "
+            f"{compute['history_s']:g} s"
+        )
         lines.append(("compute", f"{compute['gpu']}, {what}:"))
         lines += [
             ("", f"{batch} at once: {streams} streams")
@@ -205,8 +225,8 @@ def _mib(size: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=PROGRAM,
-        description="How many streams a GPU holds, and what binds: memory, by the engine's own accounting, or compute, "
-        "by what was measured.",
+        description="How many streams a GPU holds, and what binds: memory, by the engine's own "
+        "accounting, or compute, by what was measured.",
     )
     parser.add_argument(
         "--model", metavar="FOLDER", required=True, help="its weights are not needed"

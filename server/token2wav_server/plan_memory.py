@@ -1,10 +1,9 @@
-"""Memory capacity of a GPU: the engine itself tells what a stream takes, and how many fit is
-counted from that.
+"""Memory capacity of a GPU: the memory of one stream, and the number of streams that fit.
 
-The real engine runs here without memory and without arithmetic: its weights and its cache are on
-torch's `meta` device, where tensors have shapes and no content, and what integrates the ODE returns
-shapes only. Which pages a stream takes, keeps and gives back is decided by the very code that
-serves.
+The memory of a stream is measured with the code that serves streams. The flow stage runs on torch's
+`meta` device, where weights and cache are tensors that have a shape but no content. A runner that
+returns only shapes replaces the integration of the ODE. So the stage allocates, keeps and releases
+the pages of a stream exactly as on a server, but without memory and arithmetic.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class StreamNeeds:
 
     Attributes:
         page_bytes: bytes of a page, which holds the keys and values of one attention block.
-        prompt_pages: number of pages of its voice, shared by all streams of that voice.
-        pages: largest number of pages of its own.
-        context_bytes: bytes of its own beside the pages.
+        prompt_pages: number of pages that hold the prompt, shared by all streams of the voice.
+        pages: largest number of other pages that the stream holds at a time.
+        context_bytes: bytes that the stream needs besides its pages.
     """
 
     page_bytes: int
@@ -56,11 +55,11 @@ class GpuMemory:
     Attributes:
         total: memory of the GPU.
         taken: memory that CUDA itself and other programs take.
-        weights: weights of flow and vocoder, and the tables made from them.
-        cache: pages of keys and values.
-        rest: room for everything else: batches, activations, streams' contexts, captured graphs.
-        streams: number of streams for which the cache has pages until the end of each, all at once.
-        binds: name of what would have to grow for one more stream.
+        weights: memory of the weights of flow and vocoder, and of the tables computed from weights.
+        cache: memory of the pages of keys and values.
+        rest: remaining memory, for batches, activations, contexts of streams and captured graphs.
+        streams: number of streams that fit at the same time, each of the largest size.
+        binds: name of the resource that limits the number of streams.
     """
 
     total: int
@@ -79,11 +78,17 @@ def stream_needs(
     prompt_tokens: int,
     stream_tokens: int,
 ) -> StreamNeeds:
-    """Measures one stream, of at least one token, by running it through the engine without
-    arithmetic.
+    """Measures the memory of one stream by running it through the flow stage without arithmetic.
+
+    Args:
+        model: configuration of the model.
+        stream: settings of streams.
+        storage: dtype of the cache.
+        prompt_tokens: number of tokens in the prompt of the voice.
+        stream_tokens: number of tokens of the stream, at least 1.
     """
     runner, longest_hop, steps = _ShapeRunner(), model.hops(stream)[1], model.ode_steps
-    # Room for the utterance, and for what a windowed stream reserves beyond it.
+    # Pages for the utterance, and for the blocks that a stream with a window reserves in addition.
     room = (
         (prompt_tokens + stream_tokens) // model.block_tokens
         + model.window(stream)
@@ -117,13 +122,14 @@ def stream_needs(
     shared = engine.usage().shared
     engine.close(handle)
     own = most - shared
-    encoder_bytes = made.token_bytes * own * model.block_tokens  # that of the prompt is shared
+    encoder_bytes = made.token_bytes * own * model.block_tokens  # without the prompt
     return StreamNeeds(made.layout.page_bytes, shared, own, runner.context_bytes + encoder_bytes)
 
 
 def weight_bytes(model: ModelConfig, precision: str) -> int:
-    """Returns the bytes of flow and vocoder on the device as they serve, tables of the ODE's times
-    included.
+    """Returns the bytes of the weights of flow and vocoder on the device of a server.
+
+    The tables that are computed from the times of the ODE steps are included.
     """
     with _META:
         made = flow_networks(model, "float32")
@@ -153,10 +159,15 @@ def _tensors(value: object) -> list[torch.Tensor]:
 def share_out(
     total: int, taken: int, weights: int, cache: int, needs: StreamNeeds, voices: int
 ) -> GpuMemory:
-    """Shares a GPU's memory out, and counts the streams that fit, with the prompts of some voices
-    in the cache.
+    """Divides the memory of a GPU into shares, and counts the streams that fit.
 
-    With 0 bytes for the cache it has the share of free memory that the server takes by itself.
+    Args:
+        total: bytes of the GPU.
+        taken: bytes that CUDA itself and other programs take.
+        weights: bytes of the weights.
+        cache: bytes of the cache; 0 for the share of free memory that a server takes by default.
+        needs: memory that one stream needs.
+        voices: number of voices whose prompts are in the cache.
     """
     free = max(0, total - taken - weights)
     cache = min(cache, free) if cache else cuda_cache_bytes(free)
@@ -173,7 +184,7 @@ def share_out(
 
 
 class _ShapeRunner(Runner):
-    """Runner that returns mels without content, and notes how large a stream's `conv_state` is."""
+    """Runner that returns mel without content, and records the size of a stream's `conv_state`."""
 
     def __init__(self) -> None:
         self.context_bytes = 0

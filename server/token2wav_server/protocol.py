@@ -1,9 +1,11 @@
-"""Protocol between Triton and the workers: it names tensors and parameters, reads requests and
-sends answers.
+"""Protocol between Triton and the workers: reads requests and sends responses.
 
-Runs inside Triton's Python backend only, which provides `triton_python_backend_utils`. Tensors pass
-by DLPack: the stubs of servers up to 2.51 misread NumPy 2 arrays (wrong strides on the way in, no
-bytes on the way out), and die of strings.
+This module also defines the names of all tensors and request parameters. It runs only inside
+Triton's Python backend, which provides `triton_python_backend_utils`.
+
+Tensors are passed as DLPack, not as NumPy arrays. The stub is the process that Triton starts for
+each Python model. The stubs of servers up to 2.51 misread arrays of NumPy 2: input arrays get wrong
+strides, and output arrays lose their bytes. These stubs also crash on tensors of strings.
 """
 
 from __future__ import annotations
@@ -45,10 +47,11 @@ PARAMETERS = (
 )
 _NAME_CHARS = 128
 
-Parameters = dict[str, Any]  # values of a request by their names: texts, numbers and booleans
+Parameters = dict[str, Any]  # parameters of a request by name: strings, numbers and booleans
 
-# Names of codes of pb_utils.TritonError, which Triton fills in only after it has imported this
-# module. They hold for subclasses too.
+# Status code of Triton for each class of error, subclasses included. The codes are attribute names
+# of `pb_utils.TritonError`, because Triton sets these attributes only after it has imported this
+# module.
 STATUS: dict[type[Token2WavError], str] = {
     InputError: "INVALID_ARG",
     StreamClosedError: "NOT_FOUND",
@@ -61,10 +64,15 @@ _START, _END = 1, 2  # bits of InferenceRequest.flags()
 
 @dataclass(frozen=True)
 class Options:
-    """Options in the first request of an utterance; 0 steps are the usual number, and empty names
-    are none.
+    """Options of an utterance, from the parameters of its first request.
 
-    A later request may repeat them. They are checked there too, and change nothing.
+    Later requests may repeat the parameters. They are checked again, but have no effect.
+
+    Attributes:
+        audio_format: encoding and sample rate of the audio that the client receives.
+        keep_open: whether the reply to the first request stays open until the utterance ends.
+        steps: number of ODE steps; 0 for the default of the model.
+        voice: name of a voice of the server; empty if the request gives no name.
     """
 
     audio_format: AudioFormat = field(default_factory=AudioFormat)
@@ -74,16 +82,16 @@ class Options:
 
     @classmethod
     def of(cls, parameters: Parameters) -> Options:
-        """Reads request parameters.
+        """Reads the options from the parameters of a request.
 
         Raises:
-            InputError: a parameter is not known, or has a value that it cannot have.
+            InputError: a parameter is unknown, or its value is not allowed.
         """
         for name in parameters:
             if name not in PARAMETERS:
                 known = ", ".join(each for each in PARAMETERS if each != CLIENT_HEADER)
-                # Under one field, because errors are counted by it: names that clients make up
-                # would be endless.
+                # The error names the field "parameters" and not the unknown parameter. Errors are
+                # counted by field, and clients could invent any number of names.
                 raise InputError(
                     "parameters", f"{shown(name)} is not a request parameter; known are {known}"
                 )
@@ -104,7 +112,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a request in its sequence. Without a sequence id it is a whole utterance."""
+    """Position of a request in the sequence of requests that form one utterance.
+
+    Attributes:
+        sequence_id: id that all requests of the utterance share. A request with an empty id (0 or
+            "") is a whole utterance.
+        start: whether the utterance starts with this request.
+        end: whether the utterance ends with this request.
+    """
 
     sequence_id: SequenceId
     start: bool
@@ -119,7 +134,7 @@ class Position:
 
 
 def parameters_of(request: Any) -> Parameters:
-    """Returns the parameters of a request, without those that only Triton reads."""
+    """Returns the parameters of a request, except for the parameters that only Triton reads."""
     parameters: Parameters = json.loads(request.parameters() or "{}")
     return {name: value for name, value in parameters.items() if not _of_triton(name)}
 
@@ -128,9 +143,11 @@ def owner_of(parameters: Parameters) -> Owner:
     """Reads the client name and the stream key of a request.
 
     Raises:
-        InputError: one of them is no text, or is too long.
+        InputError: the name or the key is not a string, or is longer than 128 characters; or the
+            key is empty.
     """
-    # a forwarded header replaces a parameter of this name
+    # Triton stores the forwarded gRPC header as a parameter of this name, and replaces a parameter
+    # that the client itself has sent under this name.
     client = parameters.get(CLIENT_HEADER, "")
     if not isinstance(client, str) or len(client) > _NAME_CHARS:
         raise InputError(CLIENT_HEADER, f"not a name of at most {_NAME_CHARS} characters")
@@ -150,25 +167,34 @@ def _of_triton(name: str) -> bool:
 
 
 def tensor(request: Any, name: str) -> NDArray[Any] | None:
-    """Returns an input of a request, or None: a view of memory that is gone once the request is
-    answered.
+    """Returns an input tensor of a request, or None if the request has no such tensor.
+
+    The array is a view of Triton's memory, which is freed once the request has been answered.
     """
     found = pb_utils.get_input_tensor_by_name(request, name)
     return None if found is None else from_dlpack(found.to_dlpack()).numpy()
 
 
 def tokens_of(request: Any) -> NDArray[Any]:
-    """Returns the tokens of a request, which may come without any."""
+    """Returns the tokens of a request; an empty array if the request has no tokens."""
     found = tensor(request, "tokens")
     return np.zeros(0, np.int32) if found is None else found
 
 
 def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig) -> Voice:
-    """Returns the voice that the first request of an utterance names or sends along.
+    """Returns the voice of an utterance from its first request.
+
+    A request gives the voice in one of three ways: by name, by its id (a hash), or as tensors.
+
+    Args:
+        request: first request of the utterance.
+        name: name of the voice in the parameters of the request; empty if there is none.
+        voices: registry that finds a voice by name or by id.
+        config: configuration of the model, which limits the shapes of the voice.
 
     Raises:
-        InputError: no voice has the `name` of its parameters, if not empty, or the id; another one
-            comes beside it; it is not whole, or does not fit the model.
+        InputError: the name or the id is unknown; the request gives the voice in more than one
+            way; a tensor of the voice is missing; or the voice does not fit the model.
     """
     given = {each: array for each in VOICE_INPUTS if (array := tensor(request, each)) is not None}
     digest = tensor(request, VOICE_ID)
@@ -186,14 +212,18 @@ def voice_of(request: Any, name: str, voices: VoiceRegistry, config: ModelConfig
 
 
 def refuse_voice(request: Any) -> None:
-    """Raises InputError if a request that continues an utterance carries a voice."""
+    """Checks that a request which continues an utterance carries no voice.
+
+    Raises:
+        InputError: the request carries a tensor of a voice, or a voice id.
+    """
     for name in (*VOICE_INPUTS, VOICE_ID):
         if pb_utils.get_input_tensor_by_name(request, name) is not None:
             raise InputError(name, "only the first request of an utterance carries it")
 
 
 class TritonReply:
-    """Reply to one request through its response sender; several threads may use it.
+    """Reply to one request, sent through Triton's response sender. It is thread-safe.
 
     Args:
         request: Triton's request.
@@ -201,8 +231,9 @@ class TritonReply:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        # After the last word the server frees what a sender refers to. To ask it then kills
-        # tritonserver.
+        # After the final response Triton frees the memory that the sender refers to. A call of the
+        # sender after that, `is_cancelled` included, crashes tritonserver. The lock and `_over`
+        # prevent such calls.
         self._lock = threading.Lock()
         self._over = False
 
@@ -220,7 +251,7 @@ class TritonReply:
             for name, array in outputs.items()
         ]
         with self._lock:
-            if not self._over:  # else the utterance was cancelled while this chunk was computed
+            if not self._over:  # false if the utterance was cancelled while the chunk was computed
                 self._sender.send(pb_utils.InferenceResponse(tensors))
 
     def finish(self) -> None:
@@ -243,10 +274,12 @@ class TritonReply:
 
 
 def admitted(request: Any) -> bool:
-    """Says whether a request may go on; one that starts an utterance while the server drains is
-    refused here.
+    """Returns whether a request may be processed.
+
+    While the server drains, a request that starts an utterance is refused: this function answers
+    it with a LimitError and returns False.
     """
-    # a server that our launcher did not start has none, and never drains
+    # The launcher sets this variable. A server that was started in another way never drains.
     file = os.environ.get(DRAIN_VARIABLE)
     if not (Position.of(request).start and file and Path(file).exists()):
         return True

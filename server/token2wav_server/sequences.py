@@ -1,11 +1,10 @@
-"""Sequences of a server: each request finds the open stream that it continues, and only the owner's
-requests do.
+"""Sequences of a server: finds the open stream that a request continues, and checks its owner.
 
-Triton gives a model neither the connection nor the address that a request came from (server 2.51).
-A request carries its sequence id, its parameters and the gRPC headers that the server forwards. So
-a stream is bound to two values of its first request: the client name, which a balancer sets as a
-header, and the parameter `stream_key`, a secret that the client makes up. Every further request
-must have the same two.
+Triton passes a model neither the connection nor the address that a request came from (server 2.51).
+A request has its sequence id, its parameters and the gRPC headers that the server forwards. So a
+stream is bound to two values of its first request. One is the client name, which a load balancer
+sets as a header. The other is the parameter `stream_key`, a secret that the client chooses. Every
+further request of the stream must have the same name and key.
 """
 
 from __future__ import annotations
@@ -21,40 +20,42 @@ from token2wav.errors import InputError, StreamClosedError
 SequenceId = int | str
 StreamT = TypeVar("StreamT")
 
-_REMEMBERED = 1024  # ids of streams that are closed
+_REMEMBERED = 1024  # number of closed streams whose reason is kept, for later requests
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Owner of a stream: the client that sent its first request, as far as requests identify a
-    client.
+    """Owner of a stream: the client that sent its first request.
+
+    Two clients that send neither a name nor a key are the same owner.
 
     Attributes:
-        client: name in the forwarded gRPC header; empty without one.
-        stream_key: secret of the client for this stream; empty without one.
+        client: name in the forwarded gRPC header; empty without a header.
+        stream_key: secret of the client for this stream; empty if the client sent no key.
     """
 
     client: str = ""
     stream_key: str = field(default="", repr=False)
 
     def owns(self, other: Owner) -> bool:
-        """Returns whether a request with this client name and key belongs to the same client as
-        another request.
+        """Returns whether the other owner has the same client name and the same key.
+
+        The keys are compared in constant time.
         """
         same_key = hmac.compare_digest(self.stream_key.encode(), other.stream_key.encode())
         return same_key and self.client == other.client
 
 
 class Sequences(Generic[StreamT]):
-    """Open streams of a server by their sequence ids; several threads may use it.
+    """Open streams of a server by sequence id. It is thread-safe.
 
-    A sequence id is taken from the first request of a stream until its last request, or until the
-    stream is closed. It is free while the last audio is still being computed.
+    A sequence id is in use from the first request of a stream until its last request, or until the
+    stream is closed. The id is free again while the last audio is still being computed.
     """
 
     def __init__(self) -> None:
         self._open: dict[SequenceId, tuple[Owner, StreamT]] = {}
-        # the reason, by id; the latest last
+        # Reason why a stream was closed, by sequence id, in the order of closing.
         self._closed: OrderedDict[SequenceId, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -62,16 +63,18 @@ class Sequences(Generic[StreamT]):
         return len(self._open)
 
     def items(self) -> list[tuple[SequenceId, StreamT]]:
-        """Returns the open streams with their ids, at this moment."""
+        """Returns a copy of the list of open streams, with their sequence ids."""
         with self._lock:
             return [(sequence_id, stream) for sequence_id, (_, stream) in self._open.items()]
 
     def started_by(self, sequence_id: SequenceId, owner: Owner) -> StreamT | None:
-        """Returns the open stream that a second first request of the same owner meets; None if the
-        id is free.
+        """Finds the open stream that already has the sequence id of a first request.
+
+        Returns:
+            The stream, if it has the same owner; None if the id is free.
 
         Raises:
-            InputError: the id is in use by a stream of another client.
+            InputError: a stream of another client has the id.
         """
         with self._lock:
             found = self._open.get(sequence_id)
@@ -87,7 +90,10 @@ class Sequences(Generic[StreamT]):
         return found[1]
 
     def add(self, sequence_id: SequenceId, owner: Owner, stream: StreamT) -> None:
-        """Adds a stream under a free id; a whole utterance, which has no id, needs none."""
+        """Adds a stream under a free sequence id.
+
+        A stream with an empty id is not added: its only request is the whole utterance.
+        """
         if sequence_id:
             with self._lock:
                 self._closed.pop(sequence_id, None)
@@ -98,16 +104,16 @@ class Sequences(Generic[StreamT]):
 
         Raises:
             InputError: the stream belongs to another client.
-            StreamClosedError: there is no open stream with this id; the message gives the reason if
-                it is known.
+            StreamClosedError: no open stream has this id. The message gives the reason if it is
+                known.
         """
         with self._lock:
             found, reason = self._open.get(sequence_id), self._closed.get(sequence_id)
         if found is None:
             raise StreamClosedError(
                 reason
-                or f"sequence_id: '{sequence_id}' is no open stream; it was closed long ago, or its first request had "
-                "no sequence_start"
+                or f"sequence_id: '{sequence_id}' is no open stream; it was closed long ago, or "
+                "its first request had no sequence_start"
             )
         if not owner.owns(found[0]):
             raise InputError(
@@ -119,8 +125,12 @@ class Sequences(Generic[StreamT]):
         return found[1]
 
     def remove(self, sequence_id: SequenceId, stream: StreamT, reason: str) -> None:
-        """Frees the id of a stream, unless another stream has taken it since; later requests are
-        told the reason.
+        """Frees the sequence id of a stream, unless another stream has taken the id since.
+
+        Args:
+            sequence_id: id of the stream.
+            stream: stream to remove.
+            reason: reason of the end, which is the error message for later requests with this id.
         """
         with self._lock:
             if (found := self._open.get(sequence_id)) is None or found[1] is not stream:
@@ -139,11 +149,11 @@ OPEN_TO_OTHERS = (
 
 
 def started_twice(sequence_id: SequenceId) -> InputError:
-    """Makes the error that closes a stream whose owner sends a second first request, and that
-    refuses this request.
+    """Creates the error for a second first request of the same owner while its stream is open.
 
-    Two clients that send neither a name nor a key are one owner to the server. To close the stream
-    is then the only answer that keeps the tokens of one client out of the audio of the other.
+    The error closes the stream, and also refuses the request. The server cannot distinguish two
+    clients that send neither a name nor a key. Only closing the stream makes sure that the tokens
+    of one client do not become audio of the other.
     """
     return InputError(
         "sequence_id",

@@ -1,5 +1,6 @@
-"""Service of the one-process model: it finds the utterance of every Triton request, and hands its
-tokens to workers.
+"""Service of the one-process model, which passes the tokens of Triton requests to workers.
+
+It finds the utterance to which a request belongs, or opens a new one.
 """
 
 from __future__ import annotations
@@ -37,16 +38,22 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
-# of many voices the rest waits for its first utterances, the server does not
+# Time at start-up in which prompts of voices are computed. The start of a server with many voices
+# takes no longer: the remaining prompts are computed for the first utterance of each voice.
 _PREFILL_SECONDS = 20.0
-_USUAL_SECONDS = 30.0  # of an utterance
+_USUAL_SECONDS = 30.0  # usual duration of an utterance, for the warning about a small cache
 
 
 class Service:
-    """Service behind the Triton model `token2wav`: it opens utterances and hands over their tokens.
+    """Service behind the Triton model `token2wav`.
 
-    An utterance is known by its `Request`, never by the sequence id alone: an id is only a name
-    under which the requests of one client find it, and is free again when the utterance is over.
+    The service identifies an utterance by its `Request` object, never by the sequence id alone. The
+    id is only a name by which the requests of one client find the utterance. Another utterance can
+    use the id once this one is over.
+
+    Args:
+        model: model that computes the audio.
+        config: settings of the server.
     """
 
     def __init__(self, model: Token2Wav, config: ServerConfig) -> None:
@@ -67,8 +74,10 @@ class Service:
 
     @classmethod
     def start(cls) -> Service:
-        """Loads the model folder that the environment names, with its settings; raises
-        Token2WavError if it cannot.
+        """Loads the model folder and the settings that environment variables name.
+
+        Raises:
+            Token2WavError: the folder or the settings cannot be used.
         """
         log_to_triton()
         folder, config = read_environment()
@@ -81,14 +90,18 @@ class Service:
         return service
 
     def handle(self, request: Any) -> None:
-        """Queues one request. Every answer, errors included, goes through its response sender."""
+        """Queues one request.
+
+        All responses, errors included, are sent through the response sender of the request.
+        """
         reply = TritonReply(request)
         try:
             self._handle(request, reply)
-        except Exception as error:  # one that is not ours too: Triton has more requests for us
-            # Not under another name, which would outlive this clause: error, traceback and this
-            # frame would hold one another, and with them the request and its shared memory, until
-            # Python looks for cycles.
+        except Exception as error:  # any exception, because further requests have to be handled
+            # The public error replaces the variable `error`, which Python deletes at the end of
+            # this clause. A second variable would stay: error, traceback and this frame would form
+            # a reference cycle, which keeps the request and its shared memory alive until Python
+            # collects cycles.
             error = to_public_error(error)
             self._metrics.refused(error)
             reply.fail(error)
@@ -132,7 +145,7 @@ class Service:
             audio_format=options.audio_format,
         )
         self._sequences.add(sequence_id, owner, utterance)
-        # now that its client is admitted: it may push out the voice of another client
+        # After the client was admitted, because a new voice may evict the voice of another client.
         self._voices.register(voice)
         return utterance
 
@@ -151,7 +164,7 @@ class Service:
 
 
 def _limits(limits: LimitConfig) -> str:
-    """Returns the line of the summary that names the bounds of clients."""
+    """Returns the line about the limits of clients in the summary that is logged at start-up."""
     return (
         f"limits   {limits.streams} streams, {limits.client_streams} of one client, "
         f"{limits.stream_tokens} tokens in "
@@ -160,8 +173,9 @@ def _limits(limits: LimitConfig) -> str:
 
 
 def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
-    """Computes the prompts of voices, which their first listeners would wait for, as far as time
-    and cache allow.
+    """Computes the prompts of voices in advance, so that the first listeners need not wait.
+
+    It stops after 20 s, or when the cache is full.
     """
     deadline = time.monotonic() + _PREFILL_SECONDS
     for voice in voices:
@@ -174,11 +188,11 @@ def _prefill(model: Token2Wav, voices: Iterable[Voice]) -> None:
 
 
 def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
-    """Logs for how many streams the cache has pages, where more may be open at once."""
+    """Logs a warning if the cache has too few pages for the streams that the limits admit."""
     sizes, capacity = model.config, model.pipeline.usage().capacity
-    # and what its prompt's last block needs
+    # One more page is for the last block of the prompt, which is incomplete.
     pages = math.ceil(_USUAL_SECONDS / sizes.block_seconds) + 1
-    if (window := sizes.window(config.stream)) >= 0:  # as `CachedFlow` reserves them
+    if (window := sizes.window(config.stream)) >= 0:  # as in `CachedFlow`
         pages = max(1, window) + sizes.hops(config.stream)[1] // sizes.block_tokens + 2
     if capacity and (fit := capacity // pages) < config.limits.streams:
         log.warning(
@@ -191,7 +205,7 @@ def _warn_of_small_cache(model: Token2Wav, config: ServerConfig) -> None:
 
 
 class TritonHandler(logging.Handler):
-    """Log handler that passes records on to the server which this process belongs to."""
+    """Log handler that writes records to the log of the Triton server."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = (
@@ -208,7 +222,7 @@ class TritonHandler(logging.Handler):
 
 
 def log_to_triton() -> None:
-    """Sends what this project logs, from INFO on, to Triton's log."""
+    """Writes the log records of this project, from level INFO on, to Triton's log."""
     for name in ("token2wav", "token2wav_server"):
         logger = logging.getLogger(name)
         logger.addHandler(TritonHandler())

@@ -1,9 +1,8 @@
-"""Voices of a server: those that its settings name are read from files, those that clients send are
-kept by their hash.
+"""Voices of a server: voices that its settings name, and voices that clients send.
 
-What clients send is known by its hash alone: a name or a text would be somebody's promise that two
-voices are the same. Names belong to the voices that whoever runs the server keeps there. None of it
-takes torch.
+The server reads the voices of its settings from files, and knows them by name and by id. The id is
+a hash of the content. A voice that a client sent is known by its id alone, because a client could
+send two different voices under the same name. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,33 +23,43 @@ _MOST_NAMES_TOLD = 20
 
 
 class VoiceRegistry:
-    """Registry of voices by their id, and of some by a name too; several threads may use it.
+    """Registry of voices, which finds a voice by its id or by its name. It is thread-safe.
 
-    Those that have a name stay. When there are too many others, the one goes first that was
-    registered or asked for least recently. Streams hold their voice themselves, so that losing it
-    here does not touch them.
+    Voices with a name are kept for good. The number of voices without a name is limited: the
+    registry evicts the voice that was registered or requested least recently. Open streams are not
+    affected, because each stream has its own reference to its voice.
+
+    Args:
+        most_voices: largest number of voices without a name.
     """
 
     def __init__(self, most_voices: int) -> None:
-        self._most_voices = most_voices  # those with a name apart
-        self._voices: OrderedDict[str, Voice] = OrderedDict()
-        self._kept: dict[str, Voice] = {}  # for good, by their ids
-        self._ids: dict[str, str] = {}  # of these, by their names
+        self._most_voices = most_voices
+        self._voices: OrderedDict[str, Voice] = OrderedDict()  # voices without a name, by id
+        self._kept: dict[str, Voice] = {}  # voices with a name, by id
+        self._ids: dict[str, str] = {}  # id of each voice with a name, by name
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._voices)
 
     def keep(self, name: str, voice: Voice) -> None:
-        """Keeps a voice for good: it is found by its id, and by `name`, which no other voice may
-        have.
+        """Adds a voice with a name, which is never evicted.
+
+        Args:
+            name: name of the voice, which no other voice has.
+            voice: voice to keep.
         """
         with self._lock:
             self._ids[name] = voice.content_hash
             self._kept[voice.content_hash] = voice
 
     def register(self, voice: Voice) -> str:
-        """Keeps a voice and returns its id. Harmless when it is kept already."""
+        """Adds a voice without a name, and returns its id.
+
+        A voice that the registry has already is not added again, but becomes the most recently used
+        one.
+        """
         voice_id = voice.content_hash
         with self._lock:
             if voice_id in self._kept:
@@ -65,7 +74,7 @@ class VoiceRegistry:
         """Returns the voice with an id.
 
         Raises:
-            InputError: there is none.
+            InputError: the registry has no voice with this id.
         """
         with self._lock:
             if (kept := self._kept.get(voice_id)) is not None:
@@ -81,7 +90,8 @@ class VoiceRegistry:
         """Returns the voice with a name.
 
         Raises:
-            InputError: there is none; the message tells the names that there are.
+            InputError: the registry has no voice with this name. The message lists up to 20 names
+                that it has.
         """
         with self._lock:
             if name in self._ids:
@@ -98,12 +108,14 @@ class VoiceRegistry:
 
 
 def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
-    """Reads the voices of a server, by their names, which are those of their files without the
-    ending.
+    """Reads the voices of a server from the files in its settings.
+
+    Returns:
+        The voices by name. The name of a voice is the name of its file without the ending.
 
     Raises:
-        ConfigError: naming the file, which cannot be read, does not fit the model, or has a name
-            that cannot be used.
+        ConfigError: a file cannot be read, does not fit the model, or has a name that cannot be
+            used. The message names the file.
     """
     voices: dict[str, Voice] = {}
     for path in map(Path, config.voices):
@@ -122,8 +134,10 @@ def voices_in(config: ServerConfig, model: ModelConfig) -> dict[str, Voice]:
 
 
 def registry(config: ServerConfig, model: ModelConfig) -> VoiceRegistry:
-    """Makes the registry of a server, in which the voices of its settings are known; raises as
-    `voices_in`.
+    """Creates the registry of a server, with the voices of its settings.
+
+    Raises:
+        ConfigError: a voice file cannot be used, as in `voices_in`.
     """
     voices = VoiceRegistry(config.limits.sent_voices)
     for name, voice in voices_in(config, model).items():

@@ -1,5 +1,6 @@
-"""Entry point of the one-process model: Triton calls it, and it hands requests to the service and
-returns at once.
+"""Entry point of the one-process model, which Triton calls with requests.
+
+It passes the requests to the service and returns at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from token2wav_server.service import Service
 
 
 class TritonPythonModel:
-    """Decoupled Python-backend model; the service's scheduler sends the answers."""
+    """Decoupled model of Triton's Python backend; the workers of the service send the responses."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self._service = Service.start()

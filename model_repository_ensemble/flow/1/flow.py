@@ -1,4 +1,4 @@
-"""Entry point of the ensemble's second stage: Triton calls it, and it runs flow chunks in batches."""
+"""Entry point of the second stage of the ensemble, which computes mel for batches of chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from token2wav_server.model_process import read_environment
 
 
 class TritonPythonModel:
-    """Decoupled Python-backend model; while it computes, Triton gathers the next batch."""
+    """Decoupled model of Triton's Python backend.
+
+    While it computes a batch, Triton collects the requests of the next batch.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         folder, server = read_environment()

@@ -1,4 +1,4 @@
-"""Entry point of the ensemble's first stage: Triton calls it, and it cuts tokens into chunks."""
+"""Entry point of the first stage of the ensemble, which cuts tokens into chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from token2wav_server.protocol import admitted
 
 
 class TritonPythonModel:
-    """Decoupled Python-backend model; it answers at once."""
+    """Decoupled model of Triton's Python backend, which answers each request at once."""
 
     def initialize(self, args: dict[str, str]) -> None:
         self._accumulator = Accumulator(*read_environment())

@@ -1,3 +1,4 @@
-"""Ensemble of stages: each runs as a Triton model of its own, to be scaled apart. docs/ensemble.md
-says when.
+"""Ensemble of three stages, each of which runs as a Triton model of its own.
+
+The stages can be scaled separately. docs/ensemble.md explains when that is useful.
 """

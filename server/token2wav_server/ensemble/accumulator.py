@@ -1,6 +1,6 @@
-"""Accumulator, the ensemble's first stage: it cuts the tokens of many utterances into chunks.
+"""Accumulator: the first stage of the ensemble, which cuts the tokens of streams into chunks.
 
-Runs inside Triton's Python backend only.
+It runs only inside Triton's Python backend.
 """
 
 from __future__ import annotations
@@ -40,24 +40,36 @@ from token2wav_server.voices import registry
 
 log = logging.getLogger(__name__)
 
-_RESAMPLER_SECONDS = 0.075  # that a resampler holds back at most
+_RESAMPLER_SECONDS = 0.075  # largest duration of audio that a resampler holds back
 
 
 @dataclass(eq=False)
 class _Stream:
-    """Utterance whose tokens still come. Times are monotonic seconds."""
+    """Stream of one utterance whose last tokens have not arrived yet.
 
-    chunker: Chunker  # its tokens, and the chunk that is handed on next
-    playback: Playback  # clock of its listener
-    voice: Voice  # prompt and speaker, which go with the first chunk
-    client: str  # name of its client, or empty
-    options: Options  # parameters of its first request
-    held_back: float  # seconds of audio that later stages will hold back of the chunks to come
-    # Name under which later stages know it. Random, so that neither a client that uses a sequence
-    # id again nor a restart of this process meets what an earlier stream left there.
+    Attributes:
+        chunker: tokens of the stream, and the chunk that is sent next.
+        playback: playback clock of the listener.
+        voice: prompt and speaker, which are sent with the first chunk.
+        client: name of the client; empty if it has none.
+        options: parameters of the first request.
+        held_back: seconds of audio that the later stages will still hold back from coming chunks.
+        stream_id: number that identifies the stream in the later stages. It is random, because a
+            later stage may still hold state of an earlier stream after a client has reused its
+            sequence id, or after this process was restarted.
+        admitted: monotonic time of the first request, in seconds.
+        last_progress: monotonic time at which the latest tokens arrived, in seconds.
+    """
+
+    chunker: Chunker
+    playback: Playback
+    voice: Voice
+    client: str
+    options: Options
+    held_back: float
     stream_id: int = field(default_factory=lambda: secrets.randbits(63))
     admitted: float = field(default_factory=time.monotonic)
-    last_progress: float = field(default_factory=time.monotonic)  # when tokens came
+    last_progress: float = field(default_factory=time.monotonic)
 
     def label(self, *, last: bool) -> Label:
         """Returns the label of the next chunk."""
@@ -65,7 +77,15 @@ class _Stream:
 
 
 class Accumulator:
-    """Accumulator behind the Triton model `token_accumulator`."""
+    """Accumulator behind the Triton model `token_accumulator`.
+
+    Args:
+        folder: model folder.
+        server: settings of the server.
+
+    Attributes:
+        close: function that stops the thread which drops idle streams.
+    """
 
     def __init__(self, folder: Path, server: ServerConfig) -> None:
         self._config = read_config(folder).with_stream_settings(server.stream)
@@ -83,7 +103,7 @@ class Accumulator:
         self.close = ticker(self._expire, self._limits.idle_seconds)
 
     def handle(self, request: Any) -> None:
-        """Answers one request with the chunks that its tokens made possible."""
+        """Answers one request with the chunks whose tokens are complete now."""
         try:
             with self._lock:
                 self._handle(request)
@@ -116,7 +136,7 @@ class Accumulator:
             if not isinstance(error, Token2WavError) or not stream.chunker.chunks:
                 raise
             self._refused(error)
-            sender.send(stream.label(last=True), error)  # later stages hold something for it
+            sender.send(stream.label(last=True), error)  # later stages hold state of the stream
         if stream.chunker.done:
             self._streams.remove(sequence_id, stream, ENDED)
         sender.finish()
@@ -125,15 +145,15 @@ class Accumulator:
         self, request: Any, sequence_id: SequenceId, owner: Owner, options: Options
     ) -> _Stream:
         if (open_stream := self._streams.started_by(sequence_id, owner)) is not None:
-            # Its later stages drop it when it is idle: only a request of its own can carry an error
-            # to them.
+            # The later stages drop the stream after their idle time. An error could reach them only
+            # in answer to a request that continues the stream.
             self._streams.remove(
                 sequence_id, open_stream, f"stream: it failed: {started_twice(sequence_id)}"
             )
             raise started_twice(sequence_id)
         voice = voice_of(request, options.voice, self._voices, self._config)
         check_steps(options.steps, self._steps)
-        AudioOutput(self._config, options.audio_format)  # refuses what the vocoder could not send
+        AudioOutput(self._config, options.audio_format)  # raises InputError for a bad sample rate
         self._limits.check_room(
             [stream.client for _, stream in self._streams.items()], owner.client
         )
@@ -143,7 +163,7 @@ class Accumulator:
         held_back = self._held_back + _RESAMPLER_SECONDS * resampled
         stream = _Stream(chunker, playback, voice, owner.client, options, held_back)
         self._streams.add(sequence_id, owner, stream)
-        # now that its client is admitted: it may push out the voice of another client
+        # After the client was admitted, because a new voice may evict the voice of another client.
         self._voices.register(voice)
         return stream
 
@@ -171,7 +191,7 @@ class Accumulator:
             ) / self._config.token_frame_rate - stream.held_back
             stream.held_back = max(0.0, -seconds)
             if seconds > 0:
-                stream.playback.sent(seconds)  # at the other end, soon
+                stream.playback.sent(seconds)  # an estimate: the later stages send it soon
             chunker.computed(heard=seconds > 0)
 
     def _expire(self) -> None:

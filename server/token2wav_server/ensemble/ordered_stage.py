@@ -1,9 +1,9 @@
-"""Stage of the ensemble: it computes chunks of many streams in one batch, those of one stream
-strictly in order.
+"""Queue in front of a stage of the ensemble, which keeps the chunks of each stream in order.
 
-Triton runs several chunks of a stream at once, gives them to the next stage in any order, and never
-says that a client has gone. So a stage queues what comes too early, and forgets what nobody asks
-about any more.
+A stage computes chunks of several streams in one batch, but the chunks of one stream strictly one
+after the other. Triton processes several chunks of a stream at the same time and passes them to the
+next stage in any order. It also never reports that a client has disconnected. So the queue stores
+chunks that arrive too early, and drops streams that receive no chunk for too long.
 """
 
 from __future__ import annotations
@@ -22,52 +22,86 @@ from token2wav.serving.audio_output import AudioFormat
 log = logging.getLogger(__name__)
 
 _LONGEST_TICK_S = 1.0
-# A batch of eight chunks of 100 tokens takes a slow CPU 130 s; a larger batch may take longer in
-# proportion.
+# A batch that runs longer than this time is taken to hang. A batch of eight chunks of 100 tokens
+# takes 130 s on a slow CPU. If the limits allow more than eight streams in a batch, the time grows
+# in proportion.
 _HANG_SECONDS = 180.0
 _HANG_STREAMS = 8
 
 
 @dataclass(frozen=True)
 class Label:
-    """Label of a chunk, which names its stream and its place there."""
+    """Label of a chunk: identifies the stream, and the position of the chunk in it.
 
-    stream_id: int  # number that the accumulator drew at random, never used again
-    index: int  # 0, 1, 2 ... within the stream
-    last: bool  # whether the stream ends with it
-    audio_format: AudioFormat  # what its client wants to be sent
+    Attributes:
+        stream_id: random number from the accumulator, which is never used again.
+        index: number of the chunk within the stream: 0, 1, 2 ...
+        last: whether the stream ends with this chunk.
+        audio_format: encoding and sample rate of the audio that the client receives.
+    """
+
+    stream_id: int
+    index: int
+    last: bool
+    audio_format: AudioFormat
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Part of a stream in a stage: one chunk that waits for its turn."""
+    """Chunk of a stream that waits in the queue of a stage.
+
+    Attributes:
+        label: stream of the chunk, and its position there.
+        content: input of the stage, or the error that ended the stream in an earlier stage.
+        answer: callback that receives the result, or the error that ended the stream. It is called
+            exactly once.
+    """
 
     label: Label
-    content: Any  # input of the stage, or the error that ended the stream in an earlier one
-    # takes what was computed, or the error with which the stream is lost; called once
+    content: Any
     answer: Callable[[Any], None]
 
 
 class Stage(Protocol):
-    """Stage that computes: it opens streams, advances them in batches, and closes them."""
+    """Interface of a stage, which opens and closes streams and computes batches of chunks."""
 
     def open(self, label: Label, content: Any) -> Any:
-        """Starts a stream with its first chunk, and returns its state."""
+        """Opens a stream, given the label and the content of its first chunk.
+
+        The first chunk itself is computed by `advance`.
+
+        Returns:
+            The state of the stream.
+        """
 
     def advance(self, batch: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
-        """Runs one chunk of every stream, given as state and content; an EngineError concerns only
-        its own stream.
+        """Computes one chunk for each stream of a batch.
+
+        Args:
+            batch: state of each stream, and the content of its chunk.
+
+        Returns:
+            The result of each chunk, in the same order. An EngineError as a result ends only the
+            stream of that chunk.
         """
 
     def close(self, state: Any) -> None:
-        """Frees a stream."""
+        """Releases the state of a stream."""
 
 
 @dataclass(eq=False)
 class _Stream:
     """Stream in a stage.
 
-    After an error it stays until it is idle, without state, to tell later chunks of it.
+    After an error the stream has no state any more. It is kept until its idle time has passed, so
+    that its later chunks are answered with the same error.
+
+    Attributes:
+        last_used: time at which a chunk arrived or was computed, in seconds of the stage's clock.
+        next_index: index of the chunk that is computed next.
+        state: state that the stage returned; None before the first chunk and after the end.
+        error: error that ended the stream.
+        waiting: chunks that have arrived and are not computed yet, by index.
     """
 
     last_used: float
@@ -78,19 +112,21 @@ class _Stream:
 
 
 class OrderedStage:
-    """Queue before a stage, which runs every chunk after its predecessor; several threads may use
-    it.
+    """Queue in front of a stage, which computes every chunk after its predecessor.
+
+    It is thread-safe.
 
     Args:
-        stage: computes the batches.
-        limits: time without a chunk after which a stream is dropped, and streams in a batch.
-        changed: takes the number of streams that hold state, whenever it changes.
-        computed: takes the number of streams in a batch before it runs.
-        on_device_lost: is called when the process has lost its GPU, and every later batch would
-            fail.
-        on_hang: is called by `watch` with the seconds for which a batch has run, if it should have
-            ended long ago.
-        clock: returns monotonic seconds.
+        stage: stage that computes the batches.
+        limits: limits of the server. The queue uses `idle_seconds`, after which a stream without a
+            new chunk is dropped, and `batch_streams`, the largest number of streams in a batch.
+        on_device_lost: callback for the loss of the GPU, after which every later batch of this
+            process would fail.
+        on_hang: callback that `watch` calls if a batch runs for much too long. It receives the
+            seconds since the batch began.
+        changed: callback that receives the number of streams that hold state, after each change.
+        computed: callback that receives the number of streams of a batch, before the batch runs.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -122,7 +158,10 @@ class OrderedStage:
         return sum(stream.state is not None for stream in self._streams.values())
 
     def run(self, parts: Sequence[Part]) -> None:
-        """Takes parts and computes those whose predecessors are computed; the others wait for them."""
+        """Adds chunks to the queue, and computes every chunk whose predecessors are computed.
+
+        The other chunks stay in the queue until their predecessors arrive.
+        """
         with self._lock:
             for part in parts:
                 self._queue(part)
@@ -135,15 +174,20 @@ class OrderedStage:
             self._changed(self.open_streams)
 
     def watch(self) -> None:
-        """Calls `on_hang` if a batch has run for too long; takes no lock, because the batch holds
-        it.
+        """Calls `on_hang` if a batch runs for too long.
+
+        This method takes no lock, because the running batch holds the lock.
         """
         began = self._batch_began
         if began is not None and (seconds := self._clock() - began) > self._hang_seconds:
             self._on_hang(seconds)
 
     def expire(self) -> None:
-        """Drops streams that were not used for too long; forgets those that had been lost before."""
+        """Ends streams that were idle for too long.
+
+        A stream that had already failed is removed. Any other stream fails with a
+        StreamClosedError.
+        """
         idle_seconds = self._limits.idle_seconds
         with self._lock:
             now = self._clock()
@@ -172,8 +216,10 @@ class OrderedStage:
             stream.waiting[label.index] = part
 
     def _next_batch(self) -> list[tuple[_Stream, Part]]:
-        """Takes the next chunk of every stream that has one: first chunks, then those that have
-        waited longest.
+        """Removes the chunks of the next batch from the queue.
+
+        A batch takes one chunk of each stream. First chunks of streams come first, then the streams
+        that have waited longest. Further streams wait for the batch after this one.
         """
         ready = [stream for stream in self._streams.values() if stream.next_index in stream.waiting]
         ready.sort(key=lambda stream: (stream.next_index > 0, stream.last_used))
@@ -219,8 +265,10 @@ class OrderedStage:
             ] * len(batch)
 
     def _fail(self, stream: _Stream, error: Token2WavError, *failed: Part) -> None:
-        """Ends a stream: frees what it holds, and answers the chunk that failed and those that wait
-        for it.
+        """Ends a stream with an error.
+
+        The state of the stream is released. The failed chunk and all waiting chunks of the stream
+        are answered with the error.
         """
         self._free(stream)
         stream.error = error
@@ -238,10 +286,17 @@ class OrderedStage:
 
 
 def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
-    """Starts a thread that calls `look` every second, or four times per idle time; returns a
-    function that ends it.
+    """Starts a thread that calls a function at regular intervals.
 
-    Triton never reports that a client has gone, nor that a batch hangs.
+    Triton reports neither a client that has disconnected nor a batch that hangs, so the models have
+    to check for both.
+
+    Args:
+        look: function to call. An exception from it is logged, and the thread goes on.
+        idle_seconds: idle time of streams. The interval is a quarter of it, and at most 1 s.
+
+    Returns:
+        A function that stops the thread and waits for its end.
     """
     stopped = threading.Event()
 
@@ -249,7 +304,8 @@ def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
         while not stopped.wait(min(_LONGEST_TICK_S, idle_seconds / 4)):
             try:
                 look()
-            # the next call may succeed; without any, abandoned streams would stay for ever
+            # The thread goes on, because the next call may succeed. If the thread ended, abandoned
+            # streams would never be dropped.
             except Exception:
                 log.exception("looking for idle streams or a hanging batch failed")
 
@@ -264,7 +320,7 @@ def ticker(look: Callable[[], None], idle_seconds: float) -> Callable[[], None]:
 
 
 def _answer(part: Part, what: Any) -> None:
-    """Answers a chunk; an answer that does not come through harms nobody but its own stream."""
+    """Answers a chunk; a failure to do so is logged, and affects no other stream."""
     try:
         part.answer(what)
     except Exception:

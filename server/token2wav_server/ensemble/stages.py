@@ -1,4 +1,4 @@
-"""Flow and vocoder as stages of the ensemble: they turn a batch of chunks into mel or audio."""
+"""Flow and vocoder as stages of the ensemble, which compute mel or audio for a batch of chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from token2wav.errors import ConfigError, EngineError, StreamClosedError
 from token2wav.execution.assemble import flow_networks
 from token2wav.execution.stages import FrameChunk, TokenChunk
 from token2wav.model import Token2Wav
-from token2wav.model_config import ModelConfig
+from token2wav.model_config import ModelConfig, StageName
 from token2wav.serving.audio_output import AudioChunk, AudioOutput
 from token2wav.voice import Voice
 from token2wav_server.ensemble.ordered_stage import Label
@@ -30,8 +30,8 @@ class FlowContent(NamedTuple):
 
     Attributes:
         chunk: tokens and their positions.
-        voice: prompt and speaker with the first chunk of a stream; else None.
-        steps: number of ODE steps; 0 for the usual number.
+        voice: prompt and speaker for the first chunk of a stream; None for all later chunks.
+        steps: number of ODE steps; 0 for the default of the model.
     """
 
     chunk: TokenChunk
@@ -40,7 +40,10 @@ class FlowContent(NamedTuple):
 
 
 class FlowStage:
-    """Stage that turns tokens into mel, (frames, bands), without what is not to be heard."""
+    """Stage that computes mel, (frames, bands), from tokens.
+
+    The mel omits frames of the prompt and frames that an earlier chunk has already returned.
+    """
 
     def __init__(self, model: Token2Wav) -> None:
         self._flow, self._running = model.pipeline.flow, model.pipeline.running
@@ -65,9 +68,11 @@ class FlowStage:
 
 
 class VocoderStage:
-    """Stage that turns mel into chunks of audio; None where nothing of it is to be sent yet.
+    """Stage that computes chunks of audio from mel.
 
-    The state of a stream is its handle, and the output that makes of its audio what is sent.
+    The result for a chunk is None if no audio can be sent yet. The state of a stream is a pair: the
+    handle of the stream in the vocoder, and the `AudioOutput` that trims, resamples and encodes its
+    audio.
     """
 
     def __init__(self, model: Token2Wav, trim_silence_ms: float = 0.0) -> None:
@@ -96,11 +101,12 @@ class VocoderStage:
 
 
 def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
-    """Returns the most audio that the vocoder holds back, with all the silence that it may trim.
+    """Returns the largest duration of audio that the vocoder stage holds back, in seconds.
 
-    The accumulator counts this much of an utterance as not sent. It follows from the sizes of the
-    network, which is built without weights. A model that cannot be built so counts as one whose
-    vocoder holds nothing back.
+    It includes all the silence that the stage may trim at the start of an utterance. The
+    accumulator counts this duration as not sent yet. It follows from the sizes of the vocoder
+    network, which is built without weights. If the network of a model cannot be built without
+    weights, only the silence counts.
     """
     trimmed = stream.trim_silence_ms / 1000
     try:
@@ -113,24 +119,25 @@ def held_back_seconds(config: ModelConfig, stream: StreamConfig) -> float:
 
 
 def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
-    """Loads the flow of a model folder."""
-    return FlowStage(_load(folder, server))
+    """Loads the flow stage of a model folder."""
+    return FlowStage(_load(folder, server, "flow"))
 
 
 def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
-    """Loads the vocoder, next to a flow whose cache has the smallest size there is and which is
-    dropped at once.
-    """
-    model = _load(folder, replace(server, runtime=replace(server.runtime, cache_mib=1)))
-    return VocoderStage(model, server.stream.trim_silence_ms)
+    """Loads the vocoder stage of a model folder, beside a flow whose cache is as small as can be."""
+    small = replace(server, runtime=replace(server.runtime, cache_mib=1))
+    return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms)
 
 
-def _load(folder: Path, server: ServerConfig) -> Token2Wav:
-    """Loads the model on half of the threads, because flow and vocoder work at the same time, in a
-    process each.
+def _load(folder: Path, server: ServerConfig, stage: StageName) -> Token2Wav:
+    """Loads the model of a folder, releases its other stage, and sets torch to half of the threads.
+
+    Flow and vocoder compute at the same time, in two processes, and share the cores.
     """
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    return Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
+    model = Token2Wav.load(folder, stream=server.stream, runtime=server.runtime)
+    model.pipeline.stages = {stage: model.pipeline.stages[stage]}
+    return model
 
 
 def _finite(values: torch.Tensor, what: str) -> Output | EngineError:

@@ -1,11 +1,11 @@
-"""Stages as models of Triton: chunks and errors are packed into the tensors between them, and read
-again.
+"""Stages as Triton models, and the tensors that carry chunks and errors between them.
 
-Runs inside Triton's Python backend only; `protocol.py` says why by DLPack.
+This module runs only inside Triton's Python backend. Tensors are passed as DLPack, for the reason
+given in `protocol.py`.
 
-Every tensor has a leading batch axis of 1, as Triton's dynamic batching wants it. An error travels
-like a chunk, so that it comes after the audio before it and every stage frees the stream; the
-vocoder turns it into one of Triton's.
+Every tensor has a leading batch axis of 1, which Triton's dynamic batching needs. An error is sent
+in the place of a chunk. So it arrives after the audio of all earlier chunks, and every stage
+releases its state of the stream. The vocoder answers the client with a Triton error.
 """
 
 from __future__ import annotations
@@ -39,8 +39,13 @@ _ERRORS: tuple[type[Token2WavError], ...] = (EngineError, LimitError, StreamClos
 
 
 class StageModel:
-    """Model of Triton that runs what the dynamic batcher has put together; `read` turns a request
-    into a part.
+    """Triton model of one stage, which computes the batches of Triton's dynamic batcher.
+
+    Args:
+        name: name of the model in Triton, a label of its metrics.
+        stage: stage that computes the chunks.
+        read: function that reads a chunk from a request.
+        limits: limits of the server.
     """
 
     def __init__(
@@ -53,15 +58,16 @@ class StageModel:
             changed=open_streams(name),
             computed=batch_streams(name),
             on_device_lost=end_process,
-            # No other process can see that this stage hangs: the accumulator hears nothing of its
-            # chunks, and goes on refusing streams for their number, as a full server does. The
-            # launcher sees that the process has ended.
+            # A stage that hangs has to end its own process, because no other process notices. The
+            # accumulator receives no results of its chunks. It would refuse new streams once its
+            # limit is reached, just like a server that is full. The launcher notices the end of
+            # this process.
             on_hang=lambda seconds: end_process(
                 f"has computed one batch for {seconds:.0f} s; it hangs"
             ),
         )
-        # Two threads: `expire` waits for the lock that a batch holds, and would wait for a hanging
-        # one for ever.
+        # `expire` and `watch` have a thread each. `expire` waits for the lock that a running batch
+        # holds, so a batch that hangs would block `watch` for ever if both shared a thread.
         self._tickers = [
             ticker(look, limits.idle_seconds)
             for look in (self._ordered.expire, self._ordered.watch)
@@ -77,10 +83,11 @@ class StageModel:
         )
 
     def _part(self, request: Any) -> Part | None:
-        """Reads a request, or refuses it and returns None.
+        """Reads the chunk of a request.
 
-        Only somebody who calls a stage directly can send what cannot be read; it must not harm the
-        batch.
+        A request that cannot be read is answered with an error, and the result is None. Only a
+        client that calls a stage directly can send such a request. The other requests of the batch
+        are computed nevertheless.
         """
         try:
             return self._read(request)
@@ -93,7 +100,12 @@ class StageModel:
 
 
 class ToFlow:
-    """Sender of the accumulator: it sends chunks to the flow in answer to one request of a client."""
+    """Sender of the accumulator, which sends chunks to the flow in answer to one client request.
+
+    Args:
+        request: Triton's request.
+        config: configuration of the model, which determines the shapes of empty tensors.
+    """
 
     def __init__(self, request: Any, config: ModelConfig) -> None:
         self._sender = request.get_response_sender()
@@ -106,7 +118,12 @@ class ToFlow:
         )
 
     def send(self, label: Label, content: FlowContent | Token2WavError) -> None:
-        """Sends a chunk, or the error that ends its stream."""
+        """Sends a chunk, or the error that ends its stream.
+
+        Args:
+            label: stream of the chunk, and its position there.
+            content: input of the flow, or the error.
+        """
         chunk, voice, steps = self._nothing if isinstance(content, Token2WavError) else content
         given = self._no_voice if voice is None else [getattr(voice, name) for name in VOICE_INPUTS]
         arrays = _header(label, content) | {
@@ -124,9 +141,10 @@ class ToFlow:
 
 
 def flow_part(request: Any) -> Part:
-    """Reads, in the flow, what `ToFlow` sends.
+    """Reads, in the flow, a chunk that `ToFlow` sent.
 
-    Mel goes on as frames by bands, the only order in which DLPack passes an empty array.
+    The answer sends mel to the vocoder as (frames, bands). DLPack passes an empty array only in
+    this order of axes.
     """
     label, bands = _label(request), _array(request, "prompt_mel").shape[1]
     voice = (
@@ -150,8 +168,9 @@ def flow_part(request: Any) -> Part:
 
 
 def vocoder_part(request: Any) -> Part:
-    """Reads, in the vocoder, what the flow sends; the client is answered as by the one-process
-    model.
+    """Reads, in the vocoder, a chunk that the flow sent.
+
+    The answer goes to the client, in the same form as from the one-process model.
     """
     label = _label(request)
     content = _error(request) or FrameChunk(torch.from_numpy(_array(request, "mel")).T, label.last)
@@ -168,9 +187,10 @@ def vocoder_part(request: Any) -> Part:
 
 
 def _header(label: Label, content: object) -> Arrays:
-    """Packs a label, and the error that is sent instead of a chunk's content.
+    """Packs a label into arrays, and the error if `content` is one.
 
-    Its class and message go into bytes, because the stubs of servers up to 2.51 die of strings.
+    The class and the message of the error are packed into bytes, because the stubs of servers up to
+    2.51 crash on tensors of strings.
     """
     error = b""
     if isinstance(content, Token2WavError):
@@ -206,8 +226,12 @@ def _error(request: Any) -> Token2WavError | None:
 
 
 def _array(request: Any, name: str) -> NDArray[Any]:
-    """Copies an input, without the batch axis: a chunk that waits for its predecessor outlives
-    Triton's memory.
+    """Returns a copy of an input tensor without the batch axis.
+
+    Triton's memory is not valid long enough for a chunk that waits for its predecessor.
+
+    Raises:
+        InputError: the request has no such tensor.
     """
     found = tensor(request, name)
     if found is None:
@@ -216,8 +240,8 @@ def _array(request: Any, name: str) -> NDArray[Any]:
 
 
 def _response(arrays: Arrays) -> Any:
-    # Cloned, since Triton takes the strides that NumPy gives an empty array or a batch axis for
-    # gaps.
+    # The clone has contiguous strides. NumPy gives other strides to empty arrays and to a batch
+    # axis of 1, and Triton misreads these strides as gaps in memory.
     tensors = {
         name: torch.tensor(array[None]).clone(memory_format=torch.contiguous_format)
         for name, array in arrays.items()

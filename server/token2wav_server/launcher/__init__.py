@@ -1,3 +1,1 @@
-"""Launcher of a Triton server: it starts tritonserver, watches it, restarts it, drains it and
-cleans up after it.
-"""
+"""Launcher of a Triton server, which starts, watches, restarts, drains and stops tritonserver."""

@@ -1,9 +1,9 @@
-"""Access to a server: TLS, and which of Triton's protocols are closed to whom.
+"""Access rules of a server: TLS, and the protocols of Triton that need a key.
 
-Triton offers more than clients need, some of it dangerous: whoever may register shared memory or
-switch traces on can crash a server or write its files. Shared memory is closed to everybody, the
-others without a key. Over HTTP, which has no TLS here, utterances need the key, too, unless that is
-opened.
+Triton offers more protocols than clients need, and some are dangerous. A client that may register
+shared memory or enable traces can crash the server or write its files. So shared memory is closed
+to everybody, and model repository, traces and logging need the admin key. HTTP has no TLS here, so
+inference over HTTP needs the admin key too, unless an option opens it to everybody.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from token2wav.errors import ConfigError
 if TYPE_CHECKING:
     from token2wav_client import Tls
 
-CLIENT_HEADER = "x-token2wav-client"  # of gRPC, with the client's name; the balancer sets it
-KEY_NAME = "admin-key"  # header admin-key of HTTP, triton-grpc-protocol-admin-key of gRPC
+CLIENT_HEADER = "x-token2wav-client"  # gRPC header with the client's name, from a load balancer
+KEY_NAME = "admin-key"  # header `admin-key` of HTTP, `triton-grpc-protocol-admin-key` of gRPC
 _CLOSED = "model-repository,trace,logging"
 _KEY_BYTES = 32
 _SHORTEST_KEY = 16
@@ -32,16 +32,17 @@ _SHORTEST_KEY = 16
 
 @dataclass(frozen=True)
 class Certificates:
-    """Certificates of a server: it proves itself with them, and they say which clients it lets in.
+    """TLS certificates of a server, with the authorities that sign certificates of clients.
 
     Attributes:
-        certificate: PEM file with its certificate, and after it those that lead to the authority.
+        certificate: PEM file with the certificate of the server, followed by the intermediate
+            certificates up to the authority.
         key: PEM file with the private key, not encrypted.
-        client_ca: PEM file with the authorities one of which must have signed a client's
-            certificate; None lets clients in without one.
+        client_ca: PEM file with certificate authorities. The certificate of every client must be
+            signed by an authority in this file. None admits clients without a certificate.
 
     Raises:
-        ConfigError: a file cannot be used, naming it.
+        ConfigError: a file cannot be used. The message names the file.
     """
 
     certificate: Path
@@ -49,10 +50,10 @@ class Certificates:
     client_ca: Path | None = None
 
     def __post_init__(self) -> None:
-        self._server()  # reads all files
+        self._server()  # reads and checks all files
 
     def arguments(self) -> list[str]:
-        """Returns the options of tritonserver that switch TLS on."""
+        """Returns the options of tritonserver that enable TLS."""
         files = [f"--grpc-server-cert={self.certificate}", f"--grpc-server-key={self.key}"]
         mutual = (
             ["--grpc-use-ssl-mutual=true", f"--grpc-root-cert={self.client_ca}"]
@@ -62,11 +63,14 @@ class Certificates:
         return ["--grpc-use-ssl=true", *files, *mutual]
 
     def for_canary(self) -> Tls:
-        """Returns TLS settings for the canary: it trusts this very certificate, and shows it as its
-        own if one is due.
+        """Returns the TLS settings with which the canary connects to the server.
 
-        Raises ConfigError if the certificate names nobody, or the authorities of clients don't
-        accept it.
+        The canary trusts only the server's own certificate file. If clients need a certificate, the
+        canary presents the certificate of the server as its own.
+
+        Raises:
+            ConfigError: the certificate has no subjectAltName, or is not valid, or is not signed by
+                an authority in `client_ca`.
         """
         from token2wav_client import Tls
 
@@ -113,9 +117,10 @@ class Access:
     """Access rules of one server.
 
     Attributes:
-        certificates: certificates for TLS on gRPC; without them it is in the clear.
-        admin_key: opens what is closed; by default a random one that nobody is told.
-        http_inference: whether utterances over HTTP are open to everybody.
+        certificates: certificates for TLS on gRPC; None for gRPC without encryption.
+        admin_key: key for the protocols that are closed without it; by default a random key that is
+            not published.
+        http_inference: whether inference over HTTP is open to everybody.
     """
 
     certificates: Certificates | None = None
@@ -123,7 +128,7 @@ class Access:
     http_inference: bool = False
 
     def arguments(self) -> list[str]:
-        """Returns the options of tritonserver that close protocols and set up TLS."""
+        """Returns the options of tritonserver that close protocols and enable TLS."""
         nobodys_key = secrets.token_urlsafe(_KEY_BYTES)
         inference = "" if self.http_inference else ",inference"
         return [
@@ -131,16 +136,20 @@ class Access:
             f"--grpc-restricted-protocol=shared-memory:{KEY_NAME}={nobodys_key}",
             f"--http-restricted-api={_CLOSED}{inference}:{KEY_NAME}={self.admin_key}",
             f"--http-restricted-api=shared-memory:{KEY_NAME}={nobodys_key}",
-            # Triton makes it a parameter of each request
+            # Triton adds the header to the parameters of each request.
             f"--grpc-header-forward-pattern=^{CLIENT_HEADER}$",
             *(self.certificates.arguments() if self.certificates else []),
         ]
 
 
 def read_or_make_key(file: Path) -> str:
-    """Returns the key in a file, which is made, readable by its owner only, if it is not there.
+    """Returns the admin key in a file.
 
-    Raises ConfigError if it can be neither read nor made, or is no key.
+    If the file does not exist, it is created with a random key, and only its owner can read it.
+
+    Raises:
+        ConfigError: the file can be neither read nor created, or does not contain a key of at least
+            16 letters, digits, - and _.
     """
     what = f"admin key file {file}"
     with _explained(what):
@@ -159,10 +168,10 @@ def read_or_make_key(file: Path) -> str:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
-    """Performs a TLS handshake in memory, and returns the certificate that the client was shown.
+    """Performs a TLS handshake in memory, and returns the certificate that the client received.
 
-    In the standard library there is no other way to learn what is in a certificate, and whether
-    somebody accepts it.
+    Python's standard library has no other way to read the fields of a certificate, or to find out
+    whether the other side accepts it.
     """
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)

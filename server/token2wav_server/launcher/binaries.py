@@ -1,10 +1,10 @@
-"""Search for a tritonserver on this machine, and for what its Python backend needs to run with this
-interpreter.
+"""Search for a tritonserver on this machine, with a Python backend for this interpreter.
 
-There are two sources: an installation (the NGC image has one in /opt/tritonserver), which is
-complete but made for one Python version, and the PyPI wheel nvidia-pytriton, of which only the
-files are used: its Python backend has to be put together from a library and the stub for the right
-Python version.
+There are two sources. The first is an installation of Triton; the NGC image has one in
+/opt/tritonserver. An installation is complete, but its Python backend works with one Python version
+only. The second source is the PyPI wheel nvidia-pytriton, from which only files are used. Its
+Python backend has to be assembled from a library and the stub for this Python version. The stub is
+the program that runs a Python model in a process of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VARIABLE = "TOKEN2WAV_TRITONSERVER"
 _INSTALLED = Path("/opt/tritonserver")
 _EXECUTABLE = Path("bin/tritonserver")
 _STUB = "triton_python_backend_stub"
-# among the libraries that a stub says it needs
+# Name of the Python library, in the list of libraries that a stub is linked with.
 _STUB_PYTHON = re.compile(rb"libpython(\d+\.\d+)\.so")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBPYTHON = f"libpython{_PYTHON}.so.1.0"
@@ -37,9 +37,9 @@ class Triton:
     """Installation of tritonserver that can be run.
 
     Attributes:
-        executable: the server binary.
-        backends: folder that its ``--backend-directory`` names.
-        environment: variables that it must be started with.
+        executable: path of the server binary.
+        backends: folder for the option ``--backend-directory``.
+        environment: environment variables for the server process.
     """
 
     executable: Path
@@ -48,11 +48,17 @@ class Triton:
 
 
 def find_tritonserver(folder: Path) -> Triton:
-    """Finds tritonserver: the installation $TOKEN2WAV_TRITONSERVER, one on PATH, /opt/tritonserver,
-    else the wheel.
+    """Finds a tritonserver.
 
-    The backend of the wheel is put together in `folder`. TritonNotFoundError says what is missing
-    and how to get it.
+    The first of these is used: the installation in $TOKEN2WAV_TRITONSERVER, an installation on
+    PATH, /opt/tritonserver, the wheel.
+
+    Args:
+        folder: folder in which the Python backend of the wheel is assembled.
+
+    Raises:
+        TritonNotFoundError: no tritonserver can be used. The message names the missing part, and
+            how to get it.
     """
     installation = _installation()
     return _from_wheel(folder) if installation is None else _from_installation(installation)
@@ -75,7 +81,8 @@ def _installation() -> Path | None:
 
 
 def _is_executable(path: Path) -> bool:
-    # in this order: a folder may be closed to us
+    # In this order: `os.access` returns False in a folder without permission, where `is_file` could
+    # raise an error.
     return os.access(path, os.X_OK) and path.is_file()
 
 
@@ -90,7 +97,7 @@ def _from_installation(root: Path) -> Triton:
         )
     found = _STUB_PYTHON.search(stub.read_bytes())
     if found and (made_for := found[1].decode()) != _PYTHON:
-        # It would take its standard library from one Python and its packages from the other.
+        # The stub would use the standard library of one Python and the packages of the other.
         raise TritonNotFoundError(
             f"{stub} is made for Python {made_for}, and this is Python {_PYTHON}: "
             f"install token2wav for Python {made_for}, or name another installation with "
@@ -124,15 +131,15 @@ def _from_wheel(folder: Path) -> Triton:
         stub,
     ):
         (backend / file.name).symlink_to(file)
-    # This interpreter's own libpython, where it brought one; a distribution's lies on the loader's
-    # path.
+    # The libpython of this interpreter, if it comes with one. The libpython of a Linux distribution
+    # is on the loader's path already.
     brought = [
         Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix),
         Path(sys.base_prefix) / "lib",
     ]
     own = [lib for lib in brought if (lib / _LIBPYTHON).is_file()][:1]
     environment = _environment([*own, site_packages / "nvidia_pytriton.libs"])
-    # In a process of its own: the loader's path cannot be changed in a running one.
+    # Loads the library in a new process, because the loader's path of a running process is fixed.
     probe = [sys.executable, "-I", "-S", "-c", f"import ctypes; ctypes.CDLL({_LIBPYTHON!r})"]
     if subprocess.run(probe, env=environment, stderr=subprocess.DEVNULL, check=False).returncode:
         raise TritonNotFoundError(
@@ -144,8 +151,12 @@ def _from_wheel(folder: Path) -> Triton:
 
 
 def _environment(libraries: list[Path]) -> dict[str, str]:
-    """Returns the environment in which stubs find site-packages (``python3`` on PATH) and libpython
-    (loader's path).
+    """Returns the environment in which stubs find the packages and the library of this Python.
+
+    Stubs find site-packages through ``python3`` on PATH, and libpython on the loader's path.
+
+    Args:
+        libraries: folders to add to the loader's path.
     """
     environment = dict(os.environ)
     for name, folders in (("PATH", [Path(sys.executable).parent]), ("LD_LIBRARY_PATH", libraries)):

@@ -1,4 +1,4 @@
-"""Errors of the launcher; every message is one sentence with a remedy."""
+"""Errors of the launcher. Every message is one sentence that names a remedy."""
 
 
 class ServerError(RuntimeError):
@@ -6,7 +6,7 @@ class ServerError(RuntimeError):
 
 
 class TritonNotFoundError(ServerError):
-    """There is no tritonserver on this machine, or not all of what it needs."""
+    """This machine has no tritonserver, or lacks a part that tritonserver needs."""
 
 
 class PortInUseError(ServerError):
@@ -14,4 +14,4 @@ class PortInUseError(ServerError):
 
 
 class ServerStartError(ServerError):
-    """The server process ended, or was not ready in time."""
+    """The server process ended during its start, or was not ready in time."""

@@ -1,9 +1,9 @@
-"""Front of tritonserver's HTTP and metrics services: a reverse proxy that lets only a short list of
-requests in.
+"""Reverse proxy in front of tritonserver's HTTP and metrics services, which admits few requests.
 
-Triton's own HTTP parser can be crashed by who reaches it: server 2.51 dies of a form of 4.2 MB,
-half its stack, sent to any path (docs/security.md). So its HTTP and metrics listen on the loopback
-only. What comes from outside is parsed here, compared with a short list, bounded, and written anew.
+A client can crash Triton's own HTTP parser: server 2.51 crashes on a form of 4.2 MB, half its
+stack, sent to any path (docs/security.md). So Triton's HTTP and metrics services listen only on the
+loopback interface. The proxy parses each request from outside, compares it with a short list of
+allowed requests, checks its size, and sends a new request to Triton.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from token2wav_server.launcher.http_ports import CONNECTIONS, PATIENCE_S, HttpPo
 from token2wav_server.launcher.ports import LOOPBACK, Ports, listening
 from token2wav_server.launcher.utterance_body import problem_of
 
-# A whole utterance at the default limits, 15,000 tokens and an inline voice of 30 s, is 2.6 MB of
-# JSON.
+# Largest body. A whole utterance at the default limits is 2.6 MB of JSON: 15,000 tokens and a voice
+# of 30 s in the request.
 BODY_BYTES = 3 * 1024 * 1024
-_READING_S = 60.0  # for a client to read a chunk: it may play meanwhile
-_SILENCE_S = 300.0  # of tritonserver, between two chunks
-# at once; the other connections are kept for health and metadata
+_READING_S = 60.0  # time for a client to read a chunk, while it may play audio
+_SILENCE_S = 300.0  # longest time between two chunks of tritonserver
+# Largest number of utterances at a time. The other connections are reserved for health and
+# metadata.
 _UTTERANCES = CONNECTIONS * 3 // 4
 
 _MODEL = r"/v2/models/[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/versions/[0-9]+)?"
@@ -36,16 +37,16 @@ _METRICS = re.compile(r"/metrics")
 
 
 class Front(HttpPorts):
-    """Reverse proxy for the few requests that are open, each with bounds; use it as a context
-    manager.
+    """Reverse proxy for the allowed requests, with limits; use it as a context manager.
 
     Args:
-        host, ports: where to listen.
-        inner: ports of tritonserver's HTTP and metrics on the loopback.
-        access: says whether utterances need the admin key, and knows it.
+        host: address to listen on.
+        ports: ports to listen on, of which the proxy uses HTTP and metrics.
+        inner: ports of tritonserver's HTTP and metrics services on the loopback interface.
+        access: access rules, with the admin key, and whether inference needs the key.
 
     Raises:
-        PortInUseError: it cannot be listened on.
+        PortInUseError: a port cannot be listened on.
     """
 
     def __init__(self, host: str, ports: Ports, inner: Ports, access: Access) -> None:
@@ -88,7 +89,8 @@ class Front(HttpPorts):
             return refusal(415, "a body must not be compressed")
         if "Expect" in request.headers:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            # as if nothing had been sent: an error can still be answered
+            # The writer counts this line as output. Reset the count, so that an error response
+            # can still be sent.
             request.writer.output_size = 0
         try:
             body = await asyncio.wait_for(request.content.readexactly(size), PATIENCE_S)
@@ -107,7 +109,7 @@ class Front(HttpPorts):
     async def _answer_question(
         self, request: web.BaseRequest, paths: re.Pattern[str], port: int
     ) -> web.StreamResponse:
-        """Answers a question: a GET without a body."""
+        """Answers a GET request without a body, if its path is one of the allowed paths."""
         if not paths.fullmatch(request.raw_path):
             return refusal(403, "this path is closed over HTTP")
         if request.method != "GET":
@@ -118,7 +120,14 @@ class Front(HttpPorts):
 async def _relay(
     request: web.BaseRequest, port: int, headers: dict[str, str], body: bytes | None = None
 ) -> web.StreamResponse:
-    """Asks tritonserver with headers of our own only, and passes on what it answers as it comes."""
+    """Sends a new request to tritonserver, and relays its response to the client as it arrives.
+
+    Args:
+        request: request of the client. Only its method and its path are passed on.
+        port: port of the service on the loopback interface.
+        headers: headers of the new request.
+        body: body of the new request, which has been checked.
+    """
     response = web.StreamResponse()
     response.force_close()
     try:

@@ -1,5 +1,7 @@
-"""HTTP listeners of the launcher: they bound connections, headers and every wait, so that no client
-exhausts them.
+"""HTTP listeners of the launcher.
+
+They limit the number of connections, the size of headers and the duration of every wait, so that
+no client can exhaust them.
 """
 
 from __future__ import annotations
@@ -21,15 +23,16 @@ from token2wav_server.launcher.ports import listening
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _Self = TypeVar("_Self", bound="HttpPorts")
 
-PATIENCE_S = 10.0  # for a client to send its headers, and again for its body
-CONNECTIONS = 128  # of one listener
+PATIENCE_S = 10.0  # time for a client to send its headers, and the same time again for its body
+CONNECTIONS = 128  # largest number of connections of one listener
 _HEADERS = 64
 _HEADER_BYTES = 4096
-# How long to go on reading what a refused client still sends: it would not read the answer before.
+# Time for which the rest of a refused request is still read. A client that is still sending does
+# not read the response before it has sent everything.
 _LINGER_S = 1.0
 _SHUTDOWN_S = 1.0
 _LOGGER = logging.getLogger(__name__)
-# what clients do wrong is told to them, and not to the operator's console
+# Errors of clients are answered with a response, and not logged to the operator's console.
 _LOGGER.addHandler(logging.NullHandler())
 _LOGGER.propagate = False
 
@@ -37,10 +40,11 @@ _LOGGER.propagate = False
 class HttpPorts:
     """HTTP listeners in one thread of their own; use them as a context manager.
 
-    A connection carries one request, so that nothing can be pipelined or smuggled behind it.
+    A connection carries one request, so that a client cannot pipeline or smuggle another request
+    behind the first.
 
     Args:
-        handlers: function that answers, by the bound socket that it answers on.
+        handlers: bound socket of each listener, and the function that answers requests there.
     """
 
     def __init__(self, handlers: Mapping[socket.socket, Handler]) -> None:
@@ -67,7 +71,7 @@ class HttpPorts:
         for bound, handler in self._handlers.items():
             server = _BoundedServer(
                 handler,
-                handler_cancellation=True,  # a client that leaves takes its request with it
+                handler_cancellation=True,  # if the client disconnects
                 logger=_LOGGER,
                 access_log=None,
                 keepalive_timeout=PATIENCE_S,  # also the time until the headers are complete
@@ -87,21 +91,22 @@ class HttpPorts:
 
 
 class _BoundedServer(web.Server):
-    """HTTP server with a bounded number of connections, none of which an incomplete request can
-    occupy for long.
+    """HTTP server with a limited number of connections, in which no incomplete request stays long.
 
-    When all places are taken, a new connection evicts the oldest one whose request has not arrived
-    in full, or is closed itself if there is none. So half-open requests push each other out, and a
-    request that is sent at once is answered. Places per address would not do: behind a balancer all
-    clients have one address, and an attacker may have many. A half-open request does not name its
-    path, so no place could be kept for the path of health either.
+    When the limit is reached, a new connection evicts the oldest connection whose request has not
+    arrived completely. If every other request is complete, the new connection itself is closed. So
+    incomplete requests evict each other, and a request that is sent at once is answered.
+
+    A limit for each address would not help: behind a load balancer all clients have the same
+    address, and an attacker may have many addresses. Reserving connections for health checks is not
+    possible either, because the path of an incomplete request is not known yet.
     """
 
     def __init__(self, handler: Handler, **options: Any) -> None:
         super().__init__(self._answered, **options)
         self._handler = handler
         self._transports: dict[web.RequestHandler, asyncio.Transport] = {}  # oldest first
-        self._requests: dict[web.RequestHandler, web.BaseRequest] = {}  # whose headers have arrived
+        self._requests: dict[web.RequestHandler, web.BaseRequest] = {}  # with complete headers
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -129,23 +134,23 @@ class _BoundedServer(web.Server):
 
 
 def answer(status: int, text: str, content_type: str = "text/plain") -> web.Response:
-    """Returns a whole response, after which the connection ends."""
+    """Returns a complete response, after which the connection is closed."""
     response = web.Response(status=status, text=text, content_type=content_type)
     response.force_close()
     return response
 
 
 def refusal(status: int, reason: str) -> web.Response:
-    """Returns a response that says what is wrong, in the form of Triton's own."""
+    """Returns an error response in Triton's format, a JSON object with the reason."""
     return answer(status, json.dumps({"error": reason}), "application/json")
 
 
 class Status(Enum):
-    """State of a server, as the HTTP status that tells it.
+    """State of a server, and the HTTP status that reports this state.
 
-    HAProxy (`http-check disable-on-404`) takes 404 as what it means here: no new streams, but let
-    the open ones go on. Anybody else takes it as a failure, which for a readiness probe is right as
-    well.
+    HAProxy with `http-check disable-on-404` interprets 404 as intended here: it sends no new
+    streams to the server, and lets open streams go on. Other load balancers and readiness probes
+    interpret 404 as a failure, which has the right effect too.
     """
 
     STARTING = HTTPStatus.SERVICE_UNAVAILABLE
@@ -154,14 +159,14 @@ class Status(Enum):
 
 
 class StatusPort(HttpPorts):
-    """HTTP listener that tells load balancers whether new streams are welcome; use it as a context
-    manager.
+    """HTTP listener that reports to load balancers whether the server accepts new streams.
 
-    Triton's own readiness cannot: it stays while the server drains. The launcher knows that, and
-    what the canary found.
+    Use it as a context manager. Triton's own readiness endpoint is not enough, because it stays
+    ready while the server drains. The launcher knows that the server drains, and also knows the
+    result of the canary.
 
     Raises:
-        PortInUseError: it cannot be listened on.
+        PortInUseError: the port cannot be listened on.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -169,7 +174,7 @@ class StatusPort(HttpPorts):
         self._status = Status.STARTING
 
     def tell(self, status: Status) -> None:
-        """Sets the status that every request is answered with from now on."""
+        """Sets the status with which every request is answered from now on."""
         self._status = status
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

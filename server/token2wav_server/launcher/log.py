@@ -1,5 +1,6 @@
-"""Log of a running server: it reads what tritonserver and its models print, and shows what a person
-wants to see.
+"""Log of a running server: reads the output of tritonserver and its models, and shows a part of it.
+
+The part is meant for a person who runs the server: warnings, errors and a summary of the model.
 """
 
 from __future__ import annotations
@@ -16,35 +17,42 @@ from token2wav_server.launcher.reaper import MESSAGE
 from token2wav_server.model_process import SUMMARY
 
 _KEPT_LINES = 2000
-_KILLED = 128  # and the number of the signal, as an exit status
+_KILLED = 128  # a process that signal n has ended has the exit status 128 + n
 
-# "I1121 03:55:22.845388 3026 model.py:5] "text"", where the text has \n for a line break.
+# A line looks like: I1121 03:55:22.845388 3026 model.py:5] "text". Line breaks in the text are \n.
 _TRITON_LINE = re.compile(r"^(?P<level>[IWE])\d{4} [\d:.]+ \d+ (?P<source>\S+):\d+\] (?P<text>.*)$")
-# of a model, once it is loaded
+# A line of the summary that a model logs once it is loaded.
 _SUMMARY = re.compile(rf'^I\d{{4}} [\d:.]+ \d+ \S+\.py:\d+\] "({SUMMARY}.*)"$')
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)' version \d+: \w+: (?P<reason>.*)")
 _STARTUP_ERROR = re.compile(r"error:|.*: (unrecognized option|option .* requires an argument)")
-# every value of a model's configuration, in one line
+# The line with every value of a model's configuration.
 _DETAILS = re.compile(r'"?configuration [0-9a-f]+ of ')
-# Printed on every machine without a GPU, and of no consequence there; and Triton's stack when it is
-# killed.
+# Lines that Triton prints on every machine without a GPU, where they have no consequence. The last
+# two patterns match the stack trace that Triton prints when a signal ends it.
 _NOISE = re.compile(
     r"NVML|DCGM|CudaDriverHelper|CUDA driver version is "
     r"insufficient|pinned_memory_manager|cuda_memory_manager"
     r"|^Signal \(\d+\) received|^ *\d+# "
 )
 _TABLE = re.compile(r"^([+|].*)?$")
-# What tritonserver prints after an option that it does not know: some hundred lines.
+# The help text that tritonserver prints after an unknown option: some hundred lines.
 _USAGE = re.compile(r"^(Usage: |  --|\t|[A-Z][A-Za-z/ ]+:$)")
 
 
 class LogPump(threading.Thread):
-    """Thread that moves the lines which are to be shown from the server's output to ``sink``, until
-    nobody can write.
+    """Thread that reads the output of the server, and writes some of its lines to a sink.
 
-    Lines of a model's summary are shown without the head of Triton's log. If the sink breaks, the
-    pipe is still
-    emptied: the server never blocks. `lines` are the latest, shown or not.
+    The thread ends when all processes that write to the pipe have ended. Lines of a model's summary
+    are written without the header of Triton's log. If writing to the sink fails, the thread goes on
+    reading the pipe, so that the server never blocks.
+
+    Args:
+        source: pipe with the output of the server.
+        sink: stream to write to.
+        shown: function that decides whether a line is written to the sink.
+
+    Attributes:
+        lines: the latest 2000 lines of the output, including lines that were not written.
     """
 
     def __init__(self, source: IO[bytes], sink: TextIO, shown: Callable[[str], bool]) -> None:
@@ -62,23 +70,35 @@ class LogPump(threading.Thread):
 
 
 def show(line: str, sink: TextIO) -> None:
-    """Writes a line for a person.
+    """Writes a line to a terminal or file.
 
-    A sink that is broken, such as a closed terminal, must not end the server.
+    An error of the sink is ignored: a closed terminal, for example, must not end the server.
     """
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sink, flush=True)
 
 
 def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
-    """Returns what explains the failure of a server, out of its exit status and its output.
+    """Returns the reason for the failure of a server, from its exit status and its output.
 
-    The signal that killed the reaper (a negative status) comes first, then the reaper's own
-    message, then the signal that killed the server, then models that failed to load, each with the
-    message of its own exception; without one, Triton's error lines; without those, the last lines.
+    The first of these that applies is the reason:
+
+    1. the signal that killed the reaper (a negative status);
+    2. the last message of the reaper;
+    3. the signal that killed the server (a status over 128);
+    4. the models that failed to load, each with the message of its exception;
+    5. the error lines of Triton;
+    6. the last lines of the output.
+
+    Args:
+        lines: latest lines of the output.
+        status: exit status of the reaper; None if the reaper still runs.
     """
     if status is not None and status < 0:
-        return f"the reaper, which is the parent of tritonserver, was killed by {signal.Signals(-status).name}"
+        return (
+            f"the reaper, which is the parent of tritonserver, was killed by "
+            f"{signal.Signals(-status).name}"
+        )
     if said := [line.removeprefix(MESSAGE) for line in lines if line.startswith(MESSAGE)]:
         return said[-1]
     if status is not None and status > _KILLED:
@@ -101,8 +121,11 @@ def failure_reason(lines: Sequence[str], status: int | None = None) -> str:
 
 
 def matters(line: str) -> bool:
-    """Says whether a person should see a line: a warning, an error or what a model prints, if not
-    told elsewhere.
+    """Returns whether a line of the output should be shown to a person.
+
+    Warnings, errors and lines printed by models are shown. Messages of the reaper are not, because
+    the launcher reports them itself. Tables, the help text and lines without consequence are not
+    shown either.
     """
     if line.startswith(MESSAGE) or _TABLE.match(line) or _NOISE.search(line) or _USAGE.match(line):
         return False
@@ -113,10 +136,10 @@ def matters(line: str) -> bool:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Joins the last lines to one."""
+    """Joins the last 10 lines that are not empty into one, without repetitions."""
     return "; ".join(dict.fromkeys([line.strip() for line in lines if line.strip()][-10:]))
 
 
 def _plain(text: str) -> str:
-    """Removes the quotes around a text of Triton's log, and the Python traceback after it."""
+    """Removes the quotes around a message in Triton's log, and the Python traceback after it."""
     return text.strip('"').split(r"\n\nAt:\n", 1)[0].replace(r"\n", " ").strip()

@@ -1,4 +1,4 @@
-"""Memory of a server: the MiB that its processes hold, and the MiB that they may hold by default."""
+"""Memory of a server: the resident memory of its processes, and the default limit for it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ from pathlib import Path
 
 from token2wav_server.launcher.reaper import children
 
-# The rest is left to the kernel, to other programs, and to growth while the server drains.
+# Share of the memory that a server may use. The rest is for the kernel, for other programs, and for
+# the growth of the server while it drains.
 _SHARE = 0.8
-# versions 2 and 1
+# Files of cgroup versions 2 and 1.
 _CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def default_bound_mib(root: Path = Path("/")) -> int:
-    """Returns a share of the memory of this machine, or of its container (cgroup) where that is
-    less.
+    """Returns the default limit for the memory of a server, in MiB.
+
+    It is 80 % of the memory of this machine. If the container (cgroup) of this process has less
+    memory, it is 80 % of that.
+
+    Args:
+        root: root of the file system that contains the files of the cgroup.
     """
     most = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     for limit in _CGROUP_LIMITS:
-        # there is no such cgroup, or its limit is `max`
+        # An error means that the file does not exist, or that it has the value `max` (no limit).
         with contextlib.suppress(OSError, ValueError):
             most = min(most, int((root / limit).read_text()))
     return int(_SHARE * most) >> 20
 
 
 def resident_mib(server: int) -> int:
-    """Returns the resident memory of a tritonserver and its model processes, 0 if it has ended.
+    """Returns the resident memory of a tritonserver and its model processes, in MiB.
 
-    Pages that processes share (messages in /dev/shm, libraries, mapped weights) count once, as
-    tritonserver's.
+    Pages that processes share are counted once, for tritonserver: messages in /dev/shm, libraries
+    and mapped weights.
+
+    Args:
+        server: process id of tritonserver. The result is 0 if the process has ended.
     """
     resident, _ = _pages(server)
     for model in children(server):

@@ -1,4 +1,4 @@
-"""TCP ports of a server: they are checked, found free, reserved, and asked."""
+"""TCP ports of a server: functions that check, find, reserve and query ports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ class Ports:
 
     @classmethod
     def free(cls, host: str = LOOPBACK) -> Ports:
-        """Returns three ports that nobody listens on at this moment."""
+        """Returns three ports that no process uses at this moment."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(reserved(host)) for _ in fields(cls)]
             return cls(*(bound.getsockname()[1] for bound in sockets))
 
     def check_free(self, host: str) -> None:
-        """Raises PortInUseError that names the first port that cannot be listened on, or that is
-        given twice.
+        """Checks that every port can be listened on.
+
+        Raises:
+            PortInUseError: a port is taken, invalid or given twice. The message names the first
+                such port.
         """
         with ExitStack() as stack:
             for field in fields(self):
@@ -37,21 +40,24 @@ class Ports:
 
 
 def listening(host: str, port: int, service: str) -> socket.socket:
-    """Opens a socket that listens.
+    """Opens a socket that listens on a port.
 
     Args:
-        service: name of the service in errors, and in the option that sets the port.
+        host: address to listen on, IPv4 or IPv6.
+        port: number of the port.
+        service: name of the service in error messages, and in the option that sets the port.
 
     Raises:
-        PortInUseError: the port is taken, or is none.
+        PortInUseError: the port is taken, or the number is not a valid port.
     """
     family = _family(host)
     try:
         return socket.create_server(
             (host, port), family=family, dualstack_ipv6=family == socket.AF_INET6
         )
-    except (OSError, OverflowError, ValueError) as error:  # the last: there is no IPv6
-        # Without what follows in brackets, which is host and port again.
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: no IPv6
+        # Python appends host and port in brackets to the reason. They are removed, because the
+        # message below names them.
         reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (")[0]
         reason = "must be between 1 and 65535" if isinstance(error, OverflowError) else reason
         raise PortInUseError(
@@ -61,11 +67,13 @@ def listening(host: str, port: int, service: str) -> socket.socket:
 
 
 def reserved(host: str) -> socket.socket:
-    """Opens a socket that keeps a free port for a process that will listen there: nobody else is
-    given it meanwhile.
+    """Opens a socket that reserves a free port for a process that will listen on it.
+
+    While the socket is open, the kernel does not give the port to another process that asks for a
+    free port.
     """
     bound = socket.socket(_family(host))
-    # else that process could not bind it too
+    # Without this option the process could not bind the port while this socket is open.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, 0))
     return bound
@@ -76,8 +84,10 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def fetched(port: int, path: str) -> bytes | None:
-    """Fetches what tritonserver answers on a port of the loopback, past any proxy; None if it is no
-    success.
+    """Fetches a path from tritonserver on a port of the loopback interface, without a proxy.
+
+    Returns:
+        The body of the response; None if the request fails or its status is not 200.
     """
     with (
         suppress(OSError, http.client.HTTPException),

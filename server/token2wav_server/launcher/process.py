@@ -1,6 +1,4 @@
-"""Process of one tritonserver: it is started, waited for, drained and stopped, with nothing left
-behind.
-"""
+"""Process of one tritonserver: starts it, waits for it, drains it, stops it and cleans up."""
 
 from __future__ import annotations
 
@@ -28,50 +26,51 @@ from token2wav_server.launcher.ports import LOOPBACK, Ports, fetched, reserved
 from token2wav_server.launcher.repository import fitted
 
 _CHECKOUT_REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"
-_GRACE_S = 8.0  # from SIGTERM to SIGKILL, for clients to read audio of utterances that have ended
-# The same for a server that had no utterance when it was told to stop. Triton 2.51 waits for every
-# gRPC stream that a client keeps open, even without a request on it, and closes none. Then nothing
-# is left but to kill it: its models are unloaded after 1.1 s, unless a used stream holds them, and
-# have no utterance in any case.
+# Time from SIGTERM to SIGKILL, in which clients can read the audio of utterances that have ended.
+_GRACE_S = 8.0
+# The same time for a server without utterances. Triton 2.51 waits for every gRPC stream that a
+# client keeps open, even without a request on it, and never closes such a stream. So the server has
+# to be killed. The models are unloaded after 1.1 s, unless a gRPC stream that was used keeps them
+# loaded; in either case they have no utterance.
 _IDLE_GRACE_S = 2.0
-_EXIT_TIMEOUT_S = 10  # longer than the grace: Triton logs an error when its own time is over
+_EXIT_TIMEOUT_S = 10  # longer than the grace period, because Triton logs an error after this time
 _POLL_S = 0.05
 _CRASHES = (128 + signal.SIGABRT, 128 + signal.SIGSEGV)
-# names a file to the models, which refuse new utterances once it is there
+# Variable with the path of a file. The models refuse new utterances once the file exists.
 DRAIN_VARIABLE = "TOKEN2WAV_DRAIN_FILE"
 _DRAIN_POLL_S = 0.1
-# one for each part that holds it
+# The gauge of open streams, which has one value for each part of the server that holds streams.
 _OPEN_STREAMS = re.compile(rb"^token2wav_open_streams\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 class TritonServer:
     """Server process of Triton for one model folder; use it as a context manager.
 
-    Entering starts the server and waits until its models are loaded. Leaving stops it and removes
-    everything
-    it left: processes, shared memory, temporary files. The same happens when this process dies in
-    any way.
+    Entering the context starts the server, and waits until its models are loaded. Leaving it stops
+    the server, and removes its processes, its shared memory and its temporary files. The same
+    happens if this process ends in any other way.
 
     Args:
-        model: folder with the weights; Triton models read it from the variable TOKEN2WAV_MODEL.
-        config: server configuration file, in TOKEN2WAV_CONFIG; without one the variable is not set.
-        model_repository: Triton model repository; by default that of the checkout this package lies
-            in.
-        ports: ports to listen on; ``Ports.free()`` where they don't matter.
+        model: model folder. The models of Triton read its path from the variable TOKEN2WAV_MODEL.
+        config: settings file of the server, which the models read from TOKEN2WAV_CONFIG; None for
+            the default settings. Then the variable is not set.
+        model_repository: model repository of Triton; by default the repository in the checkout that
+            contains this package.
+        ports: ports to listen on; use ``Ports.free()`` if the numbers do not matter.
         host: address to listen on.
-        access: TLS settings, and the key to what is closed; by default no TLS, and a key that
-            nobody is told.
-        log_file: file that takes all output of the server; by default it goes to this process's
-            stderr.
-        verbose: with false, stderr gets only warnings, errors and what models print.
-        extra_args: further arguments for tritonserver; they must leave HTTP and metrics on, which
-            tell when it is ready.
+        access: TLS settings and admin key; by default no TLS, and a random key that is not
+            published.
+        log_file: file for all output of the server; by default the output is written to the stderr
+            of this process.
+        verbose: whether all output is written to stderr. If False, stderr gets only warnings,
+            errors and lines that models print. A log file always gets all output.
+        extra_args: further arguments for tritonserver. They must not disable HTTP or metrics, from
+            which this class finds out when the server is ready.
         ready_timeout_s: seconds that loading the models may take.
 
     Attributes:
-        grpc_url, http_url, metrics_url: HOST:PORT of the services, as clients on this machine want
-            it.
-        version: version of tritonserver, once it has been ready.
+        grpc_url, http_url, metrics_url: HOST:PORT of each service, for clients on this machine.
+        version: version of tritonserver; empty before the server has been ready.
     """
 
     def __init__(
@@ -113,13 +112,13 @@ class TritonServer:
 
     @property
     def pid(self) -> int:
-        """Process id of tritonserver itself, which is the parent of the Python stubs."""
+        """Process id of tritonserver itself, which is the parent of the model processes."""
         reaper_pid = self._running().pid
         return int(Path(f"/proc/{reaper_pid}/task/{reaper_pid}/children").read_text().split()[0])
 
     @property
     def running(self) -> bool:
-        """Says whether it was started and not stopped; one that has ended by itself still counts."""
+        """Whether the server was started and not stopped, even if it has ended by itself."""
         return self._reaper is not None
 
     def __enter__(self) -> TritonServer:
@@ -130,14 +129,15 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the server and returns when all its models are ready; once more if it aborts or
-        faults on the way.
+        """Starts the server, and returns when all its models are ready.
+
+        If the server crashes during the start (SIGABRT or SIGSEGV), it is started a second time.
 
         Raises:
-            TritonNotFoundError: no usable tritonserver on this machine.
+            TritonNotFoundError: this machine has no usable tritonserver.
             PortInUseError: a port is taken.
-            ServerStartError: the server ended, with the reason from its log, or was not ready in
-                time.
+            ServerStartError: the server ended or was not ready in time. The message gives the
+                reason from its log.
         """
         if self._reaper is not None:
             raise ServerError("the server is already started: stop it first")
@@ -164,7 +164,8 @@ class TritonServer:
         """Waits until the server ends.
 
         Returns:
-            Its exit status (128 + n after signal n), or None if it still runs after ``timeout_s``.
+            The exit status of the server (128 + n after signal n), or None if the server still runs
+            after ``timeout_s``.
         """
         try:
             return self._running().wait(timeout_s)
@@ -172,39 +173,44 @@ class TritonServer:
             return None
 
     def memory_mib(self) -> int:
-        """Returns the resident memory of tritonserver and its model processes, 0 if it has ended."""
+        """Returns the resident memory of tritonserver and its models in MiB; 0 after its end."""
         try:
             return resident_mib(self.pid)
-        except (OSError, IndexError):  # the reaper has no child any more
+        except (OSError, IndexError):  # the server has ended
             return 0
 
     def failure_reason(self) -> str:
-        """Returns why a server has ended: what its reaper saw, the signal that killed it, or what
-        it printed.
+        """Returns the reason why the server has ended.
+
+        It is the message of the reaper, the signal that killed the server, or a part of its output.
         """
         assert self._log is not None
         self._log.join(timeout=2)
         return failure_reason([*self._log.lines], self.wait(timeout_s=0) if self.running else None)
 
     def drain(self, grace_s: float) -> int:
-        """Has new utterances refused and waits until the open ones have ended.
+        """Drains the server: new utterances are refused, and open utterances may end.
 
-        Triton cannot do it alone: after SIGTERM it lets open requests finish, but an utterance
-        consists of many, and its next one is refused. So the models look for a file when an
-        utterance starts, and SIGTERM comes afterwards.
+        Triton alone cannot drain. After SIGTERM it lets open requests finish, but an utterance
+        consists of many requests, and Triton refuses the next one. So this method creates a file,
+        and the models refuse new utterances while the file exists. SIGTERM is sent later, by
+        `stop`.
+
+        Args:
+            grace_s: seconds to wait for open utterances.
 
         Returns:
-            Number of utterances that are lost: still open after ``grace_s``, or when the server
-                ended.
+            The number of utterances that are lost, because they were still open after ``grace_s``,
+            or when the server ended.
         """
         deadline = time.monotonic() + grace_s
-        # the server has ended, and its reaper cleaned up
+        # The folder of the file is missing if the server has ended and the reaper has cleaned up.
         with contextlib.suppress(FileNotFoundError):
             self._drain_file.touch()
         open_utterances = None
         self._stop_grace_s = _IDLE_GRACE_S
         while True:
-            # The pause also lets an utterance that was just admitted show in the metrics.
+            # During this pause an utterance that was just admitted appears in the metrics.
             if self.wait(_DRAIN_POLL_S) is not None:
                 return open_utterances or 0
             if (told := fetched(self._inner.metrics, "/metrics")) is not None:
@@ -215,21 +221,24 @@ class TritonServer:
                 return 0
             self._stop_grace_s = _GRACE_S
             if time.monotonic() > deadline:
-                # one at least, as far as a server that does not answer is concerned
+                # At least 1, because a server that does not answer may have open utterances.
                 return open_utterances or 1
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Stops the server and removes what it left behind; does nothing if it does not run.
+        """Stops the server, and removes its processes, shared memory and files.
+
+        It does nothing if the server is not running.
 
         Args:
-            at_once: don't wait for requests that it works on, nor for clients to disconnect.
+            at_once: whether to stop without waiting for running requests, and for clients to
+                disconnect.
         """
         if at_once and self._reaper is not None:
             self._reaper.send_signal(reaper.STOP_AT_ONCE)
         self._cleanup.close()
 
     def _launch(self) -> None:
-        # Not above: model processes import this package too, and need no HTTP.
+        # Imported here, because model processes import this module too, and need no HTTP.
         from token2wav_server.launcher.front import Front
 
         shm_prefix = f"token2wav-{uuid.uuid4().hex[:12]}-"
@@ -263,7 +272,7 @@ class TritonServer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C in a terminal goes to the launcher alone
+            start_new_session=True,  # so that Ctrl-C in a terminal reaches only the launcher
         )
         self._cleanup.callback(self._stop_reaper, self._reaper)
         assert self._reaper.stdout is not None
@@ -283,22 +292,30 @@ class TritonServer:
             f"--metrics-port={self._inner.metrics}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-            "--disable-auto-complete-config",  # else every model.py is loaded twice
+            "--disable-auto-complete-config",  # otherwise Triton loads every model.py twice
             *self.access.arguments(),
             *self._extra_args,
         ]
 
     def _become_ready(self, *, last: bool = False) -> bool:
-        """Waits until all models are ready; False if the server crashes meanwhile, unless this is
-        the last try.
+        """Waits until all models are ready.
 
-        Triton's Python backend aborts now and then while a model starts on a busy machine (seen
-        with 2.51: "lock_exception", in 1 of 200 starts), and starts the next time.
+        Triton's Python backend sometimes aborts while a model starts on a busy machine, and starts
+        normally the next time (seen with server 2.51: "lock_exception", in 1 of 200 starts).
+
+        Args:
+            last: whether a crash raises an error instead of returning False.
+
+        Returns:
+            Whether the server is ready; False if it crashed.
+
+        Raises:
+            ServerStartError: the server ended, or was not ready in time.
         """
         assert self._log is not None
         deadline = time.monotonic() + self._ready_timeout_s
         inner = self._inner
-        # The metrics service starts last.
+        # Both services are polled, because the metrics service starts last.
         while (
             fetched(inner.http, "/v2/health/ready") is None
             or fetched(inner.metrics, "/metrics") is None
@@ -318,7 +335,7 @@ class TritonServer:
         return True
 
     def _reserve(self) -> int:
-        """Reserves a free port of the loopback for tritonserver until it is stopped."""
+        """Reserves a free port of the loopback for tritonserver until the server is stopped."""
         port: int = self._cleanup.enter_context(reserved(LOOPBACK)).getsockname()[1]
         return self._reserve() if port in astuple(self.ports) else port
 
@@ -333,7 +350,7 @@ class TritonServer:
             if isinstance(reason, KeyboardInterrupt):
                 raise
         finally:
-            process.kill()  # a reaper that hangs: its server dies with it
+            process.kill()  # for a reaper that hangs; the server ends with its reaper
             process.wait()
         if self._log is not None:
             self._log.join(timeout=2)

@@ -1,9 +1,12 @@
-"""Reaper of a server: it runs tritonserver as its child, outlives it and the launcher, and cleans
-up after either.
+"""Reaper of a server: a small process that runs tritonserver as its child, and cleans up after it.
 
-A launcher that is killed cannot clean up, and a parent-death signal alone would leave the server's
-shared memory behind (and follows a thread, not the process). So this small process stands in
-between. It is started by path with ``python -I -S``: only the standard library, no project imports.
+A launcher that is killed cannot clean up. A parent-death signal alone would end the server, but
+leave its shared memory behind. Besides, the kernel sends the signal when the thread that started
+the child ends, even if the parent process goes on. So the reaper runs between launcher and server,
+and outlives both.
+
+The launcher starts this file by its path with ``python -I -S``. So it uses only the standard
+library, and imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PARENT_POLL_S = 0.25
-_STUB_NAME = "(triton_python_b"  # as far as the kernel keeps it
+_STUB_NAME = "(triton_python_b"  # the kernel stores the first 15 characters of a name
 STOP_AT_ONCE = signal.SIGINT
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGHUP, STOP_AT_ONCE}
 _KILL_S = 5.0
@@ -30,16 +33,23 @@ MESSAGE = "reaper: "
 
 
 def remove_leftovers(folder: Path, shm_prefix: str) -> None:
-    """Removes a server's processes, private folder, shared-memory segments and backend folder; fine
-    to call twice.
+    """Removes everything that a server leaves behind; may be called twice.
+
+    It ends the server's processes, and removes its private folder, its segments of shared memory
+    and the empty folders of its Python backend.
+
+    Args:
+        folder: private folder of the server.
+        shm_prefix: prefix of the names of the server's segments of shared memory.
     """
     _kill_processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for segment in Path("/dev/shm").glob(f"{shm_prefix}*"):
         segment.unlink(missing_ok=True)
-    # A killed Python backend leaves an empty folder in /tmp, whatever TMPDIR says. Nothing tells
-    # whose it is, and a server that misses its own aborts when it stops. So the last server of a
-    # machine removes all of its user's.
+    # A Python backend that was killed leaves an empty folder in /tmp, even if TMPDIR is set. The
+    # name of the folder does not identify the server, and a running server whose folder is missing
+    # aborts when it stops. So the folders are removed when the last server on a machine ends: all
+    # folders of its user.
     if not running_servers():
         for empty in Path("/tmp").glob("python_env_*"):
             with contextlib.suppress(OSError):
@@ -48,10 +58,10 @@ def remove_leftovers(folder: Path, shm_prefix: str) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Returns the ids of a process's children, none if the process has ended."""
+    """Returns the process ids of a process's children; an empty list if the process has ended."""
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that ends meanwhile
+        with contextlib.suppress(OSError):  # a thread that has just ended
             found += map(int, listed.read_text().split())
     return found
 
@@ -59,16 +69,16 @@ def children(pid: int) -> list[int]:
 def _kill_processes_of(folder: Path) -> None:
     """Kills all processes of the server with this private folder, and waits until they have ended.
 
-    A model process outlives a reaper that was killed: the server dies with the reaper, but its
-    children do not. All of them have the folder in their environment, which no process of another
-    server has.
+    If the reaper is killed, the server ends with it, but the server's children, the model
+    processes, go on. The processes are found by their environment variables: only processes of this
+    server have the folder there.
     """
     mark, deadline = os.fsencode(folder) + b"/", time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         found = False
         for environment in Path("/proc").glob("[0-9]*/environ"):
             pid = int(environment.parent.name)
-            # a process of another user, or one that has just ended
+            # An error means that the process belongs to another user, or has just ended.
             with contextlib.suppress(OSError):
                 if pid != os.getpid() and mark in environment.read_bytes():
                     os.kill(pid, signal.SIGKILL)
@@ -92,19 +102,27 @@ def running_servers() -> set[int]:
 def run(
     launcher_pid: int, folder: Path, shm_prefix: str, grace_s: float, command: list[str]
 ) -> int:
-    """Runs ``command`` until it ends, loses a model process, this process is told to stop, or the
-    launcher is gone.
+    """Runs the server until it ends or has to be stopped, and cleans up after it.
 
-    The server may take ``grace_s`` after SIGTERM before it is killed.
+    The server is stopped when one of its model processes dies, when this process receives a stop
+    signal, or when the launcher has ended.
+
+    Args:
+        launcher_pid: process id of the launcher.
+        folder: private folder of the server.
+        shm_prefix: prefix of the names of the server's segments of shared memory.
+        grace_s: seconds that the server may take after SIGTERM before it is killed.
+        command: command line of the server.
 
     Returns:
-        Its exit status, 128 + n if signal n ended it.
+        The exit status of the server; 128 + n if signal n ended it.
     """
-    # Blocked before the server exists, so that a signal at any later moment is seen by
-    # sigtimedwait.
+    # The signals are blocked before the server exists. So `sigtimedwait` receives every signal that
+    # arrives later.
     inherited_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS | {signal.SIGCHLD})
     prctl = ctypes.CDLL(None).prctl
-    # model processes that died before their server come to us, who ask why
+    # A model process whose server has ended becomes a child of this process. So this process can
+    # read its exit status.
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def in_child() -> None:
@@ -118,8 +136,8 @@ def run(
                 server.terminate()
                 _wait_for_end(server, grace_s)
         finally:
-            # Whatever is left of its process group: the server itself, or stubs that it left
-            # behind.
+            # Ends the processes that are left in the group of the server: the server itself, or
+            # model processes that have outlived it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             status = server.wait()
@@ -129,15 +147,19 @@ def run(
 
 
 def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
-    """Waits, and says whether the server should end in good order: not if it has ended, or nobody
-    needs it any more.
+    """Waits until the server ends or has to be stopped.
+
+    Returns:
+        True if the server should be stopped with SIGTERM and a grace period. False if it has ended,
+        or should be killed at once: the launcher has ended, a model process has died, or the stop
+        signal was STOP_AT_ONCE.
     """
     dead: dict[int, int] = {}
     while server.poll() is None:
         if os.getppid() != launcher_pid:
             return False
-        # Twice in a row, because Triton itself may kill one whose model fails to load, and takes a
-        # moment to bury it.
+        # A dead model process counts only if it is found twice in a row. Triton itself may kill a
+        # model process whose model fails to load, and takes a moment to read its exit status.
         dead_before, dead = dead, _dead_stubs(server.pid)
         if lost := dead_before.keys() & dead.keys():
             _tell(dead[min(lost)])
@@ -145,13 +167,14 @@ def _told_to_stop(server: subprocess.Popen[bytes], launcher_pid: int) -> bool:
         received = signal.sigtimedwait(_STOP_SIGNALS | {signal.SIGCHLD}, _PARENT_POLL_S)
         if received is not None and received.si_signo in _STOP_SIGNALS:
             return received.si_signo != STOP_AT_ONCE
-    if dead := _dead_stubs(os.getpid()):  # of which the server died, too, before they were seen
+    # The server has ended. Dead model processes are children of this process now, and explain why.
+    if dead := _dead_stubs(os.getpid()):
         _tell(dead[min(dead)])
     return False
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Waits for a server that is stopping, until the grace is over or it should end at once."""
+    """Waits until a stopping server ends, the grace period is over or STOP_AT_ONCE is received."""
     deadline = time.monotonic() + grace_s
     while server.poll() is None and (left_s := deadline - time.monotonic()) > 0:
         received = signal.sigtimedwait({STOP_AT_ONCE, signal.SIGCHLD}, left_s)
@@ -160,14 +183,14 @@ def _wait_for_end(server: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def _dead_stubs(parent_pid: int) -> dict[int, int]:
-    """Returns the wait status, by process id, of Python models that died under their server, which
-    never notices.
+    """Returns the wait status, by process id, of model processes that died while their server runs.
 
-    It says that it is ready, and fails requests one by one after a second each, or not at all. A
-    stub that Triton ends itself is waited for, so that it is no zombie for long, and has status 0.
+    Triton never notices their death. It still reports that it is ready, and fails each request
+    after a second, or never answers. If Triton itself ends a model process, it also reads the
+    exit status. Such a process is a zombie for a short time only, and its status is 0.
     """
     dead = {}
-    with contextlib.suppress(OSError):  # whatever ends while it is looked at
+    with contextlib.suppress(OSError):  # a process that has just ended
         for child in children(parent_pid):
             name, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
             state, *_, status = fields.split()
@@ -177,7 +200,7 @@ def _dead_stubs(parent_pid: int) -> dict[int, int]:
 
 
 def _tell(status: int) -> None:
-    """Prints how a model process ended that left a wait status."""
+    """Prints a message about the end of a model process, given its wait status."""
     code = os.waitstatus_to_exitcode(status)
     how = (
         f"was killed by signal {signal.Signals(-code).name}"

@@ -1,7 +1,8 @@
-"""Model repository of Triton: it is given the input shapes of the model that is served.
+"""Model repository of Triton, adapted to the input shapes of the model that is served.
 
-Triton compares every request with the shapes in a model's `config.pbtxt`. Those in the checkout are
-CosyVoice3's; for another model a copy of the repository is made whose numbers are that model's.
+Triton compares every request with the shapes in a model's `config.pbtxt`. The files in the checkout
+have the shapes of CosyVoice3. For another model the launcher copies the repository, and replaces
+the shapes in the copy.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from token2wav.errors import ConfigError
 from token2wav.families import read_config
 
 _CONFIG = "config.pbtxt"
-_BANDS, _SPEAKER_SIZE = 80, 192  # in the checkout, where a token is one number
+_BANDS, _SPEAKER_SIZE = 80, 192  # sizes in the files of the checkout, where a token is one number
 
 
 def fitted(repository: Path, model: Path, folder: Path) -> Path:
-    """Returns a repository for a model folder: the given one where it fits, else a copy of it below
-    `folder`.
+    """Returns a model repository whose shapes fit a model folder.
+
+    Args:
+        repository: model repository of the checkout.
+        model: model folder.
+        folder: folder for an adapted copy.
+
+    Returns:
+        `repository` itself if its shapes fit, else an adapted copy in `folder`.
     """
     try:
         config = read_config(model)
-    except ConfigError:  # the model process will say so
+    except ConfigError:  # the model process reports this error
         return repository
     sizes = {
         "prompt_mel": config.mel_bands,

@@ -1,9 +1,9 @@
-"""Supervisor of a server: it restarts one that is of no use any more, and drains it in the end.
+"""Supervisor of a server: restarts it after a failure, and drains it at the end.
 
-Always the whole tritonserver is restarted. Triton's own ways to reload a model were tried (server
-2.51): `load` of a model whose process has died does nothing, and `unload` first leaves the old
-process, its shared memory and all requests that wait for it behind. A server that is gone tells its
-clients at once, and load balancers too.
+The supervisor always restarts the whole tritonserver. Triton can reload a single model, but that
+does not help (tried with server 2.51). `load` does nothing for a model whose process has died.
+`unload` before `load` leaves the old process, its shared memory and all its waiting requests
+behind. When the whole server ends, clients and load balancers notice at once.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ if TYPE_CHECKING:
     from token2wav_server.launcher.access import Certificates
 
 MODELS = ("token2wav", "token2wav_ensemble")
-_CANARIES = 2
-_SETTLED_S = 60.0
+_CANARIES = 2  # failed syntheses in a row after which the server is restarted
+_SETTLED_S = 60.0  # time without failure after which the pause before a restart is reset
 _LONGEST_PAUSE_S = 30.0
-_MEMORY_POLL_S = 1.0  # a flood of HTTP/2 frames takes 240 MB a second
+_MEMORY_POLL_S = 1.0  # short, because a flood of HTTP/2 frames takes 240 MB per second
 
 
 class Canary:
-    """Canary of a server: it notices a model process that hangs, which lives on while Triton says
-    that it is ready.
+    """Canary of a server: a test synthesis that detects a model process which hangs.
 
-    It speaks three tokens when it is asked to, to any of ``MODELS`` in a repository. It needs the
-    client library, which is imported here and not above, so that the launcher starts without it and
-    fast.
+    Triton still reports that it is ready while a model process hangs. The canary synthesizes three
+    tokens with the first model of ``MODELS`` in the repository. It needs the client library, which
+    is imported only here, so that the launcher starts fast, and also without the library.
+
+    Args:
+        interval_s: seconds between two syntheses, and the longest time of one synthesis.
+        model_repository: model repository of the server.
+        certificates: certificates of the server; None for gRPC without TLS.
 
     Attributes:
-        interval_s: seconds between utterances, and the time that one may take.
-        why_none: reason why nothing can be tried; empty if it can.
+        interval_s: the argument of this name.
+        why_none: reason why the canary cannot run; empty if it can.
+
+    Raises:
+        ConfigError: the canary cannot connect with these certificates.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Canary:
             self.why_none = f"the client library is not installed ({error})"
 
     def problem(self, grpc_url: str) -> str:
-        """Speaks once, and returns what went wrong, or ''."""
+        """Runs one synthesis, and returns its error message; an empty string if it succeeded."""
         from token2wav_client import Client, ClientError
 
         patience_s = self.interval_s
@@ -77,8 +84,11 @@ class Canary:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Failure of a server: the reason, and whether it still works, so that its open utterances may
-    end.
+    """Failure of a server.
+
+    Attributes:
+        reason: sentence for the operator.
+        works: whether the server still works, so that it can be drained before the restart.
     """
 
     reason: str
@@ -87,19 +97,20 @@ class _Failure:
 
 @dataclass
 class Supervisor:
-    """Supervisor of one server, which it runs until it is told to stop.
+    """Supervisor of one server; `serve` runs the server until KeyboardInterrupt.
 
     Attributes:
         server: server process, not started yet.
-        canary: notices a server that runs and does not work; None if nothing does.
-        grace_s: seconds that open utterances have at the end.
-        announce: takes what a person should know, one line at a time.
-        tell: takes the status that load balancers should know.
-        memory_mib: resident memory that the server may take before it is drained and restarted; 0
-            does not bound it.
-        notice_s: seconds before the drain in which new utterances are still taken while load
-            balancers learn of it.
-        clock, sleep: monotonic seconds, and what waits for some.
+        canary: canary that detects a running server which does not work; None for no such test.
+        grace_s: seconds that open utterances have to end during a drain.
+        announce: callback that shows a line to the operator.
+        tell: callback that reports the status of the server to load balancers.
+        notice_s: seconds before a drain in which the server still admits new utterances, while the
+            status port already reports the drain to load balancers.
+        memory_mib: limit for the resident memory of the server in MiB; 0 for no limit. A server
+            that exceeds it is drained and restarted.
+        clock: function that returns monotonic seconds.
+        sleep: function that waits for a number of seconds.
     """
 
     server: TritonServer
@@ -113,18 +124,22 @@ class Supervisor:
     sleep: Callable[[float], None] = time.sleep
 
     def serve(self) -> int:
-        """Serves until KeyboardInterrupt; a second one cuts the drain short.
+        """Serves until KeyboardInterrupt, and then drains the server.
 
-        A server that was ready is started again whenever it fails: what one client can crash must
-        not end the service of all. Those that fail within a minute, one after the other, are
-        started again after 0, 1, 2, 4 ... 30 s. One that never spoke would fail again; to try it
-        later is the business of whoever runs this process.
+        A second KeyboardInterrupt ends the drain early.
+
+        A server that was ready is restarted after every failure, because a client that crashes the
+        server must not end the service for all other clients. If servers fail within a minute each,
+        the pauses before the restarts are 0, 1, 2, 4 ... 30 s. A server that fails before its first
+        canary succeeds is not restarted, because it would fail again. The operator may start it
+        again later.
 
         Returns:
-            Number of utterances that were cut off.
+            The number of utterances that were cut off.
 
         Raises:
-            ServerError: it could not be started, or failed before it had spoken to the canary.
+            ServerError: the server could not be started, or failed before its first canary
+                succeeded.
         """
         server, pause_s = self.server, 0.0
         try:
@@ -159,8 +174,11 @@ class Supervisor:
             server.stop()
 
     def _failure(self, *, until_it_speaks: bool = False) -> _Failure | None:
-        """Waits until the server fails; with `until_it_speaks` until it has spoken, too, which
-        gives None.
+        """Waits until the server fails, running the canary at regular intervals.
+
+        Args:
+            until_it_speaks: whether to return None as soon as a canary succeeds. Then the first
+                canary runs at once.
         """
         canary, failures = self.canary, 0
         pause_s = canary.interval_s if canary else None
@@ -176,8 +194,13 @@ class Supervisor:
         return failure
 
     def _failure_within(self, seconds: float | None) -> _Failure | None:
-        """Waits for so long, or for ever, until the server has ended or takes too much memory; None
-        if neither.
+        """Waits until the server ends or exceeds its memory limit.
+
+        Args:
+            seconds: longest time to wait; None for no limit.
+
+        Returns:
+            The failure; None if there was none within this time.
         """
         left_s = math.inf if seconds is None else seconds
         while True:
@@ -197,7 +220,11 @@ class Supervisor:
                 return None
 
     def _drained(self, reason: str = "") -> int:
-        """Lets open utterances end, and returns the number of the ones that did not."""
+        """Drains the server, and returns the number of utterances that did not end in time.
+
+        Args:
+            reason: reason of the drain for the operator; empty for a normal stop.
+        """
         because = f"{reason}; " if reason else ""
         self.tell(Status.DRAINING)
         if self.notice_s:
@@ -220,7 +247,8 @@ class Supervisor:
         except KeyboardInterrupt:
             hurry = True
             lost = self.server.drain(0)
-        # Triton's own time for requests that are open adds nothing for streams that had theirs, and
-        # it tends to crash.
+        # If utterances were lost, the server is stopped at once. Their grace period is over, so
+        # Triton's own waiting time for open requests would not help them, and Triton tends to crash
+        # during this time.
         self.server.stop(at_once=hurry or lost > 0)
         return lost

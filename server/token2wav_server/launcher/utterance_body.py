@@ -1,9 +1,8 @@
-"""Body of an utterance over HTTP: its JSON is checked here, because Triton reads more than it can
-hold.
+"""Check of the JSON body of an utterance over HTTP, before Triton reads it.
 
-Triton 2.51 cuts a JSON integer down to the lower 32 bits without a word, so that token 4294967297
-is spoken as token 1. It answers JSON that it cannot read with status 500, which tells a load
-balancer that the server is broken.
+Triton 2.51 silently truncates a JSON integer to its lower 32 bits, so that token 4294967297 becomes
+token 1. It answers JSON that it cannot parse with status 500, which a load balancer interprets as a
+broken server.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-# An utterance is one object of a few names and flat lists. Triton 2.51 dies of deep nesting, and
-# has not answered 200,000 names after a minute.
+# An utterance is one JSON object with a few names and flat lists. Triton 2.51 crashes on deep
+# nesting, and does not answer an object with 200,000 names within a minute.
 _BRACKETS = 32
 _NAMES = 64
 _INT32 = range(-(2**31), 2**31)
@@ -21,9 +20,7 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def problem_of(body: bytes) -> str:
-    """Returns a sentence about the first thing that is wrong with a body; empty if Triton can read
-    it.
-    """
+    """Returns a sentence about the first error in a body; an empty string if Triton can read it."""
     if body.count(b"[") + body.count(b"{") > _BRACKETS or body.count(b":") > _NAMES:
         return f"the body has more than {_BRACKETS} brackets or {_NAMES} colons: lists must be flat"
     try:
@@ -39,7 +36,10 @@ def problem_of(body: bytes) -> str:
         return "the body is no JSON object"
     for name in _SEQUENCE:
         if name in utterance:
-            return f"{name}: a request over HTTP is a whole utterance; use gRPC for more than one request"
+            return (
+                f"{name}: a request over HTTP is a whole utterance; use gRPC for more than one "
+                f"request"
+            )
     for name, allowed in _INTEGERS.items():
         values = utterance.get(name, [])
         for value in values if isinstance(values, list) else [values]:
@@ -62,7 +62,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    # the first digits of a longer number are beyond every bound too, and read in no time
+    # 20 characters are enough to exceed every limit. Converting a very long number would take long.
     return int(text[:20])
 
 
