@@ -124,7 +124,7 @@ def load_flow(folder: Path, server: ServerConfig) -> FlowStage:
 
 
 def load_vocoder(folder: Path, server: ServerConfig) -> VocoderStage:
-    """Loads the vocoder stage of a model folder, beside a flow whose cache is as small as can be."""
+    """Loads the vocoder stage of a model folder. The flow is released and gets little cache."""
     small = replace(server, runtime=replace(server.runtime, cache_mib=1))
     return VocoderStage(_load(folder, small, "vocoder"), server.stream.trim_silence_ms)
 
