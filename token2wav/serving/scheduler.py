@@ -118,8 +118,8 @@ class Scheduler:
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
         """Removes the consumed messages of a request, and returns the replies to finish.
 
-        A message is consumed when its tokens make no further chunk possible: none was possible, or
-        it was sent. After the last chunk was sent, the request is finished.
+        A message is consumed when every chunk that its tokens make possible was sent. Often its
+        tokens complete no chunk at all. After the last chunk was sent, the request is finished.
         """
         # A request that is not opened yet keeps its replies: opening may fail, and the error is
         # sent through one of them.
@@ -267,7 +267,7 @@ class Scheduler:
         return replies
 
     def _ready(self) -> list[Ready[Request]]:
-        """Returns the next chunks of opened requests that are ready and that no worker has taken."""
+        """Returns the chunks that could run now: opened, ready and owned by no worker."""
         return [
             Ready(
                 owner=request,
