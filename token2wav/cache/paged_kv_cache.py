@@ -42,7 +42,8 @@ class CacheLayout:
         storage: dtype of the stored keys and values. int8 has one scale per frame and head.
         branches: number of guidance branches.
         bands: number of mel bands.
-        conv_state: shape of the convolution states of the estimator, at each ODE step.
+        conv_state: shape of the estimator's convolution states at one ODE step, which are stored
+            outside of the pages.
     """
 
     steps: int
@@ -113,7 +114,13 @@ class LayerView:
         return *self.data.unbind(), *((None, None) if self.scales is None else self.scales.unbind())
 
     def write(self, pages: Pages, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Stores keys and values, each (branches, n, block_frames, heads * dim_head), in n pages."""
+        """Stores keys and values in n pages.
+
+        Args:
+            pages: page numbers.
+            k: keys, (branches, n, block_frames, heads * dim_head).
+            v: values, of the same shape.
+        """
         for which, new in enumerate((k, v)):
             value = new.unflatten(-1, self.data.shape[-2:])
             if self.scales is not None:
