@@ -1,4 +1,4 @@
-"""Reader of YAML files that rejects ambiguous files, and files that would exhaust memory or time."""
+"""Reader of YAML files that rejects ambiguous files, and files made to exhaust memory or time."""
 
 from __future__ import annotations
 
