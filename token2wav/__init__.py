@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from token2wav.serving.stream import Stream
     from token2wav.voice import Voice
 
-_LAZY = {  # names whose modules need torch or YAML: imported at their first use
+_LAZY = {  # names from modules that need torch or YAML, imported at their first use
     "AudioChunk": "token2wav.serving.audio_output",
     "RuntimeConfig": "token2wav.config",
     "Stream": "token2wav.serving.stream",

@@ -79,9 +79,9 @@ class ModelConfig:
         return self.block_tokens / self.token_frame_rate
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
-        """Counts the prompt tokens whose frames depend only on the voice.
+        """Counts the prompt tokens in blocks that depend only on the voice.
 
-        Their blocks, and the look-ahead after them, lie wholly in the prompt. They are computed
+        These blocks, and the look-ahead after them, lie wholly in the prompt. They are computed
         once for each voice.
 
         Args:

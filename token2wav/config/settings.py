@@ -30,9 +30,10 @@ class StreamConfig:
     """Settings of streams: the lengths of chunks, the visible past, ODE steps and silence.
 
     Attributes:
-        first_tokens: number of new tokens after which a stream sends its first audio, before its
-            attention block is complete; at least 5. 0 waits for whole blocks. Audio of an
-            incomplete block differs a little from the audio of the whole utterance.
+        first_tokens: number of new tokens, look-ahead not counted, after which a stream sends its
+            first audio, before its attention block is complete; at least 5. 0 waits for whole
+            blocks. Audio of an incomplete block differs a little from the audio of the whole
+            utterance.
         max_hop_tokens: largest number of tokens in a chunk, a multiple of the attention block.
             Chunks double in length, as long as the listener has enough audio to wait for the
             tokens. 0 takes the value of the model, four blocks for CosyVoice3.
@@ -150,7 +151,7 @@ class LimitConfig:
 
     @property
     def sent_voices(self) -> int:
-        """Most voices from clients that the server stores. It evicts the least recently used one."""
+        """Most voices of clients that the server stores. The least recently used is evicted."""
         return _VOICES_PER_STREAM * self.streams
 
     def open_seconds(self, token_rate: float) -> float:

@@ -27,8 +27,8 @@ class HopSchedule:
         longest: most tokens of a hop.
         block: tokens of an attention block. Every chunk ends on a multiple of it, except the last
             chunk and provisional chunks.
-        first_tokens: number of new tokens after which a stream may send audio of an incomplete
-            block; 0 to wait for whole blocks.
+        first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
+            audio of an incomplete block; 0 to wait for whole blocks.
         adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
             audio of the model depends on where chunks end.
         full_prompt_attention: whether blocks are counted from the end of the prompt, and not from
@@ -91,9 +91,9 @@ class Chunker:
     decision about whole blocks is final. A decision about a provisional chunk may be revised until
     the chunk runs.
 
-    Hops grow from chunk to chunk. But a stream waits for tokens only as long as its listener has
-    audio. After that its hop is cut to the blocks that have arrived. If no block will be complete
-    in time, a provisional chunk is computed from the tokens of the incomplete block.
+    Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop
+    arrive, the hop is cut to the blocks that are complete. If no block will be complete in time, a
+    provisional chunk is computed from the tokens of the incomplete block.
 
     Old tokens, which no later chunk needs as context, are dropped when the buffer is full.
 
@@ -101,8 +101,8 @@ class Chunker:
         prompt_tokens: (P,) int32, or (P, codebooks).
         config: rates and look-ahead of the model.
         schedule: schedule of hops.
-        playback: playback clock of the listener; None if nobody listens yet.
-        load: load of the workers that compute the chunks of all streams.
+        playback: playback clock of the listener; None creates one.
+        load: load of the workers that compute the chunks of all streams; None creates one.
 
     Attributes:
         prompt_tokens: number of prompt tokens.

@@ -5,8 +5,8 @@ A chunk has one of four kinds. The kinds are served in this order:
 1. Urgent: the listener is about to run out of audio (`RESERVE_SECONDS`).
 2. Unheard: no audio of the stream was sent yet.
 3. Relaxed: the listener has audio to spare. The listener who runs out first comes first.
-4. Ahead: the listener has more than `AHEAD_SECONDS` of audio. Such a chunk runs only when no other
-   stream needs the worker.
+4. Ahead: the listener has more than `AHEAD_SECONDS` of audio. Such a chunk runs only if no other
+   stream will need the worker before the chunk is done.
 
 Relaxed and ahead chunks never join a batch of urgent or unheard ones, so they never make it slower.
 Every fourth batch ranks urgent and unheard chunks by their waiting time. This keeps them from
@@ -26,8 +26,8 @@ Owner = TypeVar("Owner")
 RESERVE_SECONDS = 0.25  # a listener with less audio than this is served before new streams
 AHEAD_SECONDS = 5.0  # a stream with more unplayed audio than this can wait for its next chunk
 _HARMLESS_SECONDS = 0.05  # a batch this short delays no other stream noticeably
-_SHORT_TOKENS = 100  # a batch may always have this many tokens: one long chunk takes as long
-_FAIR_TURN = 4  # every batch of this number is ranked by waiting time
+_SHORT_TOKENS = 100  # a batch of relaxed chunks may always have these: one long chunk takes as long
+_FAIR_TURN = 4  # one batch in this many is ranked by waiting time
 _NEWEST = 0.2  # weight of the latest batch in the mean time of a token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
@@ -38,7 +38,8 @@ class Ready(Generic[Owner]):
 
     Attributes:
         owner: request that the chunk belongs to.
-        since: time at which the last token of the chunk arrived.
+        since: time at which the chunk became ready: its tokens have arrived, and no earlier chunk
+            of the request is running.
         plays_until: time at which the listener runs out of audio; None if no audio of the stream
             was sent yet.
         tokens: number of tokens in the chunk.
@@ -129,10 +130,10 @@ class Policy(Generic[Owner]):
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
     def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
-        """Returns the number of tokens that a worker computes before the next listener needs audio.
+        """Estimates the number of tokens that a worker can compute before a listener needs audio.
 
-        This is the listener of `head`, or of a stream in `awaited`, which needs its chunk
-        `RESERVE_SECONDS` before its audio ends.
+        The listener of `head` needs audio when its own ends. A listener in `awaited` needs it
+        `RESERVE_SECONDS` earlier than that.
         """
         due = [] if head.plays_until is None else [head.plays_until]
         # Streams that have been silent for longer than AHEAD_SECONDS do not count.

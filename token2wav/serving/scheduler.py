@@ -149,10 +149,9 @@ class Scheduler:
     def recheck_waiting(self) -> None:
         """Decides again about the next chunk of requests that wait for tokens.
 
-        Time may have passed in which a listener came close to the end of its audio. Then a shorter
-        chunk runs, without new tokens. The messages of such a request are consumed and their
-        replies finished. So this concerns only requests with a reply that is kept open, which takes
-        the chunk.
+        When a listener comes close to the end of its audio, a shorter chunk may run without new
+        tokens. The messages of such a request are consumed, and their replies are finished. Only a
+        reply that is kept open can still take the chunk. So requests without one are left out.
         """
         for request in self.requests:
             if (

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
 _HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
-# Tokens of these eight chunks. A larger batch, which `limits.batch_streams` may allow, has a longer
-# limit.
+# Tokens in that batch. A larger batch, which `limits.batch_streams` may allow, gets more time in
+# proportion.
 _HANG_TOKENS = 800
 _MOST_WORKERS = 4
 
@@ -210,8 +210,8 @@ class WorkerPool:
         request.on_close, request.client = on_close, client
         with self._wake:
             now = self._clock()
-            # Checked before the limits: canary and health check take a LimitError for a sign of a
-            # healthy server.
+            # Checked before the limits, because canary and health check regard a server that raises
+            # LimitError as healthy.
             if all(worker.hangs(now) for worker in self._workers):
                 seconds = now - max(worker.since for worker in self._workers)
                 raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
@@ -350,7 +350,7 @@ class WorkerPool:
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
-        """Ends the requests that a worker still owns with an error, and frees their memory."""
+        """Fails the requests that a worker still owns, and frees their memory."""
         for request in worker.taken:
             if request.owner == threading.get_ident():
                 self.cancel(request, error)
