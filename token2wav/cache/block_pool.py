@@ -264,7 +264,7 @@ class StreamBlocks:
         del self.own[-count:]
 
     def forget_unseen(self) -> None:
-        """Returns the pages of blocks that no later block can see to the reserve."""
+        """Moves the pages of blocks that no later block can see to the reserve."""
         following = self._first + len(self.own)
         unseen = min(len(self.own), self._mask.first_needed(following) - self._first)
         if unseen > 0:

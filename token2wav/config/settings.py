@@ -34,9 +34,10 @@ class StreamConfig:
             first audio, before its attention block is complete; at least 5. 0 waits for whole
             blocks. Audio of an incomplete block differs a little from the audio of the whole
             utterance.
-        max_hop_tokens: largest number of tokens in a chunk, a multiple of the attention block.
-            Chunks double in length, as long as the listener has enough audio to wait for the
-            tokens. 0 takes the value of the model, four blocks for CosyVoice3.
+        max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
+            new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
+            enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
+            CosyVoice3.
         left_blocks: past attention blocks (25 tokens each) that a chunk sees, besides the prompt.
             -1 keeps all blocks, and is exact. 0 or more bounds memory and time, so that streams may
             have any length. None takes the value of the model: all blocks, or for Step-Audio2 the

@@ -113,7 +113,7 @@ class Load:
 
     An early stream sends audio of an incomplete attention block. If its tokens arrive at the pace
     of speech, it needs provisional chunks of a few tokens each until it ends. If the workers could
-    not keep up with them, the stream would fall silent later. Such a stream is not admitted to
+    not keep up with them, the stream would run out of audio later. Such a stream is not admitted to
     early speech, and begins with a whole hop instead.
 
     Attributes:
@@ -152,6 +152,9 @@ class Load:
 
     def try_admit_early(self, stream: object) -> bool:
         """Admits a stream to early speech, if the workers can serve one more early stream.
+
+        A stream that is already early, or the only early one, is refused only if the mean delay
+        exceeds `SLOW_SECONDS`.
 
         Returns:
             Whether the stream may send audio of an incomplete block. If so, the stream counts as
