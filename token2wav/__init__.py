@@ -1,10 +1,12 @@
-"""Streaming token-to-speech: it turns discrete speech tokens into 24 kHz audio while they still
-arrive.
+"""Streaming token-to-speech: converts discrete speech tokens to audio while they arrive.
 
-model = Token2Wav.load("CosyVoice3-folder")
-stream = model.stream(Voice(prompt_tokens, prompt_mel, speaker_embedding))
-for chunk in stream.push(tokens) + stream.finish():
-    play(chunk.audio)
+The sample rate is the model's, 24 kHz for CosyVoice3.
+
+Example:
+    model = Token2Wav.load("CosyVoice3-folder")
+    stream = model.stream(Voice(prompt_tokens, prompt_mel, speaker_embedding))
+    for chunk in stream.push(tokens) + stream.finish():
+        play(chunk.audio)
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from token2wav.serving.stream import Stream
     from token2wav.voice import Voice
 
-_LAZY = {  # what needs torch or YAML is imported when it is first asked for
+_LAZY = {  # names from modules that need torch or YAML, imported at their first use
     "AudioChunk": "token2wav.serving.audio_output",
     "RuntimeConfig": "token2wav.config",
     "Stream": "token2wav.serving.stream",

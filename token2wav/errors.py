@@ -1,15 +1,15 @@
-"""Errors that a user can cause: there is one class per kind, and one sentence per message.
+"""Errors of the library. There is one class for each kind of error, and a message is one sentence.
 
-A message says what is wrong, what was found and what is allowed. The server maps these classes to
-status codes in one table (`token2wav_server.protocol`); nothing else in the project raises to a
-user.
+A message names the field, the value that was received and the values that are allowed. The server
+maps these classes to status codes in one table (`token2wav_server.protocol`). Users of the project
+see no other exceptions.
 """
 
 from __future__ import annotations
 
 
 class Token2WavError(Exception):
-    """Base of all errors that this library raises on purpose."""
+    """Base class of all errors that this library raises on purpose."""
 
 
 class ConfigError(Token2WavError):
@@ -17,8 +17,8 @@ class ConfigError(Token2WavError):
 
 
 class ArtifactError(ConfigError):
-    """An exported graph or engine is missing, damaged, or does not belong to the model, software or
-    GPU.
+    """An exported graph or TensorRT engine is missing, damaged, or was made for another model,
+    software version or GPU.
     """
 
 
@@ -27,14 +27,14 @@ class CheckpointError(Token2WavError):
 
 
 class EngineUnavailableError(ConfigError):
-    """An engine cannot run on this host; the message says what it lacks."""
+    """A backend cannot run on this host. The message names the missing part."""
 
 
 class InputError(Token2WavError):
-    """An argument of a call is not what the model takes.
+    """An argument of a call has a wrong type, shape or value.
 
     Attributes:
-        field: name of the argument, as the user knows it.
+        field: name of the argument in the public interface.
     """
 
     def __init__(self, field: str, problem: str) -> None:
@@ -43,33 +43,35 @@ class InputError(Token2WavError):
         self._problem = problem
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str]]:
-        """Pickles both arguments, for other processes: an exception alone would be made anew of its
-        message.
+        """Pickles both arguments, so that other processes can unpickle the error.
+
+        By default Python would create the exception from its message alone.
         """
         return type(self), (self.field, self._problem)
 
 
 class StreamClosedError(Token2WavError):
-    """The stream has ended, was cancelled, or is not known."""
+    """The stream has ended, was cancelled, or does not exist."""
 
 
 class IdleError(StreamClosedError):
-    """The stream was dropped because no tokens came for too long."""
+    """The stream was closed because no tokens arrived for too long."""
 
 
 class ExpiredError(StreamClosedError):
-    """The stream was dropped because it was open for too long."""
+    """The stream was closed because it was open for too long."""
 
 
 class LimitError(Token2WavError):
-    """The request is fine, but there is no room for it now; trying again later may succeed."""
+    """The request is valid, but a limit leaves no room for it now. A later retry may succeed."""
 
 
 class EngineError(Token2WavError):
-    """The engine failed on valid input; the stream it happened on is lost, others are not."""
+    """The backend failed on valid input. The stream is lost; other streams are not affected."""
 
 
 class DeviceLostError(EngineError):
-    """The GPU refuses all further work of this process; every stream is lost, and only a new
-    process can go on.
+    """The GPU rejects all further work of this process.
+
+    Every stream is lost, and only a new process can go on.
     """

@@ -1,4 +1,4 @@
-"""Model of the library: it is loaded from a folder, opens streams and synthesises whole utterances."""
+"""Model class of the library: loads a model folder, opens streams, synthesises utterances."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class Token2Wav:
-    """Loaded model, which opens streams and synthesises whole utterances. `Token2Wav.load` makes
-    one.
+    """Loaded model, which opens streams and synthesises whole utterances.
 
-    `print(model)` shows a summary of three lines: model, device and backend.
+    `Token2Wav.load` creates a model. `print(model)` shows a summary of three lines: model, device
+    and backend.
 
     Attributes:
         config: sizes and rates of the model.
-        pipeline: runs the chunks of all streams.
+        pipeline: computes the chunks of all streams.
         engine: backend, precision and device of the networks.
         name: model folder and family, for the summary.
     """
@@ -56,12 +56,12 @@ class Token2Wav:
 
         Args:
             folder: path of the model folder.
-            stream: settings of chunks and their masks.
-            runtime: settings of device and engine.
+            stream: settings of streams, such as the lengths of chunks; None for the defaults.
+            runtime: settings of device, backend and memory; None for the defaults.
 
         Raises:
-            ConfigError: the folder's YAML or a setting cannot be used.
-            CheckpointError: weights are missing, unreadable, or do not fit the YAML.
+            ConfigError: the configuration file of the folder, or a setting, cannot be used.
+            CheckpointError: weights are missing, unreadable, or do not fit the configuration.
         """
         folder, stream, runtime = Path(folder), stream or StreamConfig(), runtime or RuntimeConfig()
         config = _config_under(folder, stream)
@@ -75,7 +75,10 @@ class Token2Wav:
     def __str__(self) -> str:
         device = torch.device(self.engine.device)
         gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-        rates = f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples per second"
+        rates = (
+            f"{self.config.token_frame_rate:g} tokens and {self.config.sample_rate} samples "
+            f"per second"
+        )
         return "\n".join(
             [
                 f"model    {self.name}, {rates}",
@@ -85,11 +88,10 @@ class Token2Wav:
         )
 
     def probe(self) -> None:
-        """Speaks for a moment, so that an engine that does not work is found before anybody
-        listens.
+        """Synthesises a short utterance, to find a broken backend before the first request.
 
         Raises:
-            EngineError: it fails, or gives NaN or infinite numbers.
+            EngineError: the backend fails, or yields NaN or infinite audio.
         """
         config = self.config
         silent = Voice(
@@ -106,29 +108,34 @@ class Token2Wav:
 
         Args:
             voice: prompt and speaker.
-            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the usual number.
+            steps: number of ODE steps, one of `StreamConfig.steps`; 0 for the default.
 
         Raises:
-            InputError: the voice does not fit the model, or steps are not allowed.
+            InputError: the voice does not fit the model, or the number of steps is not allowed.
             LimitError: the cache has no room for another stream.
         """
         voice.check(self.config)
         return Stream(self.pipeline, voice, steps)
 
     def synthesize(self, tokens: ArrayLike, voice: Voice, *, steps: int = 0) -> NDArray[np.float32]:
-        """Synthesises a whole utterance, (samples_per_token * tokens,) float32.
+        """Synthesises a whole utterance.
 
-        The samples are those of `vocode(mel(tokens, voice))` up to float rounding: nothing is
-        spoken early.
+        The samples equal `vocode(mel(tokens, voice))` up to float rounding, because no provisional
+        chunks are computed.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: prompt and speaker.
             steps: number of ODE steps, as for `stream`.
 
+        Returns:
+            (samples_per_token * n,) float32, less the leading silence that
+            `StreamConfig.trim_silence_ms` removes.
+
         Raises:
-            InputError: a token or the voice does not fit the model, there are no tokens, or steps
-                are not allowed.
+            InputError: a token or the voice does not fit the model, there are no tokens, or the
+                number of steps is not allowed.
+            LimitError: the cache has no room for another stream.
         """
         with self.stream(voice, steps=steps) as stream:
             chunks = stream.finish(tokens)
@@ -137,17 +144,21 @@ class Token2Wav:
     def mel(
         self, tokens: ArrayLike, voice: Voice, streaming: bool = True, *, steps: int = 0
     ) -> NDArray[np.float32]:
-        """Computes the mel of a whole utterance at once, (bands, ratio * tokens) float32: the
-        reference for streams.
+        """Computes the mel of a whole utterance at once, as the reference for streams.
 
         Args:
             tokens: (n,) integers, n >= 1, or (n, codebooks).
             voice: prompt and speaker.
-            streaming: whether to use the streaming attention mask, else the full one.
+            streaming: whether to use the attention mask of streams; False for full attention.
             steps: number of ODE steps, as for `stream`.
 
+        Returns:
+            (bands, ratio * n) float32.
+
         Raises:
-            InputError: a token or the voice does not fit the model, or there are no tokens.
+            InputError: a token or the voice does not fit the model, there are no tokens, or the
+                number of steps is not allowed.
+            ConfigError: the model has no flow stage.
         """
         voice.check(self.config)
         array = checked_tokens(tokens, self.config)
@@ -162,10 +173,17 @@ class Token2Wav:
             )
 
     def vocode(self, mel: ArrayLike) -> NDArray[np.float32]:
-        """Computes the audio of a whole mel: (80, frames) to (480 * frames,) float32.
+        """Computes the audio of a whole mel.
+
+        Args:
+            mel: (bands, frames) log-mel with at least 1 frame; 80 bands for CosyVoice3.
+
+        Returns:
+            (samples,) float32; 480 samples per frame for CosyVoice3.
 
         Raises:
-            InputError: another shape, no frames, or a value that is not finite.
+            InputError: the mel has another shape, no frames, or a value that is not finite.
+            ConfigError: the model has no vocoder stage.
         """
         array = float_array("mel", mel, 2)
         bands = self.config.mel_bands
@@ -178,19 +196,20 @@ class Token2Wav:
 
 
 def check_settings(folder: Path, stream: StreamConfig, runtime: RuntimeConfig) -> None:
-    """Checks, without loading weights, that settings go with a model folder and that this machine
-    has what they name.
+    """Checks settings against a model folder and this machine, without loading weights.
 
     Raises:
-        ConfigError: a setting that does not go with the model, or a device, engine or memory that
-            is not there.
+        ConfigError: a setting does not fit the model, or this machine lacks the device, the backend
+            or the memory.
     """
     check_runtime(folder, _config_under(folder, stream), stream, runtime)
 
 
 def _config_under(folder: Path, stream: StreamConfig) -> ModelConfig:
-    """Reads the configuration of a model folder under settings of streams, and refuses settings
-    that do not fit.
+    """Reads the configuration of a model folder, and applies the settings of streams.
+
+    Raises:
+        ConfigError: the configuration cannot be used, or a setting does not fit the model.
     """
     config = read_config(folder).with_stream_settings(stream)
     config.check(stream)

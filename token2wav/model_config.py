@@ -1,6 +1,4 @@
-"""Configuration of a model as everything outside of its family knows it: tokens, rates, and what
-chunks need.
-"""
+"""Configuration of a model, common to all families: tokens, rates, and the needs of chunks."""
 
 from __future__ import annotations
 
@@ -13,41 +11,66 @@ from token2wav.errors import CheckpointError, ConfigError
 
 StageName = Literal["flow", "vocoder", "decoder"]  # tokens to mel, mel to audio, tokens to audio
 FLOW_AND_VOCODER: tuple[StageName, ...] = ("flow", "vocoder")
-# of files of weights, before their suffix
+# Names of weights files, without suffix.
 _STEMS = {"flow": "flow", "vocoder": "hift", "decoder": "decoder"}
 _SUFFIXES = (".safetensors", ".pt")  # in order of preference
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Configuration of one model. Families derive theirs from it, with what their networks need."""
+    """Configuration of one model.
 
-    vocab_size: int  # different tokens, or codes in each codebook
-    token_frame_rate: float  # tokens per second
-    block_tokens: int  # of one attention block: every chunk but the last ends on a multiple of it
-    token_mel_ratio: int  # mel frames per token
-    mel_bands: int  # between flow and vocoder
-    speaker_size: int  # length of a speaker embedding
-    sample_rate: int  # samples per second
-    stages: tuple[StageName, ...] = FLOW_AND_VOCODER  # in the order in which a chunk passes them
-    samples_per_token: int  # that an utterance has
-    # of one token: () for a number, (codebooks,) for several codes
+    A family derives its own class, which adds the sizes of its networks.
+
+    Attributes:
+        vocab_size: number of different tokens, or of different codes in each codebook.
+        token_frame_rate: tokens per second.
+        block_tokens: tokens of an attention block. Every chunk ends on a multiple of it, except the
+            last chunk and provisional chunks.
+        token_mel_ratio: mel frames per token.
+        mel_bands: number of bands of the mel between flow and vocoder.
+        speaker_size: length of a speaker embedding.
+        sample_rate: samples per second.
+        stages: names of the stages, in the order in which they compute a chunk.
+        samples_per_token: audio samples per token.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes.
+        lookahead_tokens: tokens after a chunk that it depends on. They must have arrived before the
+            chunk can run.
+        lookbehind_tokens: tokens before a chunk that are passed to the flow with it.
+        hop_blocks: attention blocks of the first and of the longest hop, unless
+            `StreamConfig.max_hop_tokens` sets the longest.
+        ode_steps: default number of ODE steps; 0 for a model without an ODE.
+        fixed_steps: whether the model allows no other number of ODE steps.
+        takes_prompt: whether voices may have a prompt.
+        speaks_early: whether the flow computes provisional chunks. They end inside a block, and
+            their states are not stored.
+        fixed_hops: whether the audio depends on where chunks end. Then the ends of chunks must not
+            depend on the arrival times of tokens.
+        full_prompt_attention: whether attention treats a prompt of any length as one block. Then
+            the attention blocks are counted from the end of the prompt.
+        left_blocks: past blocks that stay visible besides the prompt, unless
+            `StreamConfig.left_blocks` is set; -1 for all.
+    """
+
+    vocab_size: int
+    token_frame_rate: float
+    block_tokens: int
+    token_mel_ratio: int
+    mel_bands: int
+    speaker_size: int
+    sample_rate: int
+    stages: tuple[StageName, ...] = FLOW_AND_VOCODER
+    samples_per_token: int
     token_shape: tuple[int, ...] = ()
-    # after a chunk, that it depends on and that must be there before it can run
     lookahead_tokens: int = 0
-    lookbehind_tokens: int = 0  # before a chunk, that it is given along
-    # of the first and of the longest hop, where settings do not bound it
+    lookbehind_tokens: int = 0
     hop_blocks: tuple[int, int] = (1, 4)
-    ode_steps: int = 0  # the usual number; 0 for a model without an ODE
-    fixed_steps: bool = False  # it takes no other number
-    takes_prompt: bool = True  # voices may have a prompt
-    # the flow computes provisional chunks, which end within a block and are not kept
+    ode_steps: int = 0
+    fixed_steps: bool = False
+    takes_prompt: bool = True
     speaks_early: bool = False
-    # results depend on where chunks end, so that this must not depend on time
     fixed_hops: bool = False
-    # attention takes a prompt of any length as one block, and blocks begin at its end
     full_prompt_attention: bool = False
-    # of the past that stay visible beside the prompt's, where settings do not say it
     left_blocks: int = -1
 
     @property
@@ -56,8 +79,13 @@ class ModelConfig:
         return self.block_tokens / self.token_frame_rate
 
     def prefix_tokens(self, prompt_tokens: int) -> int:
-        """Counts the tokens of blocks wholly in a prompt, look-ahead included: they depend on the
-        voice alone.
+        """Counts the prompt tokens in blocks that depend only on the voice.
+
+        These blocks, and the look-ahead after them, lie wholly in the prompt. They are computed
+        once for each voice.
+
+        Args:
+            prompt_tokens: number of tokens of the prompt.
         """
         if self.full_prompt_attention:
             return prompt_tokens
@@ -66,38 +94,46 @@ class ModelConfig:
         )
 
     def prompt_padding_tokens(self, prompt_tokens: int) -> int:
-        """Counts the tokens that are missing before a prompt, where blocks are counted from its
-        end.
+        """Counts the padding tokens before a prompt that fill its first block.
+
+        0 unless blocks are counted from the end of the prompt.
+
+        Args:
+            prompt_tokens: number of tokens of the prompt.
         """
         return -prompt_tokens % self.block_tokens if self.full_prompt_attention else 0
 
     def hops(self, stream: StreamConfig) -> tuple[int, int]:
-        """Returns the tokens of the first and of the longest hop, which settings may bound."""
+        """Returns the tokens of the first and of the longest hop; settings may set the longest."""
         first, longest = (blocks * self.block_tokens for blocks in self.hop_blocks)
         return first, stream.max_hop_tokens or longest
 
     def window(self, stream: StreamConfig) -> int:
-        """Returns the blocks of the past that stay visible beside the prompt's: those of settings,
-        or else its own.
+        """Returns the number of past blocks that stay visible besides the prompt; negative for all.
+
+        It is `left_blocks` of the settings, or if that is None, of the model.
         """
         return self.left_blocks if stream.left_blocks is None else stream.left_blocks
 
     def check(self, stream: StreamConfig) -> None:
-        """Raises ConfigError if settings of streams do not go with the model."""
+        """Raises ConfigError if settings of streams do not fit the model."""
         self.allowed_steps(stream.steps)
 
     def with_stream_settings(self, stream: StreamConfig) -> ModelConfig:
-        """Returns the configuration of streams with some settings, on which what their chunks need
-        may depend.
+        """Returns the configuration under settings of streams.
+
+        In some families the settings change the look-ahead of a chunk.
         """
         return self
 
     def allowed_steps(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the numbers of ODE steps that streams may have, the usual one first; `wanted` is
-        the setting.
+        """Returns the numbers of ODE steps that streams may have, the default first.
+
+        Args:
+            wanted: the setting `StreamConfig.steps`; empty for the model's own number.
 
         Raises:
-            ConfigError: the model takes its own number alone.
+            ConfigError: the model allows only its own number, and the setting has another one.
         """
         own = self.ode_steps
         if self.fixed_steps and wanted not in ((), (own,)):
@@ -108,17 +144,17 @@ class ModelConfig:
         return wanted or (own,)
 
     def stage_config(self, stage: StageName) -> Any:
-        """Returns the part of the configuration that a stage's network depends on.
+        """Returns the part of the configuration that the network of a stage depends on.
 
-        It is hashed with the weights.
+        This part is hashed with the weights, to identify exported artefacts.
         """
         return self
 
     def weights_file(self, folder: Path, stage: StageName) -> Path:
-        """Finds the weights of a stage in a folder of this model.
+        """Returns the path of the weights of a stage in a model folder.
 
         Raises:
-            CheckpointError: there are none.
+            CheckpointError: the folder has no weights of this stage.
         """
         stem = _STEMS[stage]
         for suffix in _SUFFIXES:

@@ -1,6 +1,4 @@
-"""Voice of a speaker: it gives the prompt that every utterance starts from, and is checked against
-the model.
-"""
+"""Voice prompt of a speaker: prompt tokens, prompt mel and speaker embedding, with their checks."""
 
 from __future__ import annotations
 
@@ -18,28 +16,28 @@ from token2wav.model_config import ModelConfig
 FIELDS = ("prompt_tokens", "prompt_mel", "speaker_embedding")
 MOST_PROMPT_TOKENS = 750  # 30 s of CosyVoice3
 
-# Far beyond what is real, and far below what overflows on the way through a network. The model's
-# log-mel is the natural logarithm of magnitudes of at least 1e-5, so from -11.5 to about 5; one in
-# decibels stays within this bound as well. Speaker embeddings are normalised before use; those of
-# the public encoder reach to about 10.
+# Both bounds lie far above real values, and far below values that would overflow in a network. The
+# log-mel of the model is the natural logarithm of magnitudes of at least 1e-5, so it ranges from
+# -11.5 to about 5. A log-mel in decibels is within the bound as well. Speaker embeddings are
+# normalised before use. Embeddings of the public encoder have magnitudes up to about 10.
 MEL_BOUND = 100.0
 EMBEDDING_BOUND = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
 class Voice:
-    """Voice of an utterance: prompt and speaker embedding. It keeps read-only copies of the
-    arguments.
+    """Voice prompt of an utterance. The arrays are read-only copies of the arguments.
 
     Attributes:
         prompt_tokens: (P,) int32, or (P, codebooks), speech tokens of the prompt recording; P = 0
-            for a speaker without one.
-        prompt_mel: (ratio * P, bands) float32, its log-mel; (2 * P, 80) for CosyVoice3.
+            for a voice without a prompt.
+        prompt_mel: (ratio * P, bands) float32, log-mel of the prompt recording; (2 * P, 80) for
+            CosyVoice3.
         speaker_embedding: (size,) float32; (192,) for CosyVoice3.
 
     Raises:
-        InputError: a wrong number of dimensions, a non-integer token, or a number beyond its bound
-            or not finite.
+        InputError: an array has a wrong number of dimensions, a token is not an integer, or a
+            number is out of its bound or not finite.
     """
 
     prompt_tokens: NDArray[np.int32]
@@ -60,13 +58,14 @@ class Voice:
 
     @classmethod
     def load(cls, path: str | Path) -> Voice:
-        """Reads a voice from a `.safetensors` file that `token2wav-voice create` wrote, or a
-        `conds.pt` of Chatterbox.
+        """Reads a voice from a `.safetensors` file of `token2wav-voice create`, or a `conds.pt` of
+        Chatterbox.
 
         Raises:
-            InputError: naming the file, which cannot be read, lacks a field, or has a wrong one.
+            InputError: the file cannot be read, lacks a field, or has a wrong field. The message
+                names the file.
         """
-        from safetensors import SafetensorError  # only files need it
+        from safetensors import SafetensorError  # imported here, because only files need it
         from safetensors.numpy import load_file
 
         try:
@@ -83,8 +82,9 @@ class Voice:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of 64 hexadecimal digits, equal for equal voices, whatever they are called
-        (docs/architecture.md).
+        """Hash of the arrays, 64 hexadecimal digits (docs/architecture.md).
+
+        Equal voices have equal hashes, whether or not they have the same name.
         """
         digest = hashlib.sha256(b"token2wav voice 1\n")
         digest.update(len(self.prompt_tokens).to_bytes(8, "little"))
@@ -98,7 +98,7 @@ class Voice:
         return self.prompt_tokens.nbytes + self.prompt_mel.nbytes + self.speaker_embedding.nbytes
 
     def check(self, config: ModelConfig) -> None:
-        """Raises InputError if this voice does not fit a model."""
+        """Raises InputError if this voice does not fit the model of `config`."""
         if (count := len(self.prompt_tokens)) > MOST_PROMPT_TOKENS:
             raise InputError(
                 "prompt_tokens", f"{count} tokens, at most {MOST_PROMPT_TOKENS} are allowed"
@@ -132,13 +132,12 @@ class Voice:
 
 
 def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Reads the part of Chatterbox's conditionals that its decoder takes. Nothing in the file is
-    executed.
+    """Reads the inputs of Chatterbox's decoder from a `conds.pt`. Executes nothing in the file.
 
     Raises:
-        InputError: unreadable, or without that part.
+        InputError: the file cannot be read, or lacks these inputs.
     """
-    from token2wav.networks.weights import read_state  # torch, which other voices do not need
+    from token2wav.networks.weights import read_state  # needs torch; other voices do not
 
     try:
         given = read_state(path).get("gen")
@@ -153,7 +152,7 @@ def _conditionals(path: Path) -> dict[str, NDArray[np.generic]]:
         given["prompt_token"].reshape(-1).numpy(),
         given["prompt_feat"].squeeze(0).float().numpy(),
     )
-    count = min(len(tokens), len(mel) // 2)  # public code cuts tokens to the mel as well
+    count = min(len(tokens), len(mel) // 2)  # the public code cuts tokens to the mel as well
     return dict(
         zip(
             FIELDS,
@@ -171,14 +170,16 @@ def token_array(
     Args:
         field: name of the argument for messages.
         tokens: array to convert; an empty one may have any shape.
-        token_shape: shape of one token; None for a number or any codes.
+        token_shape: shape of one token: () for a number, (codebooks,) for several codes; None for
+            either, with any number of codebooks.
 
     Raises:
-        InputError: another shape, not integers, or out of the range of int32.
+        InputError: the array has another shape, or its values are not integers, or are out of the
+            range of int32.
     """
     try:
         array = np.asarray(tokens)
-    # ragged lists; tensors of torch elsewhere than on the CPU
+    # Raised for ragged lists, and for torch tensors that are not on the CPU.
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(field, f"not an array: {_one_line(error)}") from error
     if token_shape is None:
@@ -200,7 +201,7 @@ def token_array(
 
 
 def check_vocabulary(field: str, tokens: NDArray[np.int32], vocab_size: int) -> None:
-    """Raises InputError at the first token, or code of one, outside 0 .. vocab_size - 1."""
+    """Raises InputError if a token, or a code of a token, is outside 0 .. vocab_size - 1."""
     bad = np.argwhere((tokens < 0) | (tokens >= vocab_size))
     if bad.size:
         at = tuple(bad[0].tolist())
@@ -220,9 +221,7 @@ def _shape_problem(found: tuple[int, ...], token_shape: tuple[int, ...]) -> str:
 
 
 def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
-    """Raises InputError if an utterance may not have a number of ODE steps; 0 stands for the usual
-    one.
-    """
+    """Raises InputError if `steps` is not an allowed number of ODE steps; 0 means the default."""
     if steps and steps not in allowed:
         raise InputError("steps", f"{steps} is not one of {', '.join(map(str, allowed))}")
 
@@ -230,11 +229,17 @@ def check_steps(steps: int, allowed: tuple[int, ...]) -> None:
 def float_array(
     field: str, values: ArrayLike, dimensions: int, bound: float = np.inf
 ) -> NDArray[np.float32]:
-    """Copies an argument to float32; `field` is its name for messages.
+    """Copies an array to float32, and checks it.
+
+    Args:
+        field: name of the argument for messages.
+        values: array to copy.
+        dimensions: required number of dimensions.
+        bound: largest magnitude of a value.
 
     Raises:
-        InputError: not numbers, another number of dimensions, or a value that is not finite or of a
-            larger magnitude than the bound.
+        InputError: the values are not numbers, the number of dimensions is another one, or a value
+            is not finite or has a larger magnitude than `bound`.
     """
     try:
         with np.errstate(over="ignore"):

@@ -1,3 +1,3 @@
-"""State of open streams: rows of what layers keep, blocks of the key-value cache, and prefixes that
-streams share.
+"""State of open streams: slots with the states of layers, pages of the key-value cache, and the
+prefixes that streams share.
 """

@@ -1,5 +1,5 @@
-"""Blocks of the key-value cache: a pool hands them out, streams take theirs, and share prefixes
-computed once.
+"""Pages of the key-value cache: the pool of free pages, the prefixes that streams share, and the
+pages of each stream. A page holds one attention block.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from token2wav.networks.masks import BlockMask
 
 
 class OutOfBlocksError(LimitError):
-    """The cache has no room for what was asked."""
+    """The cache has too few free pages for a request."""
 
 
 class BlockPool:
-    """Hands out page numbers 0 .. capacity - 1, each to one owner at a time. Safe to use from
-    several threads.
+    """Pool of the pages 0 .. capacity - 1, each of which has at most one owner. Thread-safe.
 
-    The lowest free pages go first and runs are kept together, so that an engine can often read an
-    owner's pages as one piece of memory.
+    The lowest free pages are taken first. So the pages of an owner are often consecutive, and a
+    backend can read them as one piece of memory.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._free = list(range(capacity - 1, -1, -1))  # a stack: the lowest number is on top
+        self._free = list(range(capacity - 1, -1, -1))  # a stack with the lowest number on top
         self._lock = threading.Lock()
 
     @property
@@ -40,10 +39,10 @@ class BlockPool:
         return len(self._free)
 
     def acquire(self, count: int) -> list[int]:
-        """Takes pages, in ascending order.
+        """Takes `count` free pages, in ascending order.
 
         Raises:
-            OutOfBlocksError: there are not so many; none is taken.
+            OutOfBlocksError: fewer pages are free; none is taken.
         """
         with self._lock:
             if count > len(self._free):
@@ -56,7 +55,7 @@ class BlockPool:
             return taken
 
     def release(self, pages: list[int]) -> None:
-        """Gives pages back; the list is emptied."""
+        """Frees pages, and empties the list."""
         with self._lock:
             self._free += pages
             self._free.sort(reverse=True)
@@ -64,7 +63,7 @@ class BlockPool:
 
 
 class Content(Protocol):
-    """Content of a prefix, as whoever asked first has computed it in pages of the pool."""
+    """Content of a prefix: computed once, in pages of the pool."""
 
     pages: list[int]
 
@@ -74,7 +73,13 @@ ContentT = TypeVar("ContentT", bound=Content)
 
 @dataclass(eq=False)
 class Prefix(Generic[ContentT]):
-    """Prefix that streams share. Read-only once its content is there."""
+    """Prefix that streams share, for example the prompt of a voice.
+
+    Attributes:
+        content: content in pages of the pool; None until it is computed. Read-only after that.
+        references: number of users of the prefix.
+        computing: lock of the thread that computes the content. Other threads wait for it.
+    """
 
     content: ContentT | None = None
     references: int = 0
@@ -82,15 +87,22 @@ class Prefix(Generic[ContentT]):
 
 
 class PrefixCache(Generic[ContentT]):
-    """Owner of the pool: prefixes by their keys, and blocks for whoever needs some. Safe to use
-    from several threads.
+    """Cache of prefixes by key. It also takes pages from the pool, and evicts prefixes for them.
 
-    A prefix is computed by whoever asks first; others who ask meanwhile wait for it. One that
-    nobody uses stays until there are too many, or until its blocks are needed; the one goes first
-    that was used least recently.
+    The first thread that acquires a prefix computes it. Other threads that acquire the same prefix
+    wait until it is computed. An unused prefix stays in the cache until more than `most` prefixes
+    are unused, or until its pages are needed. The least recently used prefix is evicted first.
 
-    Blocks are taken here and may be given back to the pool; `most` prefixes are kept beside those
-    that are in use.
+    Pages are taken through `take`, and are released to the pool directly. Thread-safe.
+
+    Args:
+        pool: pool of pages.
+        most: largest number of unused prefixes to keep.
+
+    Attributes:
+        pool: pool of pages.
+        acquired: number of successful calls of `acquire`.
+        computed: number of these calls that computed the prefix.
     """
 
     def __init__(self, pool: BlockPool, most: int = 256) -> None:
@@ -98,7 +110,6 @@ class PrefixCache(Generic[ContentT]):
         self._most = most
         self._prefixes: OrderedDict[Hashable, Prefix[ContentT]] = OrderedDict()
         self._lock = threading.RLock()
-        # how often a prefix was there in the end, and had to be computed
         self.acquired = self.computed = 0
 
     def __len__(self) -> int:
@@ -106,13 +117,13 @@ class PrefixCache(Generic[ContentT]):
 
     @property
     def referenced(self) -> int:
-        """Prefixes that streams use now."""
+        """Number of prefixes that streams use."""
         with self._lock:
             return sum(prefix.references > 0 for prefix in self._prefixes.values())
 
     @property
     def pages(self) -> int:
-        """Of all prefixes that are there."""
+        """Number of pages of all prefixes."""
         with self._lock:
             return sum(
                 len(prefix.content.pages)
@@ -122,14 +133,16 @@ class PrefixCache(Generic[ContentT]):
 
     @property
     def idle_pages(self) -> int:
-        """Of prefixes that no stream uses, which are evicted when their pages are needed."""
+        """Number of pages of unused prefixes, which are evicted when pages are needed."""
         with self._lock:
             return sum(len(content.pages) for content in self._idle().values())
 
     def acquire(self, key: Hashable, compute: Callable[[], ContentT]) -> Prefix[ContentT]:
-        """The prefix of a key, with a reference that `release` gives back.
+        """Returns the prefix of a key, and adds a reference to it, which `release` removes.
 
-        Raises what `compute` raises.
+        Args:
+            key: key of the prefix.
+            compute: computes the content, if it is not in the cache. Its exceptions are raised.
         """
         with self._lock:
             prefix = self._prefixes.setdefault(key, Prefix())
@@ -149,10 +162,10 @@ class PrefixCache(Generic[ContentT]):
         return prefix
 
     def release(self, prefix: Prefix[ContentT]) -> None:
-        """Gives back one reference."""
+        """Removes one reference to a prefix, and evicts prefixes if too many are unused."""
         with self._lock:
             prefix.references -= 1
-            if not prefix.references and prefix.content is None:  # it could not be computed
+            if not prefix.references and prefix.content is None:  # its computation failed
                 self._prefixes = OrderedDict(
                     (key, each) for key, each in self._prefixes.items() if each is not prefix
                 )
@@ -160,10 +173,11 @@ class PrefixCache(Generic[ContentT]):
                 pass
 
     def take(self, count: int) -> list[int]:
-        """Blocks of the pool, those of prefixes that nobody uses included if that is enough.
+        """Takes `count` pages from the pool. Evicts unused prefixes if too few pages are free.
 
         Raises:
-            OutOfBlocksError: it is not; nothing was taken or evicted.
+            OutOfBlocksError: even eviction would not free enough pages; nothing is taken or
+                evicted.
         """
         with self._lock:  # eviction and taking are one step
             while self.pool.free < count <= self.pool.free + self.idle_pages and self.evict():
@@ -171,7 +185,11 @@ class PrefixCache(Generic[ContentT]):
             return self.pool.acquire(count)
 
     def evict(self) -> bool:
-        """Frees the least recently used prefix that nobody refers to; says whether there was one."""
+        """Evicts the least recently used of the unused prefixes.
+
+        Returns:
+            Whether there was an unused prefix.
+        """
         with self._lock:
             for key, content in self._idle().items():
                 del self._prefixes[key]
@@ -180,7 +198,7 @@ class PrefixCache(Generic[ContentT]):
         return False
 
     def _idle(self) -> dict[Hashable, ContentT]:
-        """Contents that nobody refers to, the least recently used first."""
+        """Returns the contents of unused prefixes by key, the least recently used first."""
         return {
             key: prefix.content
             for key, prefix in self._prefixes.items()
@@ -189,15 +207,20 @@ class PrefixCache(Generic[ContentT]):
 
 
 class StreamBlocks:
-    """Blocks of one stream: those of a prefix that it shares, then its own.
+    """Blocks of one stream: first the blocks of the shared prefix, then its own blocks.
 
     Args:
-        cache, reserved: where they are taken from, and how many now for blocks to come.
-        shared: pages of the prefix, which are the stream's first blocks.
-        mask: who may look at whom.
+        cache: cache that pages are taken from.
+        shared: pages of the prefix, which holds the first blocks of the stream.
+        mask: attention mask of the stream.
+        reserved: number of pages to take now, for blocks that are computed later.
+
+    Attributes:
+        own: pages of the stream's own blocks, in order, without the pages that no later block can
+            see.
 
     Raises:
-        OutOfBlocksError: there are not so many pages.
+        OutOfBlocksError: the cache has too few free pages for the reserve.
     """
 
     def __init__(
@@ -206,21 +229,25 @@ class StreamBlocks:
         self._cache = cache
         self._shared = list(shared)
         self._mask = mask
-        self._first = len(shared)  # number of the first of `own`
+        self._first = len(shared)  # index in the stream of the first block in `own`
         self._reserve = cache.take(reserved)
-        # pages of its own blocks, in order, but for those that no later block can see
         self.own: list[int] = []
 
     @property
     def held(self) -> int:
-        """Pages that the stream has taken."""
+        """Number of pages that the stream has taken, without the prefix."""
         return len(self.own) + len(self._reserve)
 
     def extend(self, count: int) -> list[list[int]]:
-        """Block tables of the next blocks: pages that each may see in order, its own last.
+        """Adds `count` blocks, and returns their block tables.
+
+        Returns:
+            For each new block the pages of the blocks that it may see, in order. Its own page is
+            the last.
 
         Raises:
-            OutOfBlocksError: the reserve is too small, and so is the pool; nothing was taken.
+            OutOfBlocksError: the reserve and the free pages of the cache are too few; nothing is
+                taken.
         """
         if count > len(self._reserve):
             self._reserve += self._cache.take(count - len(self._reserve))
@@ -231,14 +258,13 @@ class StreamBlocks:
         return [self._table(number) for number in range(block, block + count)]
 
     def retract(self, count: int) -> None:
-        """Puts the pages of the latest blocks back into the reserve: what is in them was
-        provisional.
-        """
-        self._reserve[:0] = self.own[-count:]  # first, as the next blocks are the same ones
+        """Removes the latest `count` blocks, which were provisional, and reserves their pages."""
+        # At the front of the reserve: the next chunk computes the same blocks in the same pages.
+        self._reserve[:0] = self.own[-count:]
         del self.own[-count:]
 
     def forget_unseen(self) -> None:
-        """Puts pages that no later block can see back into the reserve."""
+        """Moves the pages of blocks that no later block can see to the reserve."""
         following = self._first + len(self.own)
         unseen = min(len(self.own), self._mask.first_needed(following) - self._first)
         if unseen > 0:
@@ -247,7 +273,7 @@ class StreamBlocks:
             self._first += unseen
 
     def release(self) -> None:
-        """Gives all pages back but those of the prefix."""
+        """Frees all pages of the stream, except the pages of the prefix."""
         self._cache.pool.release(self.own)
         self._cache.pool.release(self._reserve)
 

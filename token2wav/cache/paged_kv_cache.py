@@ -1,8 +1,9 @@
-"""Keys and values of finished blocks, so that a chunk costs only itself.
+"""Paged key-value cache of the estimator: stores the keys and values of finished blocks.
 
-At a given ODE step, layer and guidance branch the keys and values of a finished block never change:
-attention looks back in whole blocks, the noise is fixed by position, and the convolutions are
-causal. So they are computed once.
+At a given ODE step, layer and guidance branch, the keys and values of a finished block never
+change. There are three reasons: attention looks back in whole blocks, the noise is fixed by
+position, and the convolutions are causal. So the keys and values are computed once, and a chunk
+computes only its own frames.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from token2wav.model_config import ModelConfig
 from token2wav.networks.estimator import Estimator
 
 Storage = Literal["float32", "float16", "int8"]
-# numbers of pages: a slice where they follow one another, else (n,) on the cache's device
+# Page numbers: a slice if they are consecutive, else a tensor (n,) on the device of the cache.
 Pages = slice | torch.Tensor
 
-BRANCHES = 2  # conditional, unconditional; only the first without guidance
+BRANCHES = 2  # conditional and unconditional; without guidance only the conditional one
 _TYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -30,18 +31,29 @@ _INT8_MAX = 127.0
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Sizes of what one model keeps of a stream at every ODE step."""
+    """Layout of the cache of one model: the sizes of the stored states at every ODE step.
+
+    Attributes:
+        steps: largest number of ODE steps.
+        layers: number of layers of the estimator.
+        heads: number of attention heads.
+        dim_head: size of a head.
+        block_frames: frames of a page, which holds one attention block.
+        storage: dtype of the stored keys and values. int8 has one scale per frame and head.
+        branches: number of guidance branches.
+        bands: number of mel bands.
+        conv_state: shape of the estimator's convolution states at one ODE step, which are stored
+            outside of the pages.
+    """
 
     steps: int
-    layers: int  # of the estimator
+    layers: int
     heads: int
     dim_head: int
-    block_frames: int  # of a page
-    # type in which keys and values are kept; int8 has a scale per token and head
+    block_frames: int
     storage: Storage = "float32"
-    branches: int = BRANCHES  # of guidance
-    bands: int = 80  # of the mel
-    # shape of what the estimator keeps beside keys and values, at each step
+    branches: int = BRANCHES
+    bands: int = 80
     conv_state: tuple[int, ...] = ()
 
     @classmethod
@@ -53,8 +65,14 @@ class CacheLayout:
         steps: int,
         storage: Storage,
     ) -> CacheLayout:
-        """Layout of a model with so many ODE steps at most, with guidance or, where that is 0,
-        without.
+        """Computes the layout of a model.
+
+        Args:
+            config: configuration of the model.
+            estimator: network of the flow, whose attention layers use the cache.
+            guidance: strength of classifier-free guidance; 0 for one branch without guidance.
+            steps: largest number of ODE steps.
+            storage: dtype of the stored keys and values.
         """
         layers, heads, dim_head = estimator.attention
         frames, branches = config.token_mel_ratio * config.block_tokens, BRANCHES if guidance else 1
@@ -65,7 +83,10 @@ class CacheLayout:
 
     @property
     def vectors_per_page(self) -> int:
-        """Heads' keys and values of all frames, branches, layers and steps of one page."""
+        """Number of vectors (dim_head,) in a page.
+
+        They are the keys and values of all steps, layers, branches, frames and heads.
+        """
         return self.steps * self.layers * 2 * self.branches * self.block_frames * self.heads
 
     @property
@@ -77,19 +98,29 @@ class CacheLayout:
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
-    """View of the cache at one ODE step and layer, to read and to write."""
+    """View of the cache at one ODE step and layer, for reading and writing.
 
-    # (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values
+    Attributes:
+        data: (2, branches, pages, block_frames, heads, dim_head), contiguous: keys, then values.
+        scales: (2, branches, pages, block_frames, heads), scales of int8; None for other dtypes.
+    """
+
     data: torch.Tensor
-    scales: torch.Tensor | None  # (2, branches, pages, block_frames, heads) with int8
+    scales: torch.Tensor | None
 
     @property
     def parts(self) -> tuple[torch.Tensor | None, ...]:
-        """Keys, values, and the scales of both or None."""
+        """Keys, values, scales of the keys and scales of the values; the scales may be None."""
         return *self.data.unbind(), *((None, None) if self.scales is None else self.scales.unbind())
 
     def write(self, pages: Pages, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Stores k and v (branches, n, block_frames, heads * dim_head) in n pages."""
+        """Stores keys and values in n pages.
+
+        Args:
+            pages: page numbers.
+            k: keys, (branches, n, block_frames, heads * dim_head).
+            v: values, of the same shape.
+        """
         for which, new in enumerate((k, v)):
             value = new.unflatten(-1, self.data.shape[-2:])
             if self.scales is not None:
@@ -101,10 +132,11 @@ class LayerView:
     def read(
         self, pages: Pages, frames: int, dtype: torch.dtype = torch.float32
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first frames of pages, each (branches, frames, heads * dim_head).
+        """Returns the keys and the values of the first `frames` frames of pages.
 
-        They are views of the cache where pages follow one another and are kept in the type that is
-        asked for.
+        Returns:
+            Keys and values, each (branches, frames, heads * dim_head) in `dtype`. They are views of
+            the cache if the pages are consecutive and `dtype` is the dtype of the cache.
         """
         values = _frames(self.data, pages, frames)  # (2, branches, frames, heads, dim_head)
         if self.scales is not None:
@@ -116,19 +148,29 @@ class LayerView:
 class PagedKVCache:
     """Key-value cache of all open streams, in pages of one attention block.
 
+    Padding reads from the null page and writes to the scratch page. A single page for both would
+    spread the NaN of a broken stream to other streams: attention multiplies masked values by 0, and
+    NaN times 0 is NaN.
+
+    Args:
+        layout: sizes of a page.
+        pages: number of pages, besides the null and the scratch page.
+        device: device of the tensors.
+
     Attributes:
-        null: number of a page that is never written, to read where there is only padding.
-        scratch: number of a page that is never read, to write padding to. One page for both would
-            carry the NaN of a broken stream into others: what is masked is multiplied by 0, which
-            leaves NaN.
+        layout: sizes of a page.
+        pages: number of pages.
+        null: number of the null page, which is zero and never written.
+        scratch: number of the scratch page, which is never read.
     """
 
     def __init__(self, layout: CacheLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
         self.pages = pages
         self.null, self.scratch = pages, pages + 1
-        # Page after branch: the pages of one stream, read at one step and layer, are one run of
-        # memory where the page numbers are. On a CPU, memory that was never written takes no room.
+        # The page axis comes after the branch axis. So at one step, layer and branch, pages with
+        # consecutive numbers are contiguous in memory. `empty` on a CPU: pages that were never
+        # written use no physical memory.
         shape = (
             layout.steps,
             layout.layers,
@@ -151,7 +193,7 @@ class PagedKVCache:
         return self._data.device
 
     def index(self, pages: list[int]) -> Pages:
-        """Pages in a form to read and write them with, many times."""
+        """Converts page numbers to `Pages`, which read and write calls can use many times."""
         first, count = pages[0], len(pages)
         if pages == list(range(first, first + count)):
             return slice(first, first + count)
@@ -163,9 +205,13 @@ class PagedKVCache:
         )
 
     def gather(self, step: int, pages: torch.Tensor, out: torch.Tensor) -> None:
-        """Copies pages (n,) of all layers of one step.
+        """Copies pages of all layers of one ODE step into `out`.
 
-        `out` is (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point type.
+        Args:
+            step: ODE step.
+            pages: (n,) page numbers.
+            out: (layers, 2, branches, n, block_frames, heads, dim_head) in any floating-point
+                dtype.
         """
         if out.dtype == self._data.dtype:
             torch.index_select(self._data[step], 3, pages, out=out)
@@ -177,8 +223,12 @@ class PagedKVCache:
             torch.mul(values, self._scales[step].index_select(3, pages)[..., None], out=out)
 
     def scatter(self, step: int, pages: torch.Tensor, values: torch.Tensor) -> None:
-        """Stores what `gather` would give; of pages that are named twice it is not said which value
-        stays.
+        """Stores pages of all layers of one ODE step: the inverse of `gather`.
+
+        Args:
+            step: ODE step.
+            pages: (n,) page numbers. If a number occurs twice, either of its values is stored.
+            values: (layers, 2, branches, n, block_frames, heads, dim_head).
         """
         if self._scales is not None:
             scale = _scale_of(values)
@@ -188,18 +238,19 @@ class PagedKVCache:
 
 
 def _frames(values: torch.Tensor, pages: Pages, frames: int) -> torch.Tensor:
-    """The first frames of pages: (2, branches, pages, block_frames, ...) to (2, branches, frames,
-    ...).
+    """Returns the first `frames` frames of pages.
+
+    (2, branches, pages, block_frames, ...) to (2, branches, frames, ...).
     """
     if isinstance(pages, slice):
         first = pages.start * values.shape[3]
         return values.flatten(2, 3)[:, :, first : first + frames]
-    # On a CPU, indexing would copy number by number.
+    # `index_select`, because on a CPU indexing with a tensor copies element by element.
     return values.index_select(2, pages).flatten(2, 3)[:, :, :frames]
 
 
 def _put(values: torch.Tensor, pages: Pages, new: torch.Tensor) -> None:
-    """Writes pages of (branches, pages, ...)."""
+    """Writes `new` into pages of `values`, (branches, pages, ...)."""
     if isinstance(pages, slice):
         values[:, pages] = new
     else:
@@ -207,5 +258,5 @@ def _put(values: torch.Tensor, pages: Pages, new: torch.Tensor) -> None:
 
 
 def _scale_of(values: torch.Tensor) -> torch.Tensor:
-    """Width of an int8 step for every vector (..., dim_head)."""
+    """Returns (...,), the value of one int8 step for every vector of `values` (..., dim_head)."""
     return values.float().abs().amax(dim=-1).clamp(min=1e-12) / _INT8_MAX

@@ -1,4 +1,4 @@
-"""State store: what streaming layers keep of all open streams, as rows of preallocated tensors."""
+"""State store: the states of streaming layers for all open streams, in preallocated tensors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,25 @@ import torch
 
 from token2wav.networks.streaming import StateSpec, Streaming
 
-SCRATCH_SLOT = 0  # belongs to no stream: rows of a batch that stand for none read and write there
+SCRATCH_SLOT = 0  # slot of no stream, which the padding rows of a batch read and write
 _FIRST_SLOTS = 64
 
-Rows = dict[torch.dtype, torch.Tensor]  # (B, width) of every type of number
+Rows = dict[torch.dtype, torch.Tensor]  # for every dtype a tensor (B, width), one row per stream
 
 
 class StateStore:
-    """Fixed-size states of streams, one slot for each. A batch reads and writes all its streams'
-    rows at once.
+    """Store of the fixed-size states of streams, one slot per stream.
 
-    A slot is not cleared for its next owner, as nothing is read at the first piece of a stream. It
-    may be used from several threads, by each for streams of its own. There are more slots when they
-    are needed.
+    A batch reads and writes the rows of all its streams at once. A slot is not cleared for its next
+    stream, because layers do not read their state in the first step of a stream.
+
+    Several threads may use the store, each for its own streams. If all slots are taken, their
+    number is doubled.
+
+    Args:
+        specs: shape and dtype of the state of every streaming layer.
+        device: device of the tensors.
+        slots: number of slots at the start, including the scratch slot.
     """
 
     def __init__(
@@ -30,7 +36,7 @@ class StateStore:
     ) -> None:
         self._device = device
         self._widths: dict[torch.dtype, int] = {}
-        # Of every layer: type, shape, strides within a row, and where in the row it begins.
+        # For every layer: dtype, shape, strides within a row, and offset of its state in the row.
         self._places: list[
             tuple[Streaming, torch.dtype, tuple[int, ...], tuple[int, ...], int]
         ] = []
@@ -46,18 +52,18 @@ class StateStore:
 
     @property
     def used(self) -> int:
-        """Slots that are taken."""
+        """Number of slots that belong to streams."""
         return self._slots - 1 - len(self._free)
 
     def rows(self, count: int) -> Rows:
-        """Room for the states of so many streams."""
+        """Allocates zeroed rows for the states of `count` streams."""
         return {
             dtype: torch.zeros(count, width, dtype=dtype, device=self._device)
             for dtype, width in self._widths.items()
         }
 
     def views(self, rows: Rows) -> dict[Streaming, torch.Tensor]:
-        """Views of every layer's state, (B, *shape), in rows of streams."""
+        """Returns a view (B, *shape) of every layer's state in `rows`, without a copy."""
         return {
             layer: rows[dtype].as_strided(
                 (len(rows[dtype]), *shape), (self._widths[dtype], *strides), start
@@ -66,7 +72,7 @@ class StateStore:
         }
 
     def take(self) -> int:
-        """A slot for a new stream."""
+        """Returns a free slot for a new stream."""
         with self._lock:
             if not self._free:
                 self._tables = {
@@ -78,18 +84,18 @@ class StateStore:
             return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """Gives a stream's slot back."""
+        """Frees the slot of a stream."""
         with self._lock:
             self._free.append(slot)
 
     def read(self, slots: torch.Tensor, rows: Rows) -> None:
-        """Copies the states of streams, (B,) slots, into rows."""
+        """Copies the states of (B,) slots into `rows`."""
         with self._lock:
             for dtype, table in self._tables.items():
                 torch.index_select(table, 0, slots, out=rows[dtype])
 
     def write(self, slots: torch.Tensor, rows: Rows) -> None:
-        """Copies rows back."""
+        """Copies `rows` into (B,) slots."""
         with self._lock:
             for dtype, table in self._tables.items():
                 table.index_copy_(0, slots, rows[dtype])

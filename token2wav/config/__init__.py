@@ -1,4 +1,4 @@
-"""Configuration of the service, and what reads YAML: settings, their values, and model files."""
+"""Configuration: settings of the service, the checks of their values, and readers of YAML files."""
 
 from token2wav.config.settings import (
     PLAYER_BUFFER_SECONDS,

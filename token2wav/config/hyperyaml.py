@@ -1,10 +1,10 @@
-"""HyperPyYAML files (`cosyvoice3.yaml`) are read here as plain data; nothing in them is ever
-imported or called.
+"""Reader of HyperPyYAML files (`cosyvoice3.yaml`) as plain data. It imports and calls nothing.
 
-The public loader builds Python objects from such files: `!new:package.Class` calls the class,
-`!apply:f` calls the function. Here a tag is only a label on a mapping. `!ref <a> * <b>` is
-resolved, with arithmetic on numbers, when and only when a caller asks for that key, so that keys
-which serving does not need may hold anything.
+The public loader builds Python objects from such files: `!new:package.Class` calls the class, and
+`!apply:f` calls the function. Here a tag is only a label of a node.
+
+`!ref <a> * <b>` is a reference with arithmetic on numbers. It is resolved only when a caller asks
+for its key. So keys that serving does not need may have any content.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from token2wav.config.strict_yaml import StrictLoader, read_yaml
 from token2wav.config.values import convert, kinds, shown
 from token2wav.errors import ConfigError
 
-MAX_EXPRESSION_CHARS = 200  # Python's parser can be made to recurse without end by a long one
-# under one key, after references and aliases are followed; a public model has 100
+MAX_EXPRESSION_CHARS = 200  # a long expression can make Python's parser recurse without end
+# Values under one key after references and aliases are resolved; a public model has 100.
 MAX_VALUES = 10_000
 
 _REFERENCE = re.compile(r"<([A-Za-z_]\w*)((?:\[\w+\])*)>")
@@ -40,8 +40,9 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class Tagged:
-    """Node with a tag, kept as it stands: `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class",
-    {"a": 1})`.
+    """YAML node with a tag, as data.
+
+    `!new:pkg.Class {a: 1}` is `Tagged("new", "pkg.Class", {"a": 1})`.
     """
 
     tag: str
@@ -70,7 +71,12 @@ _Loader.add_multi_constructor("!", _construct_tagged)
 
 
 class HyperYaml:
-    """Document of one file, which resolves references in it; the file's path is for messages."""
+    """Document of one HyperPyYAML file. It resolves the references in the file.
+
+    Args:
+        path: path of the file, for messages.
+        data: mapping at the top level of the file.
+    """
 
     def __init__(self, path: Path, data: Mapping[str, Any]) -> None:
         self._path = path
@@ -79,10 +85,10 @@ class HyperYaml:
 
     @classmethod
     def read(cls, path: Path) -> HyperYaml:
-        """Parses `path`.
+        """Reads the file `path`.
 
         Raises:
-            ConfigError: it cannot be read as YAML, see `read_yaml`, or is not a mapping.
+            ConfigError: the file cannot be read as YAML (see `read_yaml`), or is not a mapping.
         """
         data = read_yaml(path, _Loader)
         if not isinstance(data, dict):
@@ -95,11 +101,11 @@ class HyperYaml:
         return key in self._data
 
     def resolve(self, key: str) -> Any:
-        """Returns the value of a top-level key with every `!ref` below it replaced.
+        """Returns the value of a top-level key, with every `!ref` in it replaced.
 
         Raises:
-            ConfigError: the key, or one that it refers to, is missing, circular, too large or not
-                arithmetic.
+            ConfigError: the key or a key that it refers to is missing; a reference is circular or
+                is not arithmetic on numbers; or the value is too large or nested too deep.
         """
         self._values_left = MAX_VALUES
         try:
@@ -160,7 +166,7 @@ class HyperYaml:
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
-    """Evaluates arithmetic on numbers; `**` is left out because it can be made to take forever."""
+    """Evaluates arithmetic on numbers, without `**`, whose computation may take forever."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value  # type: ignore[return-value]
     if isinstance(node, ast.Name) and type(names.get(node.id)) in (int, float):
@@ -176,7 +182,12 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class ModelNode:
-    """Mapping in the model file, with the path of keys that leads to it; it hands out typed values."""
+    """Mapping in the model file, which returns its values with checked types.
+
+    Attributes:
+        name: path of keys that leads to the mapping, for messages.
+        data: content of the mapping.
+    """
 
     name: str
     data: dict[str, Any]
@@ -210,13 +221,22 @@ class ModelNode:
         return self.get(key, kind) if key in self.data else default
 
     def fields(self, config: type, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
-        """Values of fields of a dataclass, in their types: of all but some where none are named."""
+        """Returns values for fields of a dataclass, converted to the types of the fields.
+
+        Args:
+            config: dataclass.
+            keys: names of the fields; none for all fields.
+            but: names of fields to leave out.
+        """
         found = kinds(config)
         return {key: self.get(key, found[key]) for key in keys or found if key not in but}
 
     def only(self, known: Mapping[str, Any], *, omitted: bool = True) -> None:
-        """Raises ConfigError if a key has another value than the one that is known, or is missing
-        unless `omitted`.
+        """Raises ConfigError if a key has another value than the only supported one.
+
+        Args:
+            known: supported values by key.
+            omitted: whether a key may be missing.
         """
         for key, value in known.items():
             found = self.get_or(key, type(value), value) if omitted else self.get(key, type(value))

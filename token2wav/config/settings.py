@@ -1,6 +1,4 @@
-"""Configuration of the service, typed and frozen: it sets chunks of streams, their runtime and
-their bounds.
-"""
+"""Settings of the service, as typed and frozen dataclasses: streams, runtime, limits and voices."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from token2wav.config.strict_yaml import read_yaml
 from token2wav.config.values import Bounds, Length, check_bounds, from_mapping
 from token2wav.errors import ConfigError, LimitError
 
-MOST_STEPS = 100  # of the ODE
-MOST_STREAMS = 10_000  # open at once in one server
-_PATIENCE = 3  # times the pace of speech
+MOST_STEPS = 100  # largest number of ODE steps
+MOST_STREAMS = 10_000  # largest number of open streams in one server
+_PATIENCE = 3  # a stream may be open this many times as long as its longest audio lasts
 _VOICES_PER_STREAM = 4
-PLAYER_BUFFER_SECONDS = 0.2  # of a player of which nothing is known
+PLAYER_BUFFER_SECONDS = 0.2  # default: audio that a player collects before it starts
 _LEAST_FIRST_TOKENS = 5
 
 Steps = Annotated[int, Bounds(1, MOST_STEPS)]
@@ -29,31 +27,35 @@ Steps = Annotated[int, Bounds(1, MOST_STEPS)]
 
 @dataclass(frozen=True)
 class StreamConfig:
-    """Settings of streams: they say how tokens are cut into chunks, and what each chunk sees.
+    """Settings of streams: the lengths of chunks, the visible past, ODE steps and silence.
 
     Attributes:
-        first_tokens: new tokens from which a stream speaks before an attention block is complete,
-            at least 5; 0 waits for whole blocks. What is spoken of an incomplete block differs a
-            little from the whole utterance's.
-        max_hop_tokens: upper bound of a hop, in whole attention blocks; hops double from chunk to
-            chunk, as far as the listener has audio to wait for tokens. 0 takes the model's own, for
-            CosyVoice3 four blocks.
-        left_blocks: attention blocks (of 25 tokens) of the past that stay visible beside the
-            prompt's. -1 keeps all and is exact; 0 or more bounds memory and time, so that streams
-            may have any length. Without it the model's own: all, or for Step-Audio2 the last two,
-            as published.
-        steps: numbers of ODE steps that a stream may ask for, the usual one first; empty for the
-            model's own alone.
-        hold_frames: mel frames at a chunk's end that yield no audio yet; 0 for all that the vocoder
-            looks ahead, which is exact (21 for CosyVoice2, 5 for CosyVoice3). With fewer, chunks
-            are earlier and their last samples are those of a mel whose last frame goes on.
-        trim_silence_ms: leading near-silence that is dropped before the first chunk is sent, at
-            most, in windows of 10 ms below -50 dBFS; 0 for none.
-        reference: compute as the public loop does: every chunk anew from the start, the last one
-            under the full attention mask, the harmonic source's phase with the public float32
-            rounding, which drifts (0.4 rad after 300 s). Otherwise the audio is independent of
-            chunking. Chatterbox: windows under full attention, or whole utterances
-            (docs/models.md).
+        first_tokens: number of new tokens, look-ahead not counted, after which a stream sends its
+            first audio, before its attention block is complete; at least 5. 0 waits for whole
+            blocks. Audio of an incomplete block differs a little from the audio of the whole
+            utterance.
+        max_hop_tokens: largest hop, a multiple of the attention block. A hop is the usual number of
+            new tokens in a chunk. Hops double from chunk to chunk, as long as the listener has
+            enough audio to wait for the tokens. 0 takes the value of the model, four blocks for
+            CosyVoice3.
+        left_blocks: past attention blocks (25 tokens each) that a chunk sees, besides the prompt.
+            -1 keeps all blocks, and is exact. 0 or more bounds memory and time, so that streams may
+            have any length. None takes the value of the model: all blocks, or for Step-Audio2 the
+            last two, as published.
+        steps: numbers of ODE steps that a stream may request, the default first. Empty allows only
+            the number of the model.
+        hold_frames: mel frames at the end of a chunk whose audio is held back until the next chunk.
+            0 holds back the whole look-ahead of the vocoder (21 frames for CosyVoice2, 5 for
+            CosyVoice3), and is exact. With fewer frames audio is sent earlier, but the last samples
+            of each chunk are computed as if the last mel frame were repeated.
+        trim_silence_ms: most milliseconds of leading silence that are removed before the first
+            chunk is sent, in windows of 10 ms below -50 dBFS; 0 for none.
+        reference: whether to compute as the published streaming loop does. That loop recomputes
+            every chunk from the start of the utterance. It computes the last chunk under the full
+            attention mask. Its harmonic source rounds the phase to float32, so the phase drifts
+            (0.4 rad after 300 s). For Chatterbox, this setting computes windows under full
+            attention, or whole utterances (docs/models.md). If False, the audio does not depend on
+            chunking.
     """
 
     first_tokens: Annotated[int, Bounds(0, 1000)] = 8
@@ -78,30 +80,31 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Settings of the runtime: they choose device, engine, precision and memory.
+    """Settings of the runtime: device, backend, precision, workers and cache.
 
     Attributes:
-        device: `auto` (CUDA where torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
-        engine: library that executes the networks: `torch`, `onnx` or `tensorrt`, the last two on
-            graphs that `token2wav-export` made; `auto` takes the fastest for which all is there.
-        engines: folder with those graphs; empty for `engines` in the model folder.
-        precision: number type of the estimator's layers; `auto` is float16 on a GPU and float32 on
-            a CPU.
-        lanes: batches that a server computes at the same time, each on its share of torch's threads
-            (OMP_NUM_THREADS); 0 takes one for each CPU core, up to 4, or a single one on a GPU.
-        cache_mib: size of the cache of keys and values in MiB; 0 takes a quarter of the free memory
-            of a CPU, or 80 % of a GPU's.
-        cache_storage: type of cached keys and values; `auto` is that of `precision`. `float16`
-            halves the cache (error of the mel 4e-5 of its deviation), `int8` quarters it (1e-3).
+        device: `auto` (CUDA if torch sees a GPU, else CPU), `cpu`, `cuda` or `cuda:N`.
+        engine: backend, the library that executes the networks: `torch`, `onnx` or `tensorrt`. The
+            last two need graphs that `token2wav-export` made. `auto` takes the fastest backend
+            whose library and graphs are installed.
+        engines: folder of the exported graphs; empty for `engines` in the model folder.
+        precision: dtype of the estimator's layers; `auto` is float16 on a GPU and float32 on a CPU.
+        lanes: number of workers, the batches that a server computes at the same time. Each worker
+            has an equal share of torch's threads (OMP_NUM_THREADS). 0 takes one worker for each CPU
+            core, up to 4, or a single worker on a GPU.
+        cache_mib: size of the key-value cache in MiB; 0 takes a quarter of the free memory of a
+            CPU, or 80 % of the free memory of a GPU.
+        cache_storage: dtype of the cached keys and values; `auto` is the dtype of `precision`.
+            Relative to float32, `float16` halves the cache (error of the mel: 4e-5 of its standard
+            deviation), and `int8` quarters it (1e-3).
     """
 
     device: str = "auto"
     engine: Literal["auto", "torch", "onnx", "tensorrt"] = "auto"
     engines: str = ""
     precision: Literal["auto", "float32", "float16"] = "auto"
-    # the scheduler's workers, under the name that users' settings have
-    lanes: Annotated[int, Bounds(0, 256)] = 0
-    # 16 TiB; the free memory is compared when it is taken
+    lanes: Annotated[int, Bounds(0, 256)] = 0  # workers; the name is kept for existing settings
+    # Up to 16 TiB. The free memory is checked when the cache is allocated.
     cache_mib: Annotated[int, Bounds(0, 1 << 24)] = 0
     cache_storage: Literal["auto", "float32", "float16", "int8"] = "auto"
 
@@ -116,20 +119,20 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class LimitConfig:
-    """Bounds that the server enforces before any work starts.
+    """Limits that the server enforces before any work starts.
 
     Attributes:
-        streams: most utterances open at once.
-        stream_tokens: most tokens of one utterance (15000 are 10 minutes). One that is open for
-            three times as long as these last is dropped.
-        idle_seconds: time without tokens after which an utterance is dropped; requests without
-            tokens don't count.
-        streams_per_client: most utterances that one client may have open at once, where clients
+        streams: most streams that may be open at the same time.
+        stream_tokens: most tokens of one stream (15000 tokens are 10 minutes). A stream that is
+            open for three times the duration of this audio is closed.
+        idle_seconds: seconds without tokens after which a stream is closed. Messages without tokens
+            do not count.
+        streams_per_client: most streams that one client may have open at the same time, if clients
             have names (docs/security.md); 0 for half of `streams`.
-        batch_streams: chunks that are computed together. More raise the throughput, and the time
-            that a batch takes.
-        player_buffer_seconds: audio that a listener's player holds before it starts: how long a
-            stream may wait for tokens counts from there.
+        batch_streams: most chunks in a batch. A larger number raises the throughput, and the time
+            of a batch.
+        player_buffer_seconds: seconds of audio that a listener's player collects before it starts.
+            The playback clock adds them to the time that a stream may wait for tokens.
     """
 
     streams: Annotated[int, Bounds(1, MOST_STREAMS)] = 64
@@ -144,30 +147,29 @@ class LimitConfig:
 
     @property
     def client_streams(self) -> int:
-        """Utterances that one client may have open at once."""
+        """Most streams that one client may have open at the same time."""
         return self.streams_per_client or math.ceil(self.streams / 2)
 
     @property
     def sent_voices(self) -> int:
-        """Most voices that are kept of those that clients send: the least recently used go first."""
+        """Most voices of clients that the server stores. The least recently used is evicted."""
         return _VOICES_PER_STREAM * self.streams
 
     def open_seconds(self, token_rate: float) -> float:
-        """Returns the time after which an open utterance is dropped, whatever comes.
+        """Returns the seconds after which an open stream is closed, even if tokens still arrive.
 
         Args:
-            token_rate: tokens of a second of speech.
+            token_rate: tokens per second of speech.
         """
         return _PATIENCE * self.stream_tokens / token_rate
 
     def check_room(self, owners: Collection[str], client: str) -> None:
-        """Raises LimitError if one more utterance is too many.
+        """Raises LimitError if no further stream may be opened.
 
         Args:
-            owners: clients of the open utterances, each as often as it has one; empty where it has
-                no name.
-            client: name of the one that opens another; without a name it is bounded by `streams`
-                alone.
+            owners: one client name for each open stream; empty for a client without a name.
+            client: name of the client that opens a further stream; empty if it has no name. Then
+                only `streams` limits it.
         """
         if len(owners) >= self.streams:
             raise LimitError(f"streams: all {self.streams} are in use; try again later")
@@ -180,12 +182,15 @@ class LimitConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Configuration of a server, as its file gives it; every key is optional.
+    """Configuration of a server, with the keys of its file. Every key is optional.
 
     Attributes:
-        voices: paths of voices that the server knows from the start, by the names of these files
-            without their ending; `.safetensors`, or `.pt` of Chatterbox, in the file relative to
-            its folder.
+        stream: settings of streams.
+        runtime: settings of the runtime.
+        limits: limits of the server.
+        voices: paths of voice files that the server loads at its start: `.safetensors`, or `.pt` of
+            Chatterbox. The name of a voice is the name of its file without the suffix. In the
+            configuration file, paths are relative to the folder of that file.
     """
 
     stream: StreamConfig = field(default_factory=StreamConfig)
@@ -195,11 +200,11 @@ class ServerConfig:
 
 
 def load_server_config(path: Path | None) -> ServerConfig:
-    """Reads a server configuration; None gives the defaults.
+    """Reads a server configuration; None returns the defaults.
 
     Raises:
-        ConfigError: it cannot be read as YAML, see `read_yaml`, or has an unknown key, or a value
-            of the wrong type or out of range.
+        ConfigError: the file cannot be read as YAML (see `read_yaml`), has an unknown key, or has a
+            value of a wrong type or out of bounds.
     """
     if path is None:
         return ServerConfig()
@@ -214,9 +219,11 @@ def load_server_config(path: Path | None) -> ServerConfig:
 
 
 def config_hash(*configs: Any) -> str:
-    """Hashes configurations to twelve hexadecimal digits that identify them in logs and artefacts."""
-    # What a configuration does not have is left out, so that a part that is new in a release
-    # changes no hash of others.
+    """Returns a hash of configurations, 12 hexadecimal digits, to identify them in logs and
+    artefacts.
+    """
+    # Fields that are None are left out. So a new optional field in a later release does not change
+    # the hashes of configurations without it.
     said = [
         dataclasses.asdict(
             config,

@@ -1,4 +1,4 @@
-"""Reader of YAML files, which refuses ambiguous files and files that are made to exhaust a reader."""
+"""Reader of YAML files that rejects ambiguous files, and files made to exhaust memory or time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from token2wav.config.values import shown
 from token2wav.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20  # a public model file has 7 kB
-_MAX_SCALAR_CHARS = 4000  # PyYAML computes long sexagesimal numbers (1:59:59) in quadratic time
+_MAX_SCALAR_CHARS = 4000  # PyYAML needs quadratic time for long sexagesimal numbers (1:59:59)
 _INVALID = (
     yaml.YAMLError,
     RecursionError,
-    # PyYAML raises the others for text that does not fit its tag, such as `!!int ""`.
+    # PyYAML raises the following for text that does not fit its tag, such as `!!int ""`.
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -26,10 +26,10 @@ _INVALID = (
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Loader that refuses a key that is given twice, of which YAML readers take the last in
-    silence.
+    """Loader that rejects duplicate keys and merge keys.
 
-    Merge keys (`<<`) are refused too: a few lines of them that merge each other fill any memory.
+    Other YAML readers silently use the last of two equal keys. Merge keys (`<<`) are rejected
+    because a few lines that merge each other can fill any memory.
     """
 
     def construct_scalar(self, node: Any) -> Any:
@@ -64,8 +64,8 @@ class StrictLoader(yaml.SafeLoader):
 
 
 StrictLoader.add_constructor(None, StrictLoader.construct_undefined)
-# YAML 1.2, which public files are written for, reads 1e-06 as a number; PyYAML's 1.1 wants a dot in
-# it.
+# Public files are written for YAML 1.2, which reads 1e-06 as a number. PyYAML implements YAML 1.1,
+# which requires a dot in such a number.
 StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
@@ -75,8 +75,8 @@ def read_yaml(path: Path, loader: type[StrictLoader] = StrictLoader) -> Any:
     """Reads a YAML file as plain data.
 
     Raises:
-        ConfigError: unreadable, too large, not YAML, a key that is given twice, or a tag that asks
-            for Python objects.
+        ConfigError: the file cannot be read, is too large, is not YAML, has a duplicate key or a
+            merge key, or has a tag for a Python object.
     """
     try:
         text = read_bounded(path).decode("utf-8")
@@ -92,7 +92,7 @@ def read_bounded(path: Path) -> bytes:
     """Reads a configuration file of any format.
 
     Raises:
-        ConfigError: unreadable, or too large.
+        ConfigError: the file cannot be read, or is larger than `MAX_FILE_BYTES`.
     """
     try:
         with path.open("rb") as file:

@@ -1,6 +1,4 @@
-"""Values of configurations and commands: they are converted to typed ones, with messages that name
-what is wrong.
-"""
+"""Values of configurations and commands: conversion to their types, with checks of their bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 from token2wav.errors import ConfigError
 
-_LARGEST = sys.float_info.max  # NaN and infinity are beyond it too
+_LARGEST = sys.float_info.max  # comparison with it also excludes NaN and infinity
 _SHOWN_CHARS = 80
 _SHOWN_BITS = 4000
 
@@ -25,35 +23,42 @@ _Config = TypeVar("_Config")
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a number, as a part of its type: `Annotated[int, Bounds(1, 256)]`.
+    """Bounds of a number, in the annotation of its type: `Annotated[int, Bounds(1, 256)]`.
 
-    Both ends are allowed.
+    Both bounds are allowed values.
     """
 
     least: float
     most: float
 
     def check(self, value: Any, name: str) -> None:
-        """Raises ConfigError if a number is out of bounds; `name` is its path for messages."""
+        """Raises ConfigError if a number is out of bounds; `name` is its key path for messages."""
         if not self.least <= value <= self.most:
             raise ConfigError(f"{name}: {shown(value)} is not between {self.least} and {self.most}")
 
 
 @dataclass(frozen=True)
 class Length:
-    """Bound of the number of items in a list, as a part of its type."""
+    """Largest number of items in a list, in the annotation of its type."""
 
     most: int
 
     def check(self, value: Any, name: str) -> None:
-        """Raises ConfigError if a list is too long; `name` is its path for messages."""
+        """Raises ConfigError if a list is too long; `name` is its key path for messages."""
         if len(value) > self.most:
             raise ConfigError(f"{name}: {len(value)} items; at most {self.most} are allowed")
 
 
 def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
-    """Builds dataclass `cls` of a mapping, nested ones included; `name` is its path for messages,
-    empty for a file.
+    """Builds a dataclass from a mapping, with nested dataclasses from nested mappings.
+
+    Args:
+        cls: dataclass to build.
+        data: mapping from field names to values.
+        name: key path of the mapping for messages; empty for a whole file.
+
+    Raises:
+        ConfigError: `data` is not a mapping, a key is unknown, or a value is wrong.
     """
     if not isinstance(data, dict):
         raise ConfigError(f"{name or 'file'}: expected a mapping, got {type(data).__name__}")
@@ -73,15 +78,19 @@ def from_mapping(cls: type[_Config], data: Any, name: str) -> _Config:
 
 
 def kinds(config: type) -> Mapping[str, Any]:
-    """Returns the types of a dataclass's fields, with their bounds."""
+    """Returns the types of the fields of a dataclass, with the bounds in their annotations."""
     return get_type_hints(config, include_extras=True)
 
 
 def check_bounds(config: Any, name: str) -> None:
-    """Raises ConfigError if a field of a dataclass is out of the bounds in its type; `name` is its
-    path for messages.
+    """Raises ConfigError if a field of a dataclass is out of its bounds.
 
-    `convert` has checked values of files before. This checks configurations that are made in code.
+    `convert` checks the values of files. This function also checks configurations that are created
+    in code.
+
+    Args:
+        config: instance of the dataclass.
+        name: key path of the dataclass for messages.
     """
     for item in dataclasses.fields(config):
         _check_value(
@@ -101,7 +110,7 @@ def _check_value(value: Any, kind: Any, name: str) -> None:
 
 @contextmanager
 def prefixed(prefix: str) -> Iterator[None]:
-    """Puts a prefix before the messages of configuration errors, unless they begin with it."""
+    """Adds a prefix to the messages of ConfigErrors, unless they begin with it."""
     try:
         yield
     except ConfigError as error:
@@ -109,10 +118,16 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 
 def convert(value: Any, kind: Any, name: str) -> Any:
-    """Converts a value to int, float, bool, str, Literal, tuples or mappings of them; whole floats
-    pass as integers.
+    """Converts a value of a file to the type `kind`, and checks its bounds.
 
-    A kind may allow None, and may have bounds.
+    Args:
+        value: value as a YAML reader returns it.
+        kind: int, float, bool, str, a Literal, a tuple or a dict with such items. It may allow
+            None, and may be annotated with bounds. A whole float is accepted as an int.
+        name: key path of the value for messages.
+
+    Raises:
+        ConfigError: the value has another type, or is out of bounds.
     """
     if get_origin(kind) is Annotated:
         kind, *bounds = get_args(kind)
@@ -156,9 +171,9 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Formats a value for a message: on one line, and short whatever it is."""
+    """Formats any value for a message: on one line, at most about 80 characters long."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
-        # Python refuses to write the longest ones in decimal
+        # Python raises an error when it converts a very long integer to decimal.
         return f"an integer of {value.bit_length()} bits"
     text = (
         repr(value)
@@ -171,13 +186,13 @@ def shown(value: Any) -> str:
 def number(
     kind: type[int] | type[float], least: int = 0, most: int = 0, name: str = ""
 ) -> Callable[[str], Any]:
-    """Makes a converter of arguments for `argparse`, which takes finite numbers within bounds.
+    """Returns a converter for `argparse`, which accepts finite numbers within bounds.
 
     Args:
         kind: int or float.
-        least: smallest number.
-        most: largest number; 0 for any.
-        name: what such a number is called in messages.
+        least: smallest accepted number.
+        most: largest accepted number; 0 for no bound.
+        name: noun for the number in messages; empty for "an integer" or "a number".
     """
 
     def converted(text: str) -> int | float:

@@ -1,3 +1,3 @@
-"""Serving of requests: it decides which chunk of whom runs next, and takes it through flow and
-vocoder.
+"""Serving of requests: selects the chunk that each request runs next, and computes it by the stages
+of the model.
 """

@@ -1,6 +1,4 @@
-"""Output of an utterance: it trims, resamples and encodes the model's audio into what its listener
-is sent.
-"""
+"""Output of an utterance: trims, resamples and encodes the audio of the model for the client."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ from token2wav.model_config import ModelConfig
 
 SAMPLE_RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 _WINDOW_MS = 10  # shorter than any sound of speech, longer than a click
-# -50 dBFS, mean square. Lower, noise of the demo voice passes for sound; higher, soft consonants
-# are lost.
+# Mean square of a window at -50 dBFS. With a lower value the noise of the demo voice counts as
+# sound. With a higher one soft consonants are lost.
 _AUDIBLE = 10 ** (-50 / 10)
 
 
 def _int16(audio: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Rounds to 16 bits, with full scale at 32767; a resampler can overshoot it."""
+    """Rounds to 16 bits, with full scale at 32767. Clips, because a resampler can overshoot."""
     return np.rint(np.clip(audio, -1, 1) * np.float32(32767)).astype(np.int16)
 
 
@@ -55,17 +53,18 @@ ENCODERS: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
 
 @dataclass(frozen=True, eq=False)
 class AudioChunk:
-    """Chunk of audio, as it is sent.
+    """Chunk of audio, as it is sent to the client.
 
     Attributes:
-        audio: (samples,) mono; float32, or what a server's client asked for.
+        audio: (samples,) mono, in the encoding of the request; float32 in the library.
         index: 0, 1, 2 ... within the utterance.
-        final: whether the utterance ends with it.
+        final: whether the utterance ends with this chunk.
         sample_rate: samples per second.
-        samples_per_token: samples that an utterance has for each of its tokens, once it is over.
-        samples_trimmed: samples of silence that were dropped before the first one, and are missing
-            in that sum.
-        sound_s: seconds into this chunk at which the utterance is first heard; None in all others.
+        samples_per_token: samples for each token of the utterance. An utterance of N tokens has
+            N * samples_per_token - samples_trimmed samples.
+        samples_trimmed: samples of leading silence that were removed so far.
+        sound_s: offset in seconds of the utterance's first sound in this chunk; None if the first
+            sound is in another chunk.
     """
 
     audio: NDArray[Any]
@@ -87,21 +86,21 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """Format in which a listener wants the audio.
+    """Format of the audio that is sent to a client.
 
     Attributes:
-        encoding: of a sample, a key of `ENCODERS`.
-        sample_rate: samples per second, one of `SAMPLE_RATES`; None for the model's own.
+        encoding: encoding of a sample, a key of `ENCODERS`.
+        sample_rate: samples per second, one of `SAMPLE_RATES`; None for the rate of the model.
 
     Raises:
-        InputError: neither is known.
+        InputError: the encoding or the sample rate is not a known one.
     """
 
     encoding: str = "float32"
     sample_rate: int | None = None
 
     def __post_init__(self) -> None:
-        if self.encoding not in tuple(ENCODERS):  # which may be unhashable
+        if self.encoding not in tuple(ENCODERS):  # a tuple, because the value may be unhashable
             raise InputError(
                 "audio_format", f"{shown(self.encoding)} is not one of {', '.join(ENCODERS)}"
             )
@@ -115,17 +114,22 @@ class AudioFormat:
 
 
 class AudioOutput:
-    """Output of one utterance: it takes the model's audio and gives the chunks that are sent.
+    """Output of one utterance: converts the audio of the model to the chunks that are sent.
 
-    N tokens give exactly as many samples as `samples_per_token` says, less `samples_trimmed`,
-    however the audio is portioned. A resampler holds back up to 40 ms of it, 75 ms at 8 kHz, and
-    gives it with what follows or the end.
+    N tokens yield exactly N * `samples_per_token` samples, less `samples_trimmed`, however the
+    audio is divided into chunks. A resampler holds back up to 40 ms of audio, or 75 ms at 8 kHz,
+    until the next or the last chunk.
 
-    Up to `trim_silence_ms` of leading silence are dropped, in windows of 10 ms below -50 dBFS.
+    Up to `trim_silence_ms` of leading silence are removed, in windows of 10 ms below -50 dBFS.
+
+    Args:
+        config: configuration of the model.
+        audio_format: format of the audio that is sent; None for float32 at the rate of the model.
+        trim_silence_ms: most milliseconds of leading silence to remove; 0 for none.
 
     Raises:
-        InputError: the model cannot have that sample rate, or the library that resamples is
-            missing.
+        InputError: a token would not have a whole number of samples at that sample rate, or the
+            library soxr, which resamples, is missing.
     """
 
     def __init__(
@@ -153,15 +157,21 @@ class AudioOutput:
         self._encode = ENCODERS[audio_format.encoding]
         self._window = round(_WINDOW_MS * config.sample_rate / 1000)
         self._windows_to_trim = int(trim_silence_ms / _WINDOW_MS)
-        self._undecided = np.zeros(0, np.float32)  # less than a window, while silence is trimmed
+        # Incomplete window at the end of the audio, while silence is trimmed.
+        self._undecided = np.zeros(0, np.float32)
         self._given = self._kept = self._sent = self._samples_trimmed = self._index = 0
         self._sound_s: float | None = None
 
     def take(self, audio: NDArray[np.float32], *, last: bool) -> AudioChunk | None:
-        """Takes the model's next audio, (samples,) at its rate; returns the chunk to send, or None
-        if nothing is left.
+        """Converts the next audio of the model to a chunk.
 
-        There is always a chunk for the `last` audio, which ends the utterance.
+        Args:
+            audio: (samples,) at the rate of the model.
+            last: whether the utterance ends with this audio.
+
+        Returns:
+            Chunk to send; None if no samples are to be sent yet. The `last` audio always yields a
+            chunk, which may be empty.
         """
         self._given += len(audio)
         audio = self._trimmed(audio, last)
@@ -190,8 +200,9 @@ class AudioOutput:
         )
 
     def _trimmed(self, audio: NDArray[np.float32], last: bool) -> NDArray[np.float32]:
-        """Drops whole windows before the first audible one, as many as may be; an incomplete window
-        waits.
+        """Removes leading silence: whole windows before the first audible one, up to the limit.
+
+        An incomplete window is held back until its rest arrives.
         """
         if not self._windows_to_trim:
             return audio
@@ -199,7 +210,7 @@ class AudioOutput:
         audible = self._audible(audio[: self._windows_to_trim * self._window])
         windows = int(audible.argmax()) if audible.any() else len(audible)
         self._windows_to_trim = 0 if audible.any() else self._windows_to_trim - windows
-        # Rounded up, so that the resampler never has too few samples for the sum that was promised.
+        # Rounded up, so that the resampler always yields enough samples for N tokens.
         dropped = (self._given - len(audio) + windows * self._window) * self._ratio
         self._samples_trimmed = -int(-dropped // 1)
         audio = audio[windows * self._window :]
@@ -209,7 +220,7 @@ class AudioOutput:
         return audio
 
     def _audible(self, audio: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Says of each whole window whether it can be heard."""
+        """Returns (windows,) bool: whether each whole window is audible."""
         count = len(audio) // self._window
         windows = audio[: count * self._window].reshape(count, self._window)
         return np.square(windows).mean(axis=1) >= _AUDIBLE
@@ -217,7 +228,7 @@ class AudioOutput:
 
 def _resampler(model_rate: int, sample_rate: int) -> Any:
     try:
-        # only where it is needed: a bare machine with torch serves the model's own rate
+        # Imported only here: without soxr a machine still serves the rate of the model.
         import soxr
     except ImportError:
         raise InputError(

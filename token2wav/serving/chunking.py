@@ -1,6 +1,4 @@
-"""Chunking of a stream of tokens: it collects them, and decides once for every chunk where it ends
-and when it runs.
-"""
+"""Chunking of a stream: collects its tokens, and decides where each chunk ends and when it runs."""
 
 from __future__ import annotations
 
@@ -16,25 +14,25 @@ from token2wav.model_config import ModelConfig
 from token2wav.serving.clocks import Arrivals, Load, Playback
 from token2wav.voice import check_vocabulary, token_array
 
-# for the network, and for a worker that looks for running listeners every 0.05 s only
+# Time for the network, and for the workers, which check waiting streams only every 0.05 s.
 _MARGIN_SECONDS = 0.06
 
 
 @dataclass(frozen=True)
 class HopSchedule:
-    """Schedule of hops: lengths of chunks where tokens are there in time. One schedule serves all
-    streams.
+    """Schedule of hops: the length of each chunk when tokens arrive in time. All streams share it.
 
     Attributes:
         first: tokens of the first hop.
         longest: most tokens of a hop.
-        block: tokens of an attention block; every chunk that is kept ends on a multiple of it, but
-            the last.
-        first_tokens: new tokens from which a stream speaks before a block is complete; 0 to wait
-            for whole blocks.
-        adaptive: whether a hop may be shorter for the listener's sake: where a chunk's result does
-            not depend on it.
-        joined_prompt: whether multiples are counted from the prompt's end.
+        block: tokens of an attention block. Every chunk ends on a multiple of it, except the last
+            chunk and provisional chunks.
+        first_tokens: number of new tokens, look-ahead not counted, after which a stream may send
+            audio of an incomplete block; 0 to wait for whole blocks.
+        adaptive: whether a hop may be shortened when the listener runs out of audio. False if the
+            audio of the model depends on where chunks end.
+        full_prompt_attention: whether blocks are counted from the end of the prompt, and not from
+            its start.
     """
 
     first: int
@@ -68,41 +66,52 @@ class HopSchedule:
         )
 
     def first_stop(self, prompt_tokens: int) -> int:
-        """Returns the end of the first chunk, from the first prompt token on: a hop past the
-        prompt's last block.
+        """Returns the end of the first chunk, one hop after the end of the last prompt block.
+
+        Args:
+            prompt_tokens: number of prompt tokens.
+
+        Returns:
+            Position in tokens, counted from the first prompt token.
         """
         if self.full_prompt_attention:
             return prompt_tokens + self.first
         return -(-prompt_tokens // self.block) * self.block + self.first
 
     def hop(self, index: int) -> int:
-        """Returns the tokens of a chunk after the first: `index`, its number, is at least 1."""
+        """Returns the number of tokens of a chunk after the first; `index` counts from 1."""
         return min(self.longest, self.first << index)
 
 
 class Chunker:
-    """Chunker of one stream: it collects tokens, the prompt's first, and decides which of them run
-    next.
+    """Chunker of one stream: collects the tokens of prompt and utterance, and cuts the next chunk.
 
-    Positions count from the first prompt token. A decision is made when tokens come, when the chunk
-    before was computed or when the listener's audio runs short, and then stands. Hops grow, but no
-    stream waits for more tokens than its listener has audio for: a hop is cut down to the blocks
-    that are there, and where not even one will be in time, a provisional chunk speaks of what there
-    is. Tokens before the context of the next chunk are forgotten when room is needed.
+    Positions are tokens counted from the first prompt token. The chunker decides about the next
+    chunk when tokens arrive, when a chunk was computed, and when the listener's audio runs short. A
+    decision about whole blocks is final. A decision about a provisional chunk may be revised until
+    the chunk runs.
+
+    Hops grow from chunk to chunk. If the listener's audio would end before the tokens of a hop
+    arrive, the hop is cut to the blocks that are complete. If no block will be complete in time, a
+    provisional chunk is computed from the tokens of the incomplete block.
+
+    Old tokens, which no later chunk needs as context, are dropped when the buffer is full.
 
     Args:
-        prompt_tokens: (P,) int32, or (P, codebooks), as all tokens.
-        config: shapes and look-ahead of the model.
-        schedule: decides the length of chunks.
-        playback: clock of the listener; without one, nobody listens.
-        load: of the workers that compute the chunks of all streams.
+        prompt_tokens: (P,) int32, or (P, codebooks).
+        config: rates and look-ahead of the model.
+        schedule: schedule of hops.
+        playback: playback clock of the listener; None creates one.
+        load: load of the workers that compute the chunks of all streams; None creates one.
 
     Attributes:
-        next_chunk: chunk that can run now; None while its tokens are missing, and after the last.
+        prompt_tokens: number of prompt tokens.
+        next_chunk: chunk that can run now; None while its tokens are missing, and after the last
+            chunk.
         chunks: number of chunks that were computed.
-        received: position after the last token.
-        spoken: position after the last token that was computed to be heard.
-        ended: whether no more tokens come.
+        received: position after the last token that has arrived.
+        spoken: position after the last token whose frames were computed, also provisionally.
+        ended: whether no more tokens will arrive.
         done: whether the last chunk was computed.
     """
 
@@ -124,8 +133,8 @@ class Chunker:
         self._schedule = schedule
         self._playback = playback or Playback()
         self._arrivals = Arrivals()
-        self._hops = 0  # chunks that were kept
-        self._heard = False
+        self._hops = 0  # number of computed chunks that were not provisional
+        self._heard = False  # whether audio was sent
         self._in_pieces = False  # whether the latest chunk was provisional
         self._decided_at = self._took = 0.0
         self._load = load or Load()
@@ -138,19 +147,23 @@ class Chunker:
 
     @property
     def new_tokens(self) -> int:
-        """Number of tokens so far, without the prompt's."""
+        """Number of tokens of the utterance so far, without the prompt."""
         return self.received - self.prompt_tokens
 
     @property
     def next_tokens(self) -> int:
-        """Number of tokens of the next chunk, its context apart."""
+        """Number of tokens of the next chunk, without its context; 0 if no chunk can run."""
         return self.next_chunk.stop - self.next_chunk.start if self.next_chunk else 0
 
     def push(self, tokens: NDArray[np.int32], *, end: bool = False) -> None:
-        """Takes more tokens, which have been checked; `end` says that no others follow.
+        """Adds tokens to the stream.
+
+        Args:
+            tokens: (n,) int32, or (n, codebooks), checked by `checked_tokens`.
+            end: whether the utterance ends with these tokens.
 
         Raises:
-            InputError: the stream would end without any.
+            InputError: the utterance would end without any token.
         """
         if end and not self.new_tokens + len(tokens):
             raise InputError("tokens", "the utterance ended without any; at least 1 is needed")
@@ -162,8 +175,10 @@ class Chunker:
             self.decide()
 
     def computed(self, *, heard: bool = True) -> None:
-        """Notes that the next chunk was computed, and whether any of it was sent; decides about the
-        one after it.
+        """Records that the next chunk was computed, and decides about the chunk after it.
+
+        Args:
+            heard: whether audio of the chunk was sent.
         """
         chunk, self.next_chunk = self.next_chunk, None
         assert chunk is not None
@@ -182,13 +197,15 @@ class Chunker:
             self.decide()
 
     def needs(self, received: int) -> bool:
-        """Says whether the next chunk needs more tokens than those before position `received`."""
+        """Returns whether the next chunk needs tokens at or after position `received`."""
         chunk = self.next_chunk
         return chunk is None or chunk.last or received < chunk.stop + self._config.lookahead_tokens
 
     def decide(self) -> None:
-        """Decides what runs next, where nothing was decided yet, or may be decided better while it
-        has not begun.
+        """Decides about the next chunk, if there is none yet, or if it is provisional.
+
+        A provisional chunk that has not begun may be replaced by a better one. The caller makes
+        sure that it has not begun.
         """
         if self.done or (self.next_chunk is not None and not self.next_chunk.provisional):
             return
@@ -198,7 +215,7 @@ class Chunker:
             self.next_chunk = self._window(stop)
 
     def _next_stop(self) -> int | None:
-        """Returns where the next chunk ends; None to wait for tokens."""
+        """Returns the position at which the next chunk ends; None to wait for tokens."""
         schedule, available = self._schedule, self.received - self._config.lookahead_tokens
         wanted = (
             self._start + schedule.hop(self._hops)
@@ -210,7 +227,7 @@ class Chunker:
         if self.ended:
             return self.received
         blocks = self._whole_blocks(available)
-        piece = min(available, self.received - 1)  # something is left for the last chunk
+        piece = min(available, self.received - 1)  # leaves at least one token to the last chunk
         if not self._heard:
             first = self.spoken + schedule.first_tokens
             if (
@@ -226,8 +243,8 @@ class Chunker:
         spare = lead - max(self._load.delay_seconds, self._took) - _MARGIN_SECONDS
         if blocks > self.spoken:
             return blocks if spare < self._seconds_until(wanted) else None
-        # Who has fallen silent waits for a whole block: tokens come too slowly, and pieces would
-        # only make more gaps.
+        # A stream that has run out of audio waits for a whole block. Its tokens arrive too slowly,
+        # and provisional chunks would only add gaps.
         if (
             not schedule.first_tokens
             or lead <= 0
@@ -241,17 +258,17 @@ class Chunker:
         return piece if spare < soon and self._load.try_admit_early(self) else None
 
     def _whole_blocks(self, stop: int) -> int:
-        """Returns the end of the last block that is complete at a position."""
+        """Returns the end of the last block that is complete at position `stop`."""
         origin = self.prompt_tokens if self._schedule.full_prompt_attention else 0
         return stop - (stop - origin) % self._schedule.block
 
     def _seconds_until(self, stop: int) -> float:
-        """Returns when, at the pace of the tokens so far, a chunk up to `stop` can run."""
+        """Returns the seconds until a chunk up to `stop` can run, at the mean pace of tokens."""
         missing = stop + self._config.lookahead_tokens - self.received
         return self._arrivals.seconds_for(missing, self._playback.now())
 
     def _window(self, stop: int) -> TokenChunk:
-        """Cuts out the tokens up to `stop` with their context on both sides."""
+        """Cuts the chunk that ends at `stop`, with its context on both sides."""
         last = self.ended and stop == self.received
         left = min(self._config.lookbehind_tokens, self._start)
         right = 0 if last else self._config.lookahead_tokens
@@ -270,7 +287,10 @@ class Chunker:
         self.received = count
 
     def _make_room(self, count: int) -> None:
-        """Forgets what is not needed; grows only if the rest would fill more than half."""
+        """Drops the tokens that no later chunk needs, in a new buffer for positions up to `count`.
+
+        The buffer grows only if the remaining tokens would fill more than half of it.
+        """
         needed = max(0, self._start - self._config.lookbehind_tokens)
         kept = self._tokens[needed - self._first : self.received - self._first]
         self._tokens = np.empty(
@@ -281,14 +301,14 @@ class Chunker:
 
 
 def checked_tokens(tokens: ArrayLike, config: ModelConfig) -> NDArray[np.int32]:
-    """Converts tokens of a model to an array: the one check that they pass on their way.
+    """Converts tokens to int32, and checks them. No later step checks them again.
 
     Args:
         tokens: (n,) integers, or (n, codebooks).
-        config: of the model.
+        config: configuration of the model.
 
     Raises:
-        InputError: another shape, not integers or out of the vocabulary.
+        InputError: the tokens have another shape, are not integers, or are outside the vocabulary.
     """
     array = token_array("tokens", tokens, config.token_shape)
     check_vocabulary("tokens", array, config.vocab_size)

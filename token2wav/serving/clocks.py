@@ -1,5 +1,5 @@
-"""Clocks of a stream: they tell when its tokens come, how long chunks take under load, and when its
-audio is heard.
+"""Clocks of a stream: arrival of its tokens, delay of its chunks under load, playback of its
+audio.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from collections.abc import Callable
 
 import numpy as np
 
-# where chunks take this long, streams wait for whole blocks: more chunks would make all take longer
+# If the mean delay of a chunk exceeds this, streams wait for whole attention blocks. Provisional
+# chunks would add load, and every chunk would take longer.
 SLOW_SECONDS = 0.2
-# in which the workers compute a chunk for each stream that speaks early, one after the other
+# Longest time in which the workers may compute one provisional chunk of each early stream. A stream
+# that would exceed it is not admitted to early speech.
 EARLY_SECONDS = 0.05
 _NEWEST = 0.2  # weight of the latest chunk in the mean delay
-_NEWEST_BATCH = 0.05  # of the latest batch in what is known of batches
+_NEWEST_BATCH = 0.05  # least weight of the latest batch in the means over batches
 
 
 class Playback:
-    """Playback clock of a listener: it knows how much audio was sent, and when that will have been
-    heard.
+    """Playback clock of a listener: computes the end of playback from the audio that was sent.
 
     Args:
         clock: returns monotonic seconds.
-        buffer_seconds: audio that the player holds before it starts.
+        buffer_seconds: seconds of audio that the player collects before it starts.
 
     Attributes:
         now: the clock.
-        started, plays_until: times at which the first audio was sent, and the listener runs out of
-            it; None before.
-        sound_since: time at which a listener who plays at once hears the first sound; None before
-            that is sent.
-        seconds_sent, seconds_trimmed: audio sent so far, and left out before it.
-        underruns: number of chunks that came after the audio before them had ended.
+        started: time at which the first audio was sent; None before.
+        plays_until: time at which the listener runs out of audio; None before the first audio.
+        sound_since: time at which a listener whose player starts at once hears the first sound;
+            None before that sound is sent.
+        seconds_sent: seconds of audio sent so far.
+        seconds_trimmed: seconds of silence that were removed before the first audio.
+        underruns: number of chunks that were sent after the listener had run out of audio.
     """
 
     def __init__(
@@ -49,14 +51,16 @@ class Playback:
         self.underruns = 0
 
     def sent(self, seconds: float, sound_s: float | None = None, trimmed_s: float = 0.0) -> float:
-        """Notes that audio is sent now; returns the seconds for which the listener heard nothing
-        before it.
+        """Records audio that is sent now, and returns the seconds of silence before it.
 
         Args:
             seconds: duration of the audio.
-            sound_s: seconds into it at which the first sound is heard; None where that is not in
-                it.
-            trimmed_s: seconds of audio that were left out before all that was sent.
+            sound_s: offset in seconds of the utterance's first sound in this audio; None if the
+                first sound is in another chunk.
+            trimmed_s: seconds of silence that were removed before the first audio.
+
+        Returns:
+            Seconds between the end of the earlier audio and now; 0 if that audio still plays.
         """
         now, late = self.now(), 0.0
         if self.plays_until is None:
@@ -73,19 +77,17 @@ class Playback:
 
     @property
     def lead_seconds(self) -> float:
-        """Audio that the listener still has; without end for one that was sent nothing, and so
-        cannot run out of it.
-        """
+        """Seconds of audio that the listener has left; infinite before the first audio is sent."""
         return math.inf if self.plays_until is None else self.plays_until - self.now()
 
 
 class Arrivals:
-    """Arrivals of a stream's tokens: how fast they come, and when the next ones may."""
+    """Arrivals of a stream's tokens: their mean pace, and an estimate of the next arrival."""
 
     def __init__(self) -> None:
         self._first_at = self._latest_at = math.nan
-        self._gap = 0.0  # between the latest two
-        self._tokens = 0  # after the first
+        self._gap = 0.0  # seconds between the latest two arrivals
+        self._tokens = 0  # number of tokens after the first arrival
 
     def add(self, tokens: int, now: float) -> None:
         if math.isnan(self._first_at):
@@ -96,8 +98,9 @@ class Arrivals:
         self._latest_at = now
 
     def seconds_for(self, tokens: int, now: float) -> float:
-        """Returns the time in which as many tokens come, if they go on as they did; 0 while nothing
-        is known.
+        """Returns the seconds until `tokens` more have arrived, at the mean pace so far.
+
+        0 until tokens have arrived a second time: before that no pace is known.
         """
         return tokens * (now - self._first_at) / self._tokens if self._tokens else 0.0
 
@@ -106,34 +109,41 @@ class Arrivals:
 
 
 class Load:
-    """Load of a pipeline's workers: it tells how late chunks come, and who may speak early beside
-    those that do.
+    """Load of a pipeline's workers: measures the delay of chunks, and limits the early streams.
 
-    At the pace of speech a stream that speaks early needs a provisional chunk of a few tokens again
-    and again, until it ends. One that the workers cannot keep up with would only fall silent later,
-    so it begins with a whole hop.
+    An early stream sends audio of an incomplete attention block. If its tokens arrive at the pace
+    of speech, it needs provisional chunks of a few tokens each until it ends. If the workers could
+    not keep up with them, the stream would run out of audio later. Such a stream is not admitted to
+    early speech, and begins with a whole hop instead.
 
     Attributes:
         workers: number of batches that are computed at the same time.
-        delay_seconds: time from the decision about a chunk until it is computed.
+        delay_seconds: mean time in seconds from the decision about a chunk until it is computed.
     """
 
     def __init__(self) -> None:
         self.workers = 1
         self.delay_seconds = 0.0
         self._early = weakref.WeakSet[object]()
-        # that were learned from; the first of all is very slow, and tells nothing
+        # Number of measured batches. It begins at -1, because the first batch of a process is very
+        # slow and is not measured.
         self._batches = -1
-        self._means = np.zeros(4)  # of their chunks, seconds, chunks * chunks, chunks * seconds
+        # Means over batches of: chunks, seconds, chunks * chunks, chunks * seconds.
+        self._means = np.zeros(4)
 
     def delayed(self, seconds: float) -> None:
-        """Learns how long it took from the decision about a chunk until it was computed."""
-        seconds = min(seconds, 2 * SLOW_SECONDS)  # the first of all is very slow
+        """Adds to the mean delay the time from the decision about a chunk until it was computed."""
+        # Bounded, because the first chunk of a process is very slow.
+        seconds = min(seconds, 2 * SLOW_SECONDS)
         self.delay_seconds += _NEWEST * (seconds - self.delay_seconds)
 
     def computed(self, chunks: int, seconds: float) -> None:
-        """Learns how long a worker took for a batch of chunks as long as provisional ones, two
-        blocks at most.
+        """Adds the time of a batch to the means over batches.
+
+        Args:
+            chunks: number of chunks in the batch, each no longer than a provisional chunk: at most
+                two attention blocks.
+            seconds: time that the worker took.
         """
         self._batches += 1
         if self._batches:
@@ -141,7 +151,15 @@ class Load:
             self._means += max(_NEWEST_BATCH, 1 / self._batches) * (batch - self._means)
 
     def try_admit_early(self, stream: object) -> bool:
-        """Says whether a stream may speak of an incomplete block; if so, it counts until `leave`."""
+        """Admits a stream to early speech, if the workers can serve one more early stream.
+
+        A stream that is already early, or the only early one, is refused only if the mean delay
+        exceeds `SLOW_SECONDS`.
+
+        Returns:
+            Whether the stream may send audio of an incomplete block. If so, the stream counts as
+            early until `remove`.
+        """
         if self.delay_seconds > SLOW_SECONDS:
             return False
         others = len(self._early) - (stream in self._early)
@@ -155,12 +173,14 @@ class Load:
         return True
 
     def remove(self, stream: object) -> None:
-        """Notes that a stream speaks of whole blocks only, or no more."""
+        """Removes a stream from the early ones: it computes only whole blocks now, or has ended."""
         self._early.discard(stream)
 
     def _batch_seconds(self, chunks: float) -> float:
-        """Estimates the time of a batch: on a line through those of late, or in proportion where
-        all were alike.
+        """Estimates the seconds that a batch of `chunks` chunks takes; 0 before a measurement.
+
+        The estimate lies on a straight line that is fitted to recent batches. If these had equal
+        numbers of chunks, the line passes through the origin: time in proportion to chunks.
         """
         if self._batches < 1:
             return 0.0

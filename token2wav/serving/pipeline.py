@@ -1,4 +1,4 @@
-"""Pipeline from tokens to audio: it takes the chunks of requests through the stages of a model."""
+"""Pipeline from tokens to audio: computes the chunks of requests by the stages of a model."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from token2wav.serving.request import Request
 from token2wav.voice import Voice, check_steps
 
 _Chunk = tuple[Request, tuple[int, ...], TokenChunk]  # a request, its handles, and its next chunk
-Timed = Callable[[Mapping[StageName, float]], None]  # takes the seconds of each stage
+Timed = Callable[[Mapping[StageName, float]], None]  # called with the seconds of each stage
 
 
 class Pipeline:
-    """Pipeline of the stages of a model, through which every chunk of every request passes.
+    """Pipeline of the stages of a model: computes the chunks of all requests, in batches.
 
     Attributes:
         config: configuration of the model.
-        stages: stages by their names, in the order in which a chunk passes them.
-        steps: numbers of ODE steps that requests may have, the usual one first.
-        clock: returns the monotonic seconds by which listeners hear.
-        load: of the workers that call it.
+        stages: stages by their names, in the order in which they compute a chunk.
+        steps: numbers of ODE steps that requests may have, the default first.
+        clock: returns monotonic seconds, for the playback clocks of listeners.
+        load: load of the workers that call the pipeline.
     """
 
     def __init__(
@@ -63,17 +63,19 @@ class Pipeline:
         buffer_seconds: float = PLAYER_BUFFER_SECONDS,
         audio_format: AudioFormat | None = None,
     ) -> Request:
-        """Makes a request, which holds nothing of the engines yet.
+        """Creates a request. It has no memory in the stages until `open`.
 
         Args:
             voice: prompt and speaker, checked against the model.
-            steps: number of ODE steps, one of `steps`; 0 for the usual number.
+            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
             clock: returns monotonic seconds; None for `Pipeline.clock`.
-            buffer_seconds: audio that its listener's player holds before it starts.
-            audio_format: of what is sent; None for float32 at the model's rate.
+            buffer_seconds: seconds of audio that the listener's player collects before it starts.
+            audio_format: format of the audio that is sent; None for float32 at the rate of the
+                model.
 
         Raises:
-            InputError: steps are not allowed, or the model cannot have that sample rate.
+            InputError: the number of steps is not allowed, or the audio cannot have that sample
+                rate.
         """
         check_steps(steps, self.steps)
         config, playback = self.config, Playback(clock or self.clock, buffer_seconds)
@@ -82,11 +84,11 @@ class Pipeline:
         return Request(voice, steps or self.steps[0], chunker, playback, output)
 
     def open(self, request: Request) -> None:
-        """Takes what a request needs of the engines, and computes what depends on its voice alone.
+        """Opens a request in every stage, and computes the results that depend only on its voice.
 
         Raises:
-            LimitError: the cache has no room for another one.
-            EngineError: an engine failed.
+            LimitError: the cache has no room for another request.
+            EngineError: a backend failed.
         """
         self._close_dropped()
         with self.running(), ExitStack() as opened:
@@ -94,11 +96,11 @@ class Pipeline:
             for stage in self.stages.values():
                 handles.append(stage.open(request.voice, request.ode_steps))
                 opened.callback(stage.close, handles[-1])
-            opened.pop_all()  # every stage has opened it, so that none is closed here
+            opened.pop_all()  # every stage has opened the request, so nothing is rolled back
             request.handles = tuple(handles)
 
     def close(self, request: Request) -> None:
-        """Frees all that a request holds; doing so twice is harmless."""
+        """Frees the memory of a request in every stage. A second call does nothing."""
         self.load.remove(request.chunker)
         if request.handles is not None:
             for stage, handle in zip(self.stages.values(), request.handles, strict=True):
@@ -106,16 +108,15 @@ class Pipeline:
             request.handles = None
 
     def drop(self, request: Request) -> None:
-        """Lets the next call close a request.
+        """Marks a request that the next call of the pipeline closes.
 
-        For the garbage collector, which may come in the middle of anything, a lock of an engine
-        held by this very
-        thread included: nothing is done here that could wait.
+        The garbage collector calls this at any moment, even while its thread has a lock of a
+        backend. So nothing here may wait.
         """
         self._dropped.append(request)
 
     def _close_dropped(self) -> None:
-        """Closes requests that were dropped; another thread may be doing the same."""
+        """Closes the requests that were dropped. Several threads may do so at the same time."""
         while True:
             try:
                 dropped = self._dropped.popleft()
@@ -126,18 +127,22 @@ class Pipeline:
     def advance(
         self, requests: Sequence[Request], timed: Timed | None = None
     ) -> list[AudioChunk | EngineError | None]:
-        """Runs the next chunk of every request, in one batch. Each must be open and have one.
+        """Computes the next chunk of every request, in one batch.
 
-        Several threads may do so at once, for different requests. `timed` takes the seconds of each
-        stage.
+        Several threads may call this at the same time, for different requests.
+
+        Args:
+            requests: requests that are open and have a next chunk.
+            timed: called with the seconds that each stage took.
 
         Returns:
-            For every request the audio to send, None where nothing of it is to be sent yet, or why
-            it cannot go on: its own numbers are broken, which harms no other.
+            One entry for each request. The audio to send; or None if the chunk yields no audio yet;
+            or EngineError if the audio of this request is NaN or infinite, which affects no other
+            request.
 
         Raises:
-            EngineError: an engine failed as a whole; none of the requests can go on.
-            DeviceLostError: nor can anything else of this process that needs the GPU.
+            EngineError: a backend failed; no request of the batch can go on.
+            DeviceLostError: the GPU is lost; no request of this process can go on.
         """
         self._close_dropped()
         batch = [
@@ -148,8 +153,8 @@ class Pipeline:
         seconds: dict[StageName, float] = {}
         with self.running():
             audio = self._through_stages(batch, seconds)
-        # As long as provisional chunks: the first of a stream computes the prompt's last block as
-        # well.
+        # Only batches whose chunks are as short as provisional ones. A provisional chunk has up to
+        # two blocks: the first chunk of a stream also computes the last block of the prompt.
         if all(chunk.stop - chunk.start <= 2 * self.config.block_tokens for _, _, chunk in batch):
             self.load.computed(len(batch), sum(seconds.values()))
         if timed:
@@ -164,7 +169,7 @@ class Pipeline:
     def _through_stages(
         self, batch: Sequence[_Chunk], seconds: dict[StageName, float]
     ) -> list[NDArray[np.float32]]:
-        """Computes the audio of chunks, and notes the seconds of each stage."""
+        """Computes the audio of chunks, and adds the seconds of each stage to `seconds`."""
         chunks = [chunk for _, _, chunk in batch]
         inputs: list[Any] = [*chunks]
         for index, (name, stage) in enumerate(self.stages.items()):
@@ -176,9 +181,10 @@ class Pipeline:
                 ]
             )
             if index == len(self.stages) - 1:
-                # a copy from a GPU waits for the stage, so it counts as its time
+                # A copy from a GPU waits until the stage is done, so its time counts for the stage.
                 audio = _on_host(outputs)
-            # frames of the prompt, or of tokens that were spoken already, go no further
+            # Frames of the prompt, and of tokens that were computed provisionally before, are cut
+            # off: later stages must not see them.
             elif index == 0:
                 ratio = self.config.token_mel_ratio
                 outputs = [
@@ -194,13 +200,16 @@ class Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surrounds every use of the engines: enters their device, and turns what torch raises into
-        `EngineError`.
+        """Context of every call of a stage: sets the CUDA device, and converts errors of torch.
+
+        Raises:
+            EngineError: torch raised RuntimeError or MemoryError.
+            DeviceLostError: the GPU is lost.
         """
         try:
             with entered(self._device):
                 yield
-        except (RuntimeError, MemoryError) as error:  # torch raises the first for almost everything
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for most errors
             check_device(self._device, error)
             raise EngineError(f"engine: {' '.join(str(error).split())[:300]}") from error
 
@@ -221,7 +230,7 @@ class Pipeline:
         return self._stage("vocoder")
 
     def usage(self) -> CacheUsage:
-        """Returns the use of the cache of keys and values, which only the first stage has."""
+        """Returns the usage of the key-value cache, which only the first stage has."""
         return next(iter(self.stages.values())).usage()
 
     def _stage(self, name: StageName) -> Stage:
@@ -235,7 +244,7 @@ class Pipeline:
 def _on_host(audio: list[torch.Tensor]) -> list[NDArray[np.float32]]:
     """Copies audio to the host as arrays.
 
-    From a GPU in one copy: every copy waits for what runs there.
+    From a GPU all audio is copied at once, because each copy waits for the running kernels.
     """
     if not audio or audio[0].device.type == "cpu":
         return [samples.numpy() for samples in audio]

@@ -1,9 +1,16 @@
-"""Policy of the scheduler: it forms the next batch out of the chunks that are ready.
+"""Policy of the scheduler: forms the next batch from the chunks that are ready.
 
-First those whose listeners are about to run out of audio, then streams that were not heard yet,
-then whoever will run out first; these last have time to spare and never make a batch of the others
-slower. Every fourth batch goes by how long chunks have waited, so that under overload nobody
-starves of those that have no time. Whoever is far ahead of playback gets only what others leave.
+A chunk has one of four kinds. The kinds are served in this order:
+
+1. Urgent: the listener is about to run out of audio (`RESERVE_SECONDS`).
+2. Unheard: no audio of the stream was sent yet.
+3. Relaxed: the listener has audio to spare. The listener who runs out first comes first.
+4. Ahead: the listener has more than `AHEAD_SECONDS` of audio. Such a chunk runs only if no other
+   stream will need the worker before the chunk is done.
+
+Relaxed and ahead chunks never join a batch of urgent or unheard ones, so they never make it slower.
+Every fourth batch ranks urgent and unheard chunks by their waiting time. This keeps them from
+starving each other under overload.
 """
 
 from __future__ import annotations
@@ -16,26 +23,27 @@ from typing import Generic, TypeVar
 
 Owner = TypeVar("Owner")
 
-RESERVE_SECONDS = 0.25  # a listener with less audio than this goes before newcomers
-AHEAD_SECONDS = 5.0  # a stream with more audio than this in hand can do without a chunk for a while
-_HARMLESS_SECONDS = 0.05  # a batch this short keeps nobody waiting
-_SHORT_TOKENS = 100  # a batch of no more than this is worth its while; one long chunk is as slow
-_FAIR_TURN = 4
+RESERVE_SECONDS = 0.25  # a listener with less audio than this is served before new streams
+AHEAD_SECONDS = 5.0  # a stream with more unplayed audio than this can wait for its next chunk
+_HARMLESS_SECONDS = 0.05  # a batch this short delays no other stream noticeably
+_SHORT_TOKENS = 100  # a batch of relaxed chunks may always have these: one long chunk takes as long
+_FAIR_TURN = 4  # one batch in this many is ranked by waiting time
 _NEWEST = 0.2  # weight of the latest batch in the mean time of a token
 _URGENT, _UNHEARD, _RELAXED, _AHEAD = range(4)
 
 
 @dataclass(frozen=True)
 class Ready(Generic[Owner]):
-    """Chunk that is ready to run. Times are of the scheduler's clock, in seconds.
+    """Chunk that is ready to run. Times are seconds of the scheduler's clock.
 
     Attributes:
-        owner: utterance that the chunk belongs to.
-        since: time at which its tokens were all there.
-        plays_until: time at which its listener runs out of audio; None for a stream that was not
-            heard yet.
-        tokens: number of its tokens.
-        steps: number of its ODE steps; only chunks with the same number are computed together.
+        owner: request that the chunk belongs to.
+        since: time at which the chunk became ready: its tokens have arrived, and no earlier chunk
+            of the request is running.
+        plays_until: time at which the listener runs out of audio; None if no audio of the stream
+            was sent yet.
+        tokens: number of tokens in the chunk.
+        steps: number of ODE steps. A batch holds only chunks with the same number.
     """
 
     owner: Owner
@@ -46,7 +54,7 @@ class Ready(Generic[Owner]):
 
 
 class Policy(Generic[Owner]):
-    """Policy that forms batches, and learns how fast the workers are.
+    """Policy that forms batches. It measures the speed of the workers from finished batches.
 
     Args:
         most: largest number of chunks in a batch.
@@ -58,8 +66,12 @@ class Policy(Generic[Owner]):
         self._token_seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learns the speed of a worker from a batch that it has computed; one that only ended
-        streams has no tokens.
+        """Updates the mean time of a token from a finished batch.
+
+        Args:
+            tokens: number of tokens in the batch; 0 if the batch only ended streams, and is
+                ignored.
+            seconds: time that the batch took.
         """
         if not tokens:
             return
@@ -73,23 +85,27 @@ class Policy(Generic[Owner]):
         workers: int = 1,
         awaited: Sequence[float] = (),
     ) -> list[Ready[Owner]]:
-        """Returns the chunk that comes first, and those that are computed together with it.
+        """Forms the next batch of a worker: the first chunk by rank, and chunks that run with it.
 
-        A batch is as slow as what is in it and cannot be stopped, so a chunk takes only such along
-        as are no longer than itself and have as many ODE steps, and leaves other workers their
-        share. One that has time does not take so many along that it comes too late itself or, on
-        the last worker, that another listener falls silent meanwhile.
+        A batch holds only chunks that are no longer than its first chunk and use the same number of
+        ODE steps. If several workers are idle, each of them gets an equal share of the ready
+        chunks.
+
+        A running batch cannot be interrupted. So a batch of relaxed or ahead chunks is kept small
+        enough to finish before the listener of its first chunk runs out of audio. On the last idle
+        worker it must also finish before the listener of a waiting stream is short of audio. A
+        relaxed chunk always runs, in a batch that may always have `_SHORT_TOKENS`.
 
         Args:
             ready: chunks that could run.
             now: present time on the same clock.
-            workers: number of idle workers, this one included.
+            workers: number of idle workers, the calling one included.
             awaited: for each stream that waits for tokens, the time at which its listener runs out
-                of audio, or of its admission if it was not heard yet.
+                of audio, or the time of its admission if no audio was sent yet.
 
         Returns:
-            Nothing also where all that is ready is far ahead, and others may need the worker before
-            it is done.
+            Chunks of the batch. Empty if no chunk is ready. Empty also if every ready chunk is far
+            ahead of playback, and another stream may need the worker before a batch could finish.
         """
         if not ready:
             return []
@@ -114,18 +130,20 @@ class Policy(Generic[Owner]):
         return _within(batch, max(fitting, _SHORT_TOKENS)) or [head]
 
     def _fitting_tokens(self, head: Ready[Owner], now: float, awaited: Sequence[float]) -> float:
-        """Returns how many tokens fit in before `head`, or a stream that waits for tokens, runs out
-        of audio.
+        """Estimates the number of tokens that a worker can compute before a listener needs audio.
+
+        The listener of `head` needs audio when its own ends. A listener in `awaited` needs it
+        `RESERVE_SECONDS` earlier than that.
         """
         due = [] if head.plays_until is None else [head.plays_until]
-        # others have long run dry
+        # Streams that have been silent for longer than AHEAD_SECONDS do not count.
         due += [at - RESERVE_SECONDS for at in awaited if at > now - AHEAD_SECONDS]
         seconds = max(min(due, default=math.inf) - now, _HARMLESS_SECONDS)
         return seconds / self._token_seconds if self._token_seconds else math.inf
 
 
 def has_time(chunk: Ready[Owner], now: float) -> bool:
-    """Says whether a chunk may wait for those that may not: its listener still has audio."""
+    """Returns whether a chunk is relaxed or ahead: its listener still has audio to spare."""
     return _kind(chunk, now) >= _RELAXED
 
 
@@ -145,6 +163,6 @@ def _rank(chunk: Ready[Owner], now: float, *, by_waiting: bool) -> tuple[int, fl
 
 
 def _within(batch: Sequence[Ready[Owner]], tokens: float) -> list[Ready[Owner]]:
-    """Returns the first chunks of a batch, as many as have no more than `tokens` together."""
+    """Returns the longest start of a batch whose chunks have at most `tokens` tokens in total."""
     sums = itertools.accumulate(chunk.tokens for chunk in batch)
     return [chunk for chunk, total in zip(batch, sums, strict=True) if total <= tokens]

@@ -1,5 +1,5 @@
-"""Request for one utterance, from its admission to its last sample, and the messages that belong to
-it.
+"""Request for one utterance, from its admission to its last sample, and the messages that carry its
+tokens.
 """
 
 from __future__ import annotations
@@ -20,72 +20,97 @@ ENDED = "stream: it has ended; tokens after the end are not taken"
 
 
 class Reply(Protocol):
-    """Reply to one message: it takes the answers.
+    """Reply to one message: takes the chunks of audio, or an error, for the client.
 
-    Exactly one of `finish` and `fail` is called, once, and last.
+    Exactly one of `finish` and `fail` is called, once, as the last call.
     """
 
     def send(self, chunk: AudioChunk) -> None:
         """Delivers one chunk."""
 
     def finish(self) -> None:
-        """Says that the tokens of the message are consumed."""
+        """Ends the reply: the tokens of the message are consumed."""
 
     def fail(self, error: Token2WavError) -> None:
-        """Says that the utterance is lost, and why."""
+        """Ends the reply with the error that ended the utterance."""
 
     def is_cancelled(self) -> bool:
-        """Says whether nobody waits for answers any more."""
+        """Returns whether the client has cancelled or vanished."""
 
 
 class Message(NamedTuple):
-    """Message of a client: tokens of a request that arrived together."""
+    """Message of a client: tokens of a request that arrived together.
 
-    received: int  # position after its last token, as `Chunker.received`
-    end: bool  # the utterance ends with it
-    reply: Reply  # takes the chunks that its tokens make possible
-    keep_open: bool  # `reply` is finished with the request only
+    Attributes:
+        received: position after the last token of the message, as `Chunker.received`.
+        end: whether the utterance ends with this message.
+        reply: takes the chunks that the tokens of the message make possible.
+        keep_open: whether `reply` stays unfinished until the request is over.
+    """
+
+    received: int
+    end: bool
+    reply: Reply
+    keep_open: bool
 
 
 class Status(Enum):
     """Status of a request."""
 
-    WAITING = "waiting"  # for tokens
-    READY = "ready"  # to be opened in the engines, or to have its next chunk computed
-    RUNNING = "running"  # it belongs to a worker
+    WAITING = "waiting"  # needs more tokens
+    READY = "ready"  # can be opened in the stages, or its next chunk can be computed
+    RUNNING = "running"  # a worker owns the request
     FINISHED = "finished"
     FAILED = "failed"
 
 
 @dataclass(eq=False)
 class Request:
-    """Request for one utterance: all that is known of it.
+    """Request for one utterance, with its complete state.
 
     Times are seconds of one monotonic clock.
+
+    Attributes:
+        voice: prompt and speaker.
+        ode_steps: number of ODE steps.
+        chunker: collects the tokens, and decides which chunk runs next.
+        playback: playback clock of the listener.
+        output: trims, resamples and encodes the audio.
+        handles: handle of the utterance in each stage; None before the request is opened, and after
+            it is closed.
+        number: 1, 2, 3 ... in the order of admission, for logs.
+        client: name of the client; empty if it has no name.
+        on_close: called once when the request is over.
+        admitted: time of admission.
+        status: status of the request.
+        owner: thread id of the worker that has the request; None if no worker has it. Only the
+            owner uses or releases the handles.
+        messages: messages that are not consumed yet.
+        kept_open: replies that stay unfinished until the request is over.
+        last_progress: time at which tokens last arrived, or audio was last sent.
+        ready_since: time at which the status last became ready.
+        compute_seconds: total time of the batches that the request was part of.
+        why_closed: text of the error for messages that arrive too late. A text and not an
+            exception: an exception would keep alive every object that its traceback refers to.
     """
 
-    voice: Voice  # prompt and speaker as the model uses them
+    voice: Voice
     ode_steps: int
-    chunker: Chunker  # its tokens, and the chunk that runs next
-    playback: Playback  # clock of its listener
-    output: AudioOutput  # makes of its audio what is sent
-    # one for each stage; None before it is opened, and when it is closed
+    chunker: Chunker
+    playback: Playback
+    output: AudioOutput
     handles: tuple[int, ...] | None = None
-    number: int = 0  # 1, 2, 3 ... in the order of admission, for logs
-    client: str = ""  # name of the client it belongs to, or empty
-    on_close: Callable[[], None] = lambda: None  # called once when it is over
+    number: int = 0
+    client: str = ""
+    on_close: Callable[[], None] = lambda: None
     admitted: float = 0.0
-    status: Status = Status.WAITING  # what it waits for, or how it ended
-    # thread id of the worker it belongs to: only that one touches or releases its handles
+    status: Status = Status.WAITING
     owner: int | None = None
-    messages: deque[Message] = field(default_factory=deque)  # those that are not consumed yet
-    # replies that stay unfinished until the end
+    messages: deque[Message] = field(default_factory=deque)
     kept_open: list[Reply] = field(default_factory=list)
-    last_progress: float = 0.0  # when tokens came, or audio was sent
+    last_progress: float = 0.0
     ready_since: float = 0.0
-    compute_seconds: float = 0.0  # of the batches that it was in
-    # A sentence for messages that come too late. No exception: it would keep alive all that its
-    # traceback refers to.
+    compute_seconds: float = 0.0
     why_closed: str = ENDED
 
     @property
@@ -93,6 +118,6 @@ class Request:
         return self.status in (Status.FINISHED, Status.FAILED)
 
     def check_open(self) -> None:
-        """Raises StreamClosedError if it takes no more tokens, saying why."""
+        """Raises StreamClosedError, with the reason, if the request takes no more tokens."""
         if self.over or self.chunker.ended:
             raise StreamClosedError(self.why_closed)

@@ -1,7 +1,8 @@
-"""Scheduler of requests: it admits them, keeps their state, and decides whose chunks run next.
+"""Scheduler of requests: admits requests, updates their status, and selects the next batch.
 
-It has no threads, clock or tensors of its own, and sends nothing: workers (`worker.py`) call it
-under their lock, and do what it says.
+It has no threads, no tensors and no clock of its own, and it sends nothing. The workers
+(`worker.py`) call it under their lock. They compute the batches and finish the replies that it
+returns.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ class Scheduler:
 
     Args:
         limits: bounds that are checked before work starts.
-        token_rate: tokens that a second of audio has.
+        token_rate: tokens per second of audio.
         clock: returns monotonic seconds.
+
+    Attributes:
+        requests: open requests, in the order of their admission.
+        closing: whether the server shuts down, so that no more requests are admitted.
     """
 
     def __init__(self, limits: LimitConfig, token_rate: float, clock: Callable[[], float]) -> None:
@@ -41,11 +46,16 @@ class Scheduler:
         self._clock = clock
         self._policy: Policy[Request] = Policy(limits.batch_streams)
         self._admitted = 0
-        self.requests: list[Request] = []  # open ones, in the order of their admission
-        self.closing = False  # no more are admitted
+        self.requests: list[Request] = []
+        self.closing = False
 
     def admit(self, request: Request) -> None:
-        """Takes a request in, whose idle time counts from now on; LimitError if there are too many."""
+        """Admits a request. Its idle time starts now.
+
+        Raises:
+            LimitError: too many requests are open, in all or of this client, or the server shuts
+                down.
+        """
         if self.closing:
             raise LimitError("server: it is shutting down; try another one")
         self._limits.check_room([each.client for each in self.requests], request.client)
@@ -63,9 +73,19 @@ class Scheduler:
         end: bool,
         keep_open: bool,
     ) -> list[Reply]:
-        """Takes tokens that have been checked, and returns the replies that are to be finished now.
+        """Adds tokens to a request, and returns the replies that the caller must finish now.
 
-        Errors are those of `WorkerPool.push`.
+        Args:
+            request: open request.
+            tokens: (n,) int32, or (n, codebooks), checked by `checked_tokens`.
+            reply: takes the chunks that these tokens make possible.
+            end: whether the utterance ends with these tokens.
+            keep_open: whether `reply` stays unfinished until the request is over.
+
+        Raises:
+            InputError: the request would have too many tokens, or would end without any.
+            LimitError: too many messages of the request wait.
+            StreamClosedError: the request is over, or was ended by earlier tokens.
         """
         request.check_open()
         if request.chunker.new_tokens + len(tokens) > self._limits.stream_tokens:
@@ -81,25 +101,28 @@ class Scheduler:
             )
         request.chunker.push(tokens, end=end)
         if request.owner is None:
-            request.chunker.decide()  # perhaps for more, where it has waited
+            # The next chunk may have waited for a worker. With the new tokens it may be longer.
+            request.chunker.decide()
         request.messages.append(Message(request.chunker.received, end, reply, keep_open))
         if keep_open:
             request.kept_open.append(reply)
         if len(tokens) or end:
             request.last_progress = self._clock()
-        if request.owner is not None:  # who answers, in order
+        # A worker has the request. It finishes the replies, in the order of their messages.
+        if request.owner is not None:
             return []
         finished = self.finish_consumed_messages(request)
         self.release(request)
         return finished
 
     def finish_consumed_messages(self, request: Request) -> list[Reply]:
-        """Returns the replies to messages that are consumed: their tokens have made no chunk
-        possible, or it was sent.
+        """Removes the consumed messages of a request, and returns the replies to finish.
 
-        A request whose last chunk was sent is finished.
+        A message is consumed when every chunk that its tokens make possible was sent. Often its
+        tokens complete no chunk at all. After the last chunk was sent, the request is finished.
         """
-        # an engine that cannot open it still needs a reply to say so
+        # A request that is not opened yet keeps its replies: opening may fail, and the error is
+        # sent through one of them.
         if request.over or request.handles is None:
             return []
         finished, messages, chunker = list[Reply](), request.messages, request.chunker
@@ -114,7 +137,7 @@ class Scheduler:
         return finished
 
     def release(self, request: Request) -> None:
-        """Takes a request back from its worker, and notes what it waits for."""
+        """Takes a request back from its worker, and sets its status to waiting or ready."""
         request.owner = None
         if request.over:
             return
@@ -124,11 +147,11 @@ class Scheduler:
             request.status, request.ready_since = Status.READY, self._clock()
 
     def recheck_waiting(self) -> None:
-        """Decides again for requests that wait for tokens, whose listeners may not be able to wait
-        any longer.
+        """Decides again about the next chunk of requests that wait for tokens.
 
-        Their messages are consumed, so only a reply that is kept open can take what is computed
-        then.
+        When a listener comes close to the end of its audio, a shorter chunk may run without new
+        tokens. The messages of such a request are consumed, and their replies are finished. Only a
+        reply that is kept open can still take the chunk. So requests without one are left out.
         """
         for request in self.requests:
             if (
@@ -140,11 +163,16 @@ class Scheduler:
                 self.release(request)
 
     def next_to_open(self, owner: int) -> Request | None:
-        """Gives a request to a worker that is to open it in the engines, or returns None.
+        """Selects the request that a worker opens next in the stages.
 
-        To open one may cost as much as a chunk, for a voice that was not heard before. So requests
-        are opened in the order of their admission, and not before a chunk that has waited longer
-        and has no time.
+        For a new voice, opening may cost as much as a chunk. So requests are opened in the order of
+        their admission, and after every urgent or unheard chunk that has waited longer.
+
+        Args:
+            owner: thread id of the worker.
+
+        Returns:
+            Request, which the worker owns from now on; None if no request is to be opened now.
         """
         now = self._clock()
         urgent = min(
@@ -161,10 +189,17 @@ class Scheduler:
         return None
 
     def next_batch(self, owner: int, idle_workers: int) -> list[Request]:
-        """Gives the requests whose chunks are computed together next to a worker; none if none is
-        to run now.
+        """Selects the requests whose next chunks a worker computes as one batch.
+
+        Args:
+            owner: thread id of the worker.
+            idle_workers: number of idle workers, this one included.
+
+        Returns:
+            Requests, which the worker owns from now on; empty if no chunk is to run now.
         """
-        awaited = [  # unopened ones have not been heard either
+        # A request that is not opened yet counts by its admission, like any unheard stream.
+        awaited = [
             request.admitted
             if request.playback.plays_until is None
             else request.playback.plays_until
@@ -183,22 +218,28 @@ class Scheduler:
         return batch
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learns the speed of a worker from a batch that it has computed."""
+        """Passes the tokens and seconds of a finished batch to the policy, which measures speed."""
         self._policy.computed(tokens, seconds)
 
     def sent(self, request: Request, *, heard: bool = True) -> None:
-        """Notes that the next chunk of a request was computed, and whether any of it was sent."""
+        """Records that the next chunk of a request was computed.
+
+        Args:
+            request: request of the chunk.
+            heard: whether audio was sent.
+        """
         request.chunker.computed(heard=heard)
         request.last_progress = self._clock()
 
     def overdue(self) -> list[tuple[Request, StreamClosedError]]:
-        """Returns the requests that were open or idle for too long, each with the error that ends
-        it.
-        """
+        """Returns the requests that were open or idle for too long, each with the error for it."""
         now, limits, found = self._clock(), self._limits, list[tuple[Request, StreamClosedError]]()
         for request in self.requests:
             if now - request.admitted > (seconds := self._open_seconds):
-                told = f"stream: open for {seconds:g} s, which is the limit of one stream; it was dropped"
+                told = (
+                    f"stream: open for {seconds:g} s, which is the limit of one stream; "
+                    f"it was dropped"
+                )
                 found.append((request, ExpiredError(told)))
             elif request.status is Status.WAITING and now - request.last_progress > (
                 seconds := limits.idle_seconds
@@ -209,7 +250,11 @@ class Scheduler:
         return found
 
     def fail(self, request: Request, error: Token2WavError) -> list[Reply]:
-        """Ends a request, and returns the replies that are to say why; none if it is over."""
+        """Ends a request with an error.
+
+        Returns:
+            Replies that the caller must fail with the error; empty if the request was over before.
+        """
         if request.over:
             return []
         request.why_closed = (
@@ -221,7 +266,7 @@ class Scheduler:
         return replies
 
     def _ready(self) -> list[Ready[Request]]:
-        """Returns the chunks that could run now and that no worker has taken."""
+        """Returns the chunks that could run now: opened, ready and owned by no worker."""
         return [
             Ready(
                 owner=request,

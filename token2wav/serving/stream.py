@@ -1,4 +1,4 @@
-"""Stream that users of the library hold: it takes tokens and gives audio."""
+"""Stream of the library: takes the tokens of one utterance and returns its audio."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from token2wav.voice import Voice
 
 
 class Stream:
-    """Stream of one utterance: it takes tokens and gives audio. `Token2Wav.stream` makes it.
+    """Stream of one utterance: takes tokens and returns audio. `Token2Wav.stream` creates it.
 
-    The audio does not depend on how tokens are portioned: N tokens give 960 * N samples, always the
-    same ones, except for audio that was sent before its first attention block was complete, and
-    less the silence that `StreamConfig.trim_silence_ms` lets it drop. As a context manager it is
-    cancelled on the way out. What it holds is freed when it ends or is cancelled, or, after it was
-    dropped, with the next call of any stream.
+    N tokens yield `samples_per_token` * N samples (960 * N for CosyVoice3), less the leading
+    silence that `StreamConfig.trim_silence_ms` removes. The samples do not depend on how the tokens
+    were divided among the calls, except for audio of provisional chunks, which is sent before its
+    attention block is complete.
 
-    One thread at a time calls `push` and `finish`. `cancel` may be called from any thread, at any
+    The memory of a stream is freed when the stream ends or is cancelled. As a context manager the
+    stream is cancelled on exit. If a stream is garbage-collected while it is open, its memory is
+    freed by the next call of any stream.
+
+    Only one thread at a time may call `push` and `finish`. Any thread may call `cancel` at any
     time.
     """
 
@@ -36,21 +39,20 @@ class Stream:
         pipeline.open(self._request)
         self._forgotten = weakref.finalize(self, pipeline.drop, self._request)
         self._cancelled = False
-        self._computing = False  # the engines may write to what the stream holds
-        # reentrant for signal handlers, which cancel in the middle of anything
+        self._computing = False  # a stage may write to the memory of the stream
+        # Reentrant, because a signal handler may call `cancel` while its own thread has the lock.
         self._lock = threading.RLock()
 
     def push(self, tokens: ArrayLike) -> list[AudioChunk]:
-        """Takes any number of tokens and returns the chunks that became ready, often none.
+        """Takes any number of tokens, and returns the chunks that they make possible, often none.
 
         Args:
-            tokens: (n,) integers.
+            tokens: (n,) integers, or (n, codebooks).
 
         Raises:
-            InputError: a token is not one of the model's; the stream stays as it was.
-            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled
-                meanwhile.
-            EngineError: the engine failed; the stream is closed.
+            InputError: a token is outside the vocabulary of the model; the stream is unchanged.
+            StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
+            EngineError: the backend failed; the stream is closed.
         """
         self._check_open()
         return self._run(checked_tokens(tokens, self._pipeline.config), end=False)
@@ -58,28 +60,27 @@ class Stream:
     def finish(self, tokens: ArrayLike = ()) -> list[AudioChunk]:
         """Ends the utterance and returns the rest of its audio; the last chunk has `final` set.
 
-        A stream that is given all of its tokens here gives the samples of `Token2Wav.synthesize`:
-        it knows that there is nothing to speak early for.
+        If all tokens of the utterance are passed to this call, the samples are the same as from
+        `Token2Wav.synthesize`: no provisional chunk is needed.
 
         Args:
-            tokens: the last ones, as for `push`; none by default.
+            tokens: last tokens of the utterance, as for `push`; none by default.
 
         Raises:
-            InputError: a token is not one of the model's, and the stream stays as it was; or there
-                were no tokens at all, and the stream is closed.
-            StreamClosedError: after `finish` or `cancel`, or because the stream was cancelled
-                meanwhile.
-            EngineError: the engine failed; the stream is closed.
+            InputError: a token is outside the vocabulary of the model, and the stream is unchanged;
+                or the utterance has no tokens at all, and the stream is closed.
+            StreamClosedError: the stream has ended, was cancelled, or is cancelled during the call.
+            EngineError: the backend failed; the stream is closed.
         """
         self._check_open()
         return self._run(checked_tokens(tokens, self._pipeline.config), end=True)
 
     def cancel(self) -> None:
-        """Drops the utterance and frees what it holds; harmless at any time, and from any thread.
+        """Cancels the stream and frees its memory. Safe at any time, from any thread.
 
-        While another thread is in `push` or `finish`, this returns at once. That call ends with
-        `StreamClosedError` as soon as the chunk is computed that the engines work on, and frees
-        what the stream holds.
+        If another thread is in `push` or `finish`, this call returns at once. The other call
+        finishes the chunk that it computes now, frees the memory of the stream, and raises
+        `StreamClosedError`.
         """
         with self._lock:
             self._cancelled = self._cancelled or self._forgotten.alive
@@ -103,14 +104,12 @@ class Stream:
             )
 
     def _close(self) -> None:
-        """Ends the stream; what it holds is freed now, or by the thread that computes, when it is
-        done.
-        """
+        """Ends the stream, and frees its memory now, or when the thread that computes is done."""
         if self._forgotten.detach() is not None and not self._computing:
             self._pipeline.close(self._request)
 
     def _run(self, tokens: NDArray[np.int32], *, end: bool) -> list[AudioChunk]:
-        """Takes tokens that have been checked, and computes the chunks that they make possible."""
+        """Takes checked tokens, and computes the chunks that they make possible."""
         with self._lock:
             self._check_open()
             self._computing = True
@@ -123,7 +122,7 @@ class Stream:
         finally:
             with self._lock:
                 self._computing = False
-                if not self._forgotten.alive:  # it was cancelled meanwhile
+                if not self._forgotten.alive:  # cancelled during the computation
                     self._pipeline.close(self._request)
                 elif not going_on:
                     self._close()

@@ -1,6 +1,4 @@
-"""Workers of a server: threads that compute the batches which the scheduler forms, and answer who
-waits for them.
-"""
+"""Workers of a server: threads that compute the scheduler's batches and send audio to clients."""
 
 from __future__ import annotations
 
@@ -35,61 +33,74 @@ from token2wav.voice import Voice
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05  # how soon a vanished client or an idle request is noticed
-_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes a slow CPU 130 s
-# in these eight chunks; a larger batch, which `limits.batch_streams` may allow, has longer
+_HANG_SECONDS = 180.0  # a batch of eight chunks of 100 tokens takes 130 s on a slow CPU
+# Tokens in that batch. A larger batch, which `limits.batch_streams` may allow, gets more time in
+# proportion.
 _HANG_TOKENS = 800
 _MOST_WORKERS = 4
 
 
 class Observer:
-    """Observer of workers: it is called from any thread when something happens, and does nothing by
-    itself.
+    """Observer of the workers, for example for metrics. Its methods are called from any thread.
+
+    The methods of this base class do nothing.
     """
 
     def changed(self, open_requests: int) -> None:
-        """Is called when a request was admitted, opened or ended, with the number of open ones."""
+        """Called with the number of open requests after one was admitted, opened or ended."""
 
     def computed(self, waited: list[float], seconds: Mapping[StageName, float]) -> None:
-        """Is called when a batch has run, with the seconds that each chunk had waited, and those of
-        each stage.
+        """Called after a batch.
+
+        Args:
+            waited: seconds that each chunk was ready before the batch began.
+            seconds: seconds that each stage took.
         """
 
     def refused(self, error: Token2WavError) -> None:
-        """Is called when a request that was admitted found no room in the engines."""
+        """Called when the cache has no room to open an admitted request."""
 
     def sent(self, request: Request, seconds: float, late: float) -> None:
-        """Is called when audio was sent, with its duration, and the seconds for which the listener
-        heard nothing.
+        """Called after audio was sent.
+
+        Args:
+            request: request of the audio.
+            seconds: duration of the audio.
+            late: seconds of silence before the audio; 0 if it was in time.
         """
 
     def ended(self, request: Request, reason: str) -> None:
-        """Is called when a request is over: `finished`, `cancelled`, or the name of an error such
-        as `IdleError`.
+        """Called when a request is over.
+
+        Args:
+            request: request that is over.
+            reason: `finished`, `cancelled`, or the name of an error class such as `IdleError`.
         """
 
 
 def default_workers(device: str) -> int:
-    """Returns the number of workers: one per CPU core that this process may use, up to 4; on a GPU
-    one fills it.
+    """Returns the default number of workers: one per usable CPU core, up to 4; one on a GPU.
+
+    A single worker keeps a GPU busy.
     """
     return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if device == "cpu" else 1
 
 
 def hang_seconds(tokens: int) -> float:
-    """Returns the time after which a worker that computes so many tokens is taken to hang."""
+    """Returns the seconds after which a batch of `tokens` tokens counts as hung."""
     return _HANG_SECONDS * max(1.0, tokens / _HANG_TOKENS)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """Worker of a pool: one thread, and the requests that it works on.
+    """Worker of a pool: one thread, and the requests that it opens or computes.
 
     Attributes:
-        number: position in its pool, for logs and the name of the thread.
-        taken: requests that it opens or computes now; none while it is idle.
-        since: time at which it took them.
-        hang_seconds: time after which it is taken to hang.
-        lost: whether it was found to hang, so that these requests have failed.
+        number: position of the worker in its pool, for logs and the name of the thread.
+        taken: requests that the worker opens or computes now; empty while it is idle.
+        since: time at which the worker took these requests.
+        hang_seconds: seconds after `since` at which the worker counts as hung.
+        lost: whether the worker was found hung, and its requests have failed.
     """
 
     number: int
@@ -103,26 +114,28 @@ class _Worker:
 
 
 class WorkerPool:
-    """Pool of workers, which serve requests until `close`, and a thread that drops requests nobody
-    waits for.
+    """Pool of workers, which compute requests until `close`.
 
-    A request belongs to one worker at a time. Its messages are consumed in order, each answered as
-    soon as its tokens have been taken and the chunks that they made possible have been sent.
-    Methods may be called from any thread and never wait for a chunk.
+    One more thread, the watch thread, ends requests that are idle, open for too long or without a
+    client.
 
-    A worker that does not come back from the engines is taken to hang. Its requests fail; what they
-    hold stays until it does come back, because it may still write there. The others go on. When all
-    hang, no more requests are admitted.
+    A request belongs to at most one worker at a time. Its messages are consumed in order. The reply
+    to a message is finished when the chunks that its tokens make possible were sent. Methods may be
+    called from any thread, and never wait for a chunk.
+
+    If the batch of a worker does not end in time, the worker counts as hung, and its requests fail.
+    Their memory is not freed until the worker returns from the backend, because the backend may
+    still write to it. The other workers go on. If every worker is hung, no request is admitted.
 
     Args:
-        pipeline: runs the batches.
+        pipeline: computes the batches.
         limits: bounds that are checked before work starts.
-        observer: is called at every admission, batch, chunk and end.
+        observer: called at every admission, batch, chunk and end of a request.
         clock: returns monotonic seconds.
-        workers: batches that are computed at the same time, in a thread each; they share the
-            threads of torch.
-        on_device_lost: is called, from any thread, after a request failed because the process has
-            lost its GPU.
+        workers: number of batches that are computed at the same time, each in its own thread. The
+            workers share the threads of torch.
+        on_device_lost: called from any thread after a request has failed because the process lost
+            its GPU.
     """
 
     def __init__(
@@ -142,7 +155,7 @@ class WorkerPool:
         self._on_device_lost = on_device_lost
         self._scheduler = Scheduler(limits, pipeline.config.token_frame_rate, clock)
         self._closed = threading.Event()
-        self._wake = threading.Condition()  # guards the scheduler and all that requests hold
+        self._wake = threading.Condition()  # guards the scheduler and the state of requests
         self._telling = threading.Lock()
         self._torch_threads = max(1, torch.get_num_threads() // workers)
         self._workers = [_Worker(number) for number in range(workers)]
@@ -155,7 +168,7 @@ class WorkerPool:
             )
             for worker in self._workers
         ]
-        # Not a worker's business: it may hang, or compute for long.
+        # A thread of its own, because every worker may be hung, or compute for a long time.
         self._threads.append(
             threading.Thread(target=self._watch, name="token2wav-watch", daemon=True)
         )
@@ -175,24 +188,30 @@ class WorkerPool:
         client: str = "",
         audio_format: AudioFormat | None = None,
     ) -> Request:
-        """Admits a request; nothing is computed yet.
+        """Admits a request. Nothing is computed yet.
 
         Args:
-            voice, steps, audio_format: see `Pipeline.request`.
-            on_close: is called once, from any thread, when the request is over for any reason.
-            client: name of the client it belongs to; empty if that is not known.
+            voice: prompt and speaker, checked against the model.
+            on_close: called once, from any thread, when the request is over for any reason.
+            steps: number of ODE steps, one of `Pipeline.steps`; 0 for the default.
+            client: name of the client; empty if it is not known.
+            audio_format: format of the audio that is sent; None for float32 at the rate of the
+                model.
 
         Raises:
-            InputError: steps are not allowed, or the model cannot have that sample rate.
-            LimitError: there are too many requests, at all or of this client.
-            EngineError: all workers hang.
+            InputError: the number of steps is not allowed, or the audio cannot have that sample
+                rate.
+            LimitError: too many requests are open, in all or of this client, or the server shuts
+                down.
+            EngineError: every worker is hung.
         """
         buffer_seconds = self._limits.player_buffer_seconds
         request = self._pipeline.request(voice, steps, self._clock, buffer_seconds, audio_format)
         request.on_close, request.client = on_close, client
         with self._wake:
             now = self._clock()
-            # First: a LimitError would tell canary and health check that all is well.
+            # Checked before the limits, because canary and health check regard a server that raises
+            # LimitError as healthy.
             if all(worker.hangs(now) for worker in self._workers):
                 seconds = now - max(worker.since for worker in self._workers)
                 raise EngineError(f"engine: no batch has ended for {seconds:.0f} s; it hangs")
@@ -209,22 +228,25 @@ class WorkerPool:
         end: bool,
         keep_open: bool = False,
     ) -> None:
-        """Takes a message of tokens.
+        """Adds a message of tokens to a request.
+
+        If this method raises, `reply` was not used. After InputError or LimitError the request is
+        over.
 
         Args:
-            request, reply: result of `open`, and what takes its chunks.
+            request: request that `open` returned.
             tokens: (n,) integers, n >= 0, or (n, codebooks).
+            reply: takes the chunks that these tokens make possible.
             end: whether the utterance ends with these tokens.
-            keep_open: leave `reply` unfinished until the request is over, so that it can tell of a
-                cancellation.
+            keep_open: whether `reply` stays unfinished until the request is over, so that a
+                cancellation by the client is noticed through it.
 
         Raises:
-            InputError: a token is not one of the model's, there are too many, or the utterance
-                would end without any.
-            LimitError: too many messages wait.
-            StreamClosedError: the request is over, or was to end with earlier tokens; those are
-                still computed and sent.
-            After any of the others the request is over. In no case has `reply` been used.
+            InputError: a token is outside the vocabulary, the utterance would have too many tokens,
+                or would end without any.
+            LimitError: too many messages of the request wait.
+            StreamClosedError: the request is over, or was ended by earlier tokens. In the second
+                case the earlier tokens are still computed and sent.
         """
         request.check_open()
         try:
@@ -240,8 +262,13 @@ class WorkerPool:
         _finish(finished)
 
     def cancel(self, request: Request, reason: Token2WavError | None = None) -> None:
-        """Ends a request and fails its waiting messages with `reason`; does nothing when it is
-        over.
+        """Ends a request, and fails the replies of its waiting messages.
+
+        Does nothing if the request is over.
+
+        Args:
+            request: request to end.
+            reason: error for the replies; None for a cancellation by the client.
         """
         error = reason or StreamClosedError("stream: it was cancelled")
         with self._wake:
@@ -257,7 +284,7 @@ class WorkerPool:
             _attempt(self._on_device_lost)
 
     def close(self) -> None:
-        """Takes no more requests, ends the open ones, and then the workers."""
+        """Stops the admission of requests, ends the open ones, and waits for all threads to end."""
         with self._wake:
             self._scheduler.closing = True
         for request in list(self._scheduler.requests):
@@ -271,13 +298,13 @@ class WorkerPool:
         return sum(not worker.taken for worker in self._workers)
 
     def _run(self, worker: _Worker) -> None:
-        # of this worker alone: each thread has a number of its own
+        # Applies to this worker only: torch stores the number for each thread.
         torch.set_num_threads(self._torch_threads)
         going = True
         while going:
             try:
                 going = self._turn(worker)
-            # a fault of ours: the requests of this worker are lost, others are not
+            # A fault of this program. Only the requests of this worker are lost.
             except Exception as error:
                 self._give_up(worker, to_public_error(error))
                 time.sleep(_POLL_SECONDS)
@@ -293,8 +320,10 @@ class WorkerPool:
                     )
 
     def _turn(self, worker: _Worker) -> bool:
-        """Opens a request or computes a batch, or waits for either; says whether there is more to
-        come.
+        """Opens one request, computes one batch, or waits up to `_POLL_SECONDS` for work.
+
+        Returns:
+            False when the pool is closing and no request is open; else True.
         """
         scheduler, owner = self._scheduler, threading.get_ident()
         with self._wake:
@@ -313,7 +342,7 @@ class WorkerPool:
             ]
             worker.hang_seconds = hang_seconds(sum(tokens))
             if not unopened:
-                self._wake.notify()  # another worker may take what this one has left
+                self._wake.notify()  # another worker may take the remaining chunks
         if unopened:
             self._serve(unopened, self._open)
         else:
@@ -321,14 +350,12 @@ class WorkerPool:
         return True
 
     def _give_up(self, worker: _Worker, error: Token2WavError) -> None:
-        """Ends the requests that still belong to a worker, and frees what they and cancelled ones
-        among them hold.
-        """
+        """Fails the requests that a worker still owns, and frees their memory."""
         for request in worker.taken:
             if request.owner == threading.get_ident():
                 self.cancel(request, error)
                 with self._wake:
-                    # one that was cancelled meanwhile left it to this worker
+                    # If another thread cancelled the request, its memory is still to be freed.
                     _attempt(self._pipeline.close, request)
                     self._scheduler.release(request)
         self._changed()
@@ -339,7 +366,7 @@ class WorkerPool:
             _attempt(self._fail_hung)
 
     def _drop_abandoned(self) -> None:
-        """Ends requests whose clients have vanished, and those that were idle or open for too long."""
+        """Ends requests that are idle, open for too long, or whose client has vanished."""
         with self._wake:
             overdue: list[tuple[Request, Token2WavError | None]] = [*self._scheduler.overdue()]
             waiting = [
@@ -356,7 +383,7 @@ class WorkerPool:
             self.cancel(request, error)
 
     def _fail_hung(self) -> None:
-        """Fails the requests of workers that hang, and says so once."""
+        """Fails the requests of hung workers, and logs each of these workers once."""
         with self._wake:
             now = self._clock()
             hung = [worker for worker in self._workers if worker.hangs(now) and not worker.lost]
@@ -384,7 +411,7 @@ class WorkerPool:
         self._changed()
 
     def _compute(self, batch: list[Request]) -> None:
-        """Runs the next chunk of every request and sends what comes out."""
+        """Computes the next chunk of every request, and sends the audio."""
         start, tokens = self._clock(), sum(request.chunker.next_tokens for request in batch)
         waited = [start - request.ready_since for request in batch]
         results: Sequence[AudioChunk | Token2WavError | None]
@@ -392,7 +419,7 @@ class WorkerPool:
             results = self._pipeline.advance(
                 batch, partial(_attempt, self._observer.computed, waited)
             )
-        except Exception as error:  # of the engines as a whole: nobody can go on
+        except Exception as error:  # the backend failed, so no request of the batch can go on
             results = [to_public_error(error)] * len(batch)
         took = self._clock() - start
         for request, result in zip(batch, results, strict=True):
@@ -417,8 +444,9 @@ class WorkerPool:
                 self._scheduler.sent(request, heard=result is not None)
 
     def _serve(self, request: Request, work: Callable[[Request], None]) -> None:
-        """Does something for a request of this worker, which ends that one alone if it fails, and
-        releases it then.
+        """Calls `work` for a request of this worker, and then releases the request.
+
+        If `work` fails, only this request ends.
         """
         try:
             work(request)
@@ -428,8 +456,9 @@ class WorkerPool:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Releases a request of this worker, when all replies are finished that can be; one that is
-        over is freed.
+        """Finishes the replies to consumed messages, then gives the request back to the scheduler.
+
+        A request that is over is closed, which frees its memory.
         """
         finished: list[Reply] | None = None
         while finished is None or finished:
@@ -443,7 +472,7 @@ class WorkerPool:
                     self._scheduler.release(request)
             if over and not cancelled:
                 self._over(request, "finished")
-            elif over and held:  # it was cancelled meanwhile, and is freed only now
+            elif over and held:  # cancelled by another thread, and freed only now
                 self._changed()
             _finish(finished)
             if over:
@@ -452,15 +481,20 @@ class WorkerPool:
     def _over(self, request: Request, reason: str) -> None:
         _attempt(request.on_close)
         _attempt(self._observer.ended, request, reason)
-        self._changed()  # last, so that who sees nothing open has been told of every end
+        # Last, so that an observer that sees no open request was called for every end before.
+        self._changed()
 
     def _changed(self) -> None:
-        with self._telling:  # else an older number could be told after a newer one, and stay
+        # The lock keeps the order: without it an older number could overwrite a newer one.
+        with self._telling:
             _attempt(self._observer.changed, self.open_requests)
 
 
 def to_public_error(error: Exception) -> Token2WavError:
-    """Returns an error as clients are told it; one that is not ours is logged."""
+    """Returns an error of this library, as it is sent to clients.
+
+    Any other exception is logged, and becomes an EngineError.
+    """
     if isinstance(error, Token2WavError):
         return error
     log.error("the engine failed", exc_info=error)
@@ -483,8 +517,10 @@ def _finish(replies: list[Reply]) -> None:
 
 
 def _attempt(call: Callable[..., None], *given: Any) -> None:
-    """Calls what may fail, as an observer or the reply to a client that is gone: nobody else may
-    suffer from it.
+    """Calls a function, and logs its exception instead of raising it.
+
+    An observer, or the reply to a client that has vanished, may fail. This must not affect other
+    requests.
     """
     try:
         call(*given)
