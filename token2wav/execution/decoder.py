@@ -1,4 +1,4 @@
-"""Stage from tokens to audio: a codec decoder, whose codes are the frames of a streaming network.
+"""Stage from tokens to audio: a codec decoder, whose input frames are codes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from token2wav.networks.ode import OdeTables
 
 
 class TorchGraph:
-    """`CachedStep` on torch. It replaces a missing graph, or one that lacks the shapes of a batch."""
+    """`CachedStep` on torch, for a missing graph or one that lacks the shapes of a batch."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._step = CachedStep(estimator)
