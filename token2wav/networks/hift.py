@@ -144,7 +144,7 @@ class HiFT(VocoderNetwork):
         self.output_delay = self.istft.output_delay
 
     def _up_delay(self, stage: int, delay: int) -> int:
-        """Returns stride, kernel and padding of the convolution from spectrum to stage."""
+        """Returns the delay in positions after a stage upsamples, from the delay before it."""
         config = self.config
         rate, kernel = config.upsample_rates[stage], config.upsample_kernel_sizes[stage]
         # the last stage has one extra position at the start, which takes one position off the delay
