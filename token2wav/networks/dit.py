@@ -249,7 +249,7 @@ class FeedForward(nn.Module):
 
 
 class AdaNorm(nn.Module):
-    """Projection from the time embedding to modulation vectors. The norm itself has no parameters."""
+    """Projection of the time embedding to modulation vectors. The norm itself has no parameters."""
 
     def __init__(self, dim: int, vectors: int) -> None:
         super().__init__()
