@@ -144,7 +144,7 @@ class EngineFolder:
         return cls(model_folder / ENGINES)
 
     def artifacts(self) -> list[Artifact]:
-        """Reads all current artefacts, usable or not; none if there is no folder.
+        """Reads all current artifacts, usable or not; none if there is no folder.
 
         Raises:
             ArtifactError: a description cannot be read or is damaged.

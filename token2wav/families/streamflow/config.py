@@ -88,6 +88,7 @@ class StreamFlowSection:
             )
 
     @classmethod
+    def of(cls, data: Any) -> StreamFlowSection:
         """Reads the section.
 
         Raises:
