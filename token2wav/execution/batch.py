@@ -22,9 +22,7 @@ NUM_CAUSAL_PAGES = 2  # number of pages that the block attends to, up to its own
 BEFORE = 3  # number of frames of the same chunk before the block; they are in the rows above
 CHUNK = 4  # index of the chunk in the batch
 LAST = 5  # 1 for the last block of a chunk
-PROMPT_PADDING = (
-    6  # number of padding frames at the start of the stream; they are in its first page
-)
+PROMPT_PADDING = 6  # number of padding frames at the start of the stream, in its first page
 NUM_PAGES = 7  # number of all pages that the block attends to, later pages of its chunk included
 HEADER = 8  # number of columns of the header
 

@@ -41,7 +41,7 @@ class ReferenceLoop:
 
 
 class Family(ABC):
-    """Family of models, whose folders have the same format.
+    """Family of models with one format of model folders.
 
     A flow decoder has two stages. The network of the stage `flow` is a `Flow` with an `Estimator`.
     The network of the stage `vocoder` is a `VocoderNetwork`. A codec decoder has one stage,

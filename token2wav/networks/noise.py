@@ -151,8 +151,8 @@ class SourceNoise:
 
 
 class NormalNoise(SourceNoise):
-    """Gaussian noise, for sources whose public code draws other noise for every utterance. Any
-    noise serves them.
+    """Gaussian noise, for sources whose public code draws new noise for every utterance, so that
+    any noise is as good.
     """
 
     def __init__(self, harmonics: int, table: torch.Tensor | None = None) -> None:
