@@ -51,7 +51,7 @@ def device_named(name: str) -> torch.device:
 @contextmanager
 def entered(device: torch.device) -> Iterator[None]:
     """Makes a GPU the current one of this thread. Kernels, streams and events go to the current
-    GPU, whatever the GPU of their tensors is.
+    GPU, even if their tensors are on another one.
 
     Every thread starts on GPU 0. So a model on `cuda:1` needs this context around all its work.
     """
@@ -79,8 +79,8 @@ def cache_bytes(mib: int, device: torch.device) -> int:
     """Returns the bytes for the cache of keys and values: `mib`, or a share of the free memory if
     `mib` is 0.
 
-    The share is small on a CPU, whose memory other programs use too; the system allocates it only
-    when it is written. On a GPU the share is large and is allocated at once.
+    The share is small on a CPU, because other programs use its memory too; the system allocates it
+    only when it is written. On a GPU the share is large and is allocated at once.
 
     Raises:
         ConfigError: `mib` is more than the free memory.

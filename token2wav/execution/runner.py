@@ -30,7 +30,8 @@ def graphs_enabled(device: torch.device) -> bool:
 class GraphPool:
     """Memory pool and capture stream that all CUDA graphs of one model share.
 
-    Graphs can share memory only if they run one after another; the runners hold a lock for this.
+    Graphs can share memory only if they run one after another. This holds because all threads
+    replay them on the default stream of the device, and because a lock guards each set of buckets.
     The pool belongs to its model: torch refuses the next capture into a pool that outlived its
     graphs. There is one stream, because a library keeps a workspace (32 MiB of cuBLAS on a
     data-centre GPU) for every stream that it was ever called on.

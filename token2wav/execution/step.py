@@ -276,7 +276,7 @@ def _read_together(
     """
     reads: list[tuple[list[int], list[slice]]] = []
     for block in blocks:
-        pages = block.chunk_pages or block.pages  # joined ones are complete
+        pages = block.chunk_pages or block.pages  # with chunk pages all blocks are full
         span = slice(block.prompt_padding, (len(pages) - 1) * block_frames + block.valid)
         if block.before and reads[-1][0] in (pages, pages[:-1]):
             reads[-1] = pages, [*reads[-1][1], span]

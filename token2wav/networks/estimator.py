@@ -31,7 +31,7 @@ MODULATION, ROPE, PRESENT = ("modulation", "modulation_out"), ("cos", "sin"), "p
 class AttentionContext(Protocol):
     """Keys, values and convolution inputs of the frames that precede the input of the estimator.
 
-    Implementations are in `execution/step.py`.
+    `DenseContext` holds them in tensors; the contexts of `execution/step.py` read the cache.
     """
 
     def convolve(self, index: int, conv: Convolution, x: torch.Tensor) -> torch.Tensor:
@@ -217,8 +217,7 @@ class CachedStep(nn.Module):
 
     - `x`, `mu`, `cond` (R, bands, N), and `spks` (R, bands)
     - `modulation`, and `modulation_out` if the estimator has it: modulation of the ODE time, for
-    one
-      row
+      one row
     - `cos`, `sin` (R, N, dim_head) for the positions of the frames, if the estimator has positions
     - `bias` (R, 1, N, S + N) bias of attention scores: 0, or -30000 where attention is not allowed
     - `frames` (R,) int64, number of valid frames

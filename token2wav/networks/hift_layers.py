@@ -179,7 +179,7 @@ class UpConv(nn.Conv1d, Streaming):
     ) -> None:
         super().__init__(inputs, outputs, kernel)
         self.rate, self.input_delay = rate, input_delay
-        self.reach = -(-(kernel - 1) // rate)  # number of inputs to the left of an output's own
+        self.reach = -(-(kernel - 1) // rate)  # inputs before its own that an output depends on
         if self.reach:
             self.state_shape = (inputs, self.reach)
         # Filled by `freeze`: (outputs * rate, inputs, reach + 1) and (outputs * rate,).
