@@ -41,7 +41,7 @@ _PREFILL_BLOCKS = 4  # blocks of a prompt computed at once; bounds memory and co
 
 @dataclass(eq=False)
 class _Prompt:
-    """Prefix that all streams share that have the same voice and number of ODE steps."""
+    """Prefix that streams with the same voice and number of ODE steps share."""
 
     conv_state: torch.Tensor  # (steps, *layout.conv_state)
     encoder_state: Any
@@ -73,8 +73,8 @@ class _Stream:
 class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
-    A stream takes the pages of its first chunks when it opens. If the pool is full, the stream is
-    rejected. If the pool is full later, the stream releases its own pages and its reference to the
+    A stream takes the pages of its first chunks when it opens. If the pool is full then, the stream
+    is rejected. If the pool is full later, the stream releases its own pages and its reference to the
     pages of the prompt, and recomputes its history from then on: slower, with the same result. With
     `left_blocks` >= 0 a stream needs a fixed number of pages, and takes all of them when it opens.
 
@@ -180,7 +180,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return max(1, self._left_blocks) + self._longest_hop // self._config.block_tokens + 2
 
     def _enter(self, handles: list[int]) -> list[_Stream]:
-        """Marks the streams of a batch as busy: until `_leave`, closing one keeps its pages."""
+        """Marks the streams of a batch as busy, so that `close` does not release their pages."""
         streams = [self.state(handle) for handle in handles]
         with self._lock:
             if any(stream.closed for stream in streams):
@@ -344,7 +344,7 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
         return mel
 
     def _release(self, stream: _Stream) -> None:
-        """Releases all memory of a stream. No other method does."""
+        """Releases all memory of a stream. Every stream ends in this method."""
         self._release_pages(stream)
         if stream.recomputing is not None:
             self._recompute.close(stream.recomputing)
