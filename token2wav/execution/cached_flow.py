@@ -74,9 +74,10 @@ class CachedFlow(StatefulStage[_Stream], FlowStage):
     """Incremental flow on a CPU or a CUDA device.
 
     A stream takes the pages of its first chunks when it opens. If the pool is full then, the stream
-    is rejected. If the pool is full later, the stream releases its own pages and its reference to the
-    pages of the prompt, and recomputes its history from then on: slower, with the same result. With
-    `left_blocks` >= 0 a stream needs a fixed number of pages, and takes all of them when it opens.
+    is rejected. If the pool is full later, the stream releases its own pages and its reference to
+    the pages of the prompt, and recomputes its history from then on: slower, with the same result.
+    With `left_blocks` >= 0 a stream needs a fixed number of pages, and takes all of them when it
+    opens.
 
     Args:
         recompute: the same flow without cache. It serves streams that the pool has no room for, and
